@@ -446,9 +446,10 @@ def test_changed_structure_among_fused_steps_is_an_error_naming_the_step() -> No
 
 def test_changed_dtype_counts_as_another_shape() -> None:
     events = Events()
-    result = fg.Engine(steps=2, plugins=[events]).fit(
-        Counting, [np.zeros(2, np.float32), np.zeros(2, np.int32)]
-    )
+    with pytest.warns(UserWarning, match="step 2 has another dtype .*: it is int32, not float32"):
+        result = fg.Engine(steps=2, plugins=[events]).fit(
+            Counting, [np.zeros(2, np.float32), np.zeros(2, np.int32)]
+        )
     assert len(events.compiled) == 2 and float(result.module.weight) == -2
 
 

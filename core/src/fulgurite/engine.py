@@ -174,6 +174,13 @@ class Engine:
         _check_foreign_arguments(cls, kwargs)
         return super().__new__(cls)
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled: executables and open files stay in their process."""
+        raise TypeError(
+            "an Engine cannot be pickled or copied: hand over a function or a configuration that "
+            "makes it, and call that in the other process"
+        )
+
     def __init__(
         self,
         *,

@@ -5,6 +5,9 @@ import errno
 import json
 import math
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +138,28 @@ def test_table_gains_columns_as_they_appear(tmp_path: Path) -> None:
     assert (
         tmp_path / "telemetry.csv"
     ).read_text() == "attempt,wall_time,step,train/rate\n2,1.5,3,2\n"
+
+
+@contextmanager
+def limit_file_size(size: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_table_that_cannot_be_rewritten_leaves_nothing_behind(tmp_path: Path) -> None:
+    backend = CSVBackend(tmp_path, None)
+    backend.write(scalars(1, loss=0.5))
+    before = os.listdir("/proc/self/fd")
+    with limit_file_size(30), pytest.raises(OSError, match="File too large"):
+        backend.write(scalars(2, loss=0.5, another_column=0.25))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["records.csv", "telemetry.csv"]
+    assert os.listdir("/proc/self/fd") == before
+    assert (tmp_path / "records.csv").read_text() == "step,train/loss\n1,0.5\n"
 
 
 def test_table_is_continued_after_a_resume(tmp_path: Path) -> None:

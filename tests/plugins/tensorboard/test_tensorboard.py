@@ -1,5 +1,7 @@
 """Event files: every record once, read back raw; cut back and set aside on resume."""
 
+import os
+import resource
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -118,6 +120,18 @@ def scalars(run: Path, split: str) -> list[tuple[int, str, float]]:
         for value in event.summary.value
         if value.HasField("simple_value")
     ]
+
+
+def test_a_full_disk_leaves_no_file_open(tmp_path: Path):
+    before = os.listdir("/proc/self/fd")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            EventFile(tmp_path / "events.out.tfevents.1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_scalars_equal_the_history_each_once(tmp_path: Path):

@@ -1,5 +1,6 @@
 """The compiled step: flat, donated, fused, one executable for every batch structure and shapes."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking
 from fulgurite.model.module import Output
 from fulgurite.training.services import Services
 from fulgurite.training.step import TrainStep
+from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.specs import format_tree, shape_signature, shape_spec
 
 # XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once.
@@ -243,6 +245,7 @@ class CompiledStep:
                 "Give all of them one, or declare a batch of each: fg.DataSource(source, "
                 "batch_examples=(...))"
             )
+        _warn_of_other_dtypes(where, spec, specs)
         self._services.compilations.check_limit(where, spec, specs)
 
     def _run(
@@ -290,6 +293,26 @@ class CompiledStep:
         )
         results = StepResults(packing.pack(leaves), media, list(map(jnp.asarray, arrays)))
         return flat.arrays, flat.packed, results
+
+
+def _warn_of_other_dtypes(where: str, spec: Any, known_specs: list[Any]) -> None:
+    """Warn of a batch with a dtype that no batch of its structure before it had: training goes on
+    with it, in another precision."""
+    alike = [
+        known for known in known_specs if jax.tree.structure(known) == jax.tree.structure(spec)
+    ]
+    if not alike:
+        return
+    known_dtypes = [tuple(leaf.dtype for leaf in jax.tree.leaves(known)) for known in alike]
+    for index, (path, leaf) in enumerate(leaves_with_paths(spec)):
+        before = {dtypes[index] for dtypes in known_dtypes}
+        if leaf.dtype not in before:
+            warnings.warn(
+                f"{where} has another dtype than those before: {path or 'it'} is {leaf.dtype}, not "
+                f"{', '.join(sorted(map(str, before)))}. The step is compiled again and trains on "
+                "it as it is; cast it where the batch is made if that is a mistake",
+                stacklevel=2,
+            )
 
 
 def _choose_compiler_options(lowered: Any, arrays: list[Any]) -> dict[str, Any] | None:

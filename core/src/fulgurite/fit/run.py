@@ -200,6 +200,14 @@ class FitResult:
         default=None, repr=False
     )
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled: whether a module can be depends on the functions in it."""
+        raise TypeError(
+            "a FitResult cannot be pickled or copied: hand over its metrics or history.to_dict(), "
+            "and write what was trained by fulgurite_checkpoint.save_weights(result, path) to a "
+            "directory, from which fit(init_from=path) and evaluate(weights=path) read it"
+        )
+
     def view(self, name: str) -> TrainState:
         """Return the state with a module that a plugin derives from it, to evaluate or predict
         with: `engine.evaluate(result.view("average"), data)`.

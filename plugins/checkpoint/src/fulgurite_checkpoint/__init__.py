@@ -3,3 +3,4 @@ runs."""
 
 from fulgurite_checkpoint.plugin import Checkpointer as Checkpointer
 from fulgurite_checkpoint.saving import SaveError as SaveError
+from fulgurite_checkpoint.weights import save_weights as save_weights

@@ -4,7 +4,6 @@ Izmailov et al. 2018, Averaging Weights Leads to Wider Optima and Better General
 """
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format, restoring
-from fulgurite_checkpoint.files import resolve_root, write_durably
-from fulgurite_checkpoint.format import Commit
+from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.inspecting import as_wide_dtype, load_arrays, load_values, parse_dtype
 from fulgurite_checkpoint.restoring import SavedCheckpoint
-from fulgurite_checkpoint.retention import publish
+from fulgurite_checkpoint.weights import check_new, write_weights
 
 _WEIGHTS = ("module", "model_state")
 
@@ -41,9 +38,7 @@ def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> li
     """
     if last < 1:
         raise CheckpointError(f"--last is {last}; it must be a positive integer")
-    if out.exists():
-        raise CheckpointError(f"{out} already exists: choose another path")
-    arrays.check_writable(out)
+    check_new(out)
     root = resolve_root(run)
     entries = format.list_entries(root)[-last:]
     if len(entries) < last:
@@ -59,7 +54,8 @@ def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> li
     }
     for checkpoint in checkpoints:
         arrays.check_same_specs(shapes, _select_weights(checkpoint), checkpoint.path)
-    _write(out, newest, _compute_means(checkpoints, [*weights, "step", "key"]))
+    means = _compute_means(checkpoints, [*weights, "step", "key"])
+    write_weights(out, newest.commit.step, means, newest.manifest, newest.index)
     return [checkpoint.commit.step for checkpoint in checkpoints]
 
 
@@ -76,37 +72,6 @@ def _compute_means(checkpoints: list[SavedCheckpoint], names: list[str]) -> dict
         name: (total / len(checkpoints)).astype(newest[name].dtype) for name, total in sums.items()
     }
     return newest | means
-
-
-def _write(out: Path, newest: SavedCheckpoint, means: dict[str, Any]) -> None:
-    step = newest.commit.step
-    path = format.get_checkpoint_folder(out) / f"saving-step-{step}"
-    path.mkdir(parents=True)
-    saving = arrays.start_saving(
-        path / "arrays", {name: jnp.asarray(array) for name, array in means.items()}
-    )
-    saving.result()
-    specs = {name: arrays.get_spec(array) for name, array in means.items()}
-    contents = {
-        "manifest.json": newest.manifest,
-        "index.json": newest.index | {"arrays": specs, "pending_actions": []},
-        "history.json": {"records": []},
-        "host-0.json": {"host_states": {}, "data_position": None},
-    }
-    for name, content in contents.items():
-        write_durably(path / name, dumps(content).encode())
-    commit = Commit(
-        step=step,
-        attempt=1,
-        hashes=[format.write_hashes(path, 0, 1)],
-        logger_positions=[{}],
-        metrics={},
-        monitor=None,
-        timings={},
-        wall_time=time.time(),
-    )
-    format.write_commit(path, commit)
-    publish(path, commit)
 
 
 def _select_weights(checkpoint: SavedCheckpoint) -> dict[str, arrays.Spec]:

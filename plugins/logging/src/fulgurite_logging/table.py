@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -153,14 +154,20 @@ class Table:
         path = self.file.path.with_suffix(".new")
         path.unlink(missing_ok=True)
         file = LineFile(path)
-        text = io.StringIO()
-        for row in rows:
-            text.write(_format_row(row))
-            if text.tell() > 1 << 20:
-                file.append(text.getvalue())
-                text = io.StringIO()
-        file.append(text.getvalue())
-        self.file.replace_with(file)
+        try:
+            text = io.StringIO()
+            for row in rows:
+                text.write(_format_row(row))
+                if text.tell() > 1 << 20:
+                    file.append(text.getvalue())
+                    text = io.StringIO()
+            file.append(text.getvalue())
+            self.file.replace_with(file)
+        except BaseException:
+            with suppress(OSError):  # the first failure is the one to tell
+                file.close()
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _is_int_within(number: Any, low: int, high: int) -> bool:

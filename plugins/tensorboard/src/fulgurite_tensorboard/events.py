@@ -66,8 +66,12 @@ class EventFile:
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
         )
-        sync_folder(path.parent)
-        self.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        try:
+            sync_folder(path.parent)
+            self.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        except OSError:
+            os.close(self._descriptor)
+            raise
 
     def append(self, event: Any) -> None:
         """Write an event. After an `OSError` the file ends with the event before."""

@@ -7,6 +7,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -153,8 +154,9 @@ class _Backend:
         }
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        with ExitStack() as stack:  # the others are closed, too, where one fails
+            for file in self._files.values():
+                stack.callback(file.close)
 
     def _divide(self, record: fg.Record) -> list[fg.Record]:
         """Return the parts of a record that go to different directories."""
