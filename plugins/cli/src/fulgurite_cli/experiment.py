@@ -30,6 +30,7 @@ from fulgurite_cli.options import TERMINATED, add_fit_options
 from fulgurite_cli.processes import connect_processes
 from fulgurite_cli.report import format_arguments, format_config, list_arguments
 from fulgurite_cli.start_config import read_start_config
+from fulgurite_cli.sweeping import plan_sweep, run_sweep
 from fulgurite_cli.values import (
     Parameter,
     from_plain,
@@ -104,6 +105,9 @@ def run(
         if options.should_print:
             print(describe_values(experiment, options.overrides, start_config, start_source))
             sys.exit(0)
+        if options.sweep:
+            check_sweep(experiment, options, start_config, start_source)
+            sys.exit(run_sweep(inspect.getfile(experiment), options))
         connect_processes()
         built = build_experiment(
             experiment, options.overrides, run_dir=options.run, start_config=start_config
@@ -241,6 +245,24 @@ def as_experiment(resolved: Any) -> Experiment:
             "and cfg.model = L(...), or return L(Experiment, ...)"
         )
     return Experiment(resolved.engine, resolved.model, getattr(resolved, "data", None))
+
+
+def check_sweep(
+    experiment: Factory,
+    options: argparse.Namespace,
+    start_config: dict[str, Any] | None,
+    start_source: str,
+) -> None:
+    """Raise a `ConfigurationError` if the overrides of a run of a sweep do not fit.
+
+    Args:
+        experiment: the function.
+        options: of the command line.
+        start_config: a configuration, as manifests hold it, that the overrides change.
+        start_source: what to call it.
+    """
+    for overrides in plan_sweep(options.overrides, options.sweep).values():
+        describe_values(experiment, overrides, start_config, start_source)
 
 
 def describe_values(

@@ -34,6 +34,21 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         help="print each value and where it comes from, and end",
     )
     parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,VALUE",
+        help="a run for each value, in --run DIR; repeated, for each combination. "
+        "a,b=(1,x),(2,y) changes several together",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=_parse_count,
+        default=1,
+        metavar="N",
+        help="how many runs of a sweep at a time (default: 1)",
+    )
+    parser.add_argument(
         "--preempted-exit-code",
         type=_parse_exit_code,
         default=TERMINATED,
@@ -46,4 +61,10 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
 def _parse_exit_code(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 256:
         raise argparse.ArgumentTypeError(f"{text} is not an exit code: they go from 1 to 255")
+    return int(text)
+
+
+def _parse_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of jobs: give 1 or more")
     return int(text)

@@ -1,0 +1,84 @@
+"""Sweeps from the command line."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_cli import load_experiment, run
+from fulgurite_cli.sweeping import plan_sweep
+
+PROGRAM = """
+import sys
+import types
+from pathlib import Path
+
+# Stands in for a training: what is tested here is which runs there are.
+def experiment(rate: float = 1.0, width: int = 1, run_dir: str = ""):
+    folder = Path(run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "starts").open("a") as file:
+        file.write(f"{rate} {width}\\n")
+    if width == 3 and not (folder / "failed").exists():
+        (folder / "failed").touch()
+        sys.exit(7)
+    (folder / "COMPLETE").touch()
+    sys.exit(0)
+"""
+
+
+def experiment(rate: float = 1.0, width: int = 1) -> Any:
+    raise AssertionError("a sweep builds nothing in this process")
+
+
+def exit_code(*arguments: str, program: Any = experiment) -> Any:
+    with pytest.raises(SystemExit) as caught:
+        run(program, arguments)
+    return caught.value.code
+
+
+def test_1s16_a_sweep_has_a_run_for_each_combination_in_order() -> None:
+    runs = plan_sweep(["a=1"], ["lr=1e-3,1e-2", "width,name=(16,small),(32,big)"])
+    assert list(runs) == [
+        "lr=1e-3,width=16,name=small",
+        "lr=1e-3,width=32,name=big",
+        "lr=1e-2,width=16,name=small",
+        "lr=1e-2,width=32,name=big",
+    ]
+    assert runs["lr=1e-3,width=32,name=big"] == ["a=1", "lr=1e-3", "width=32", "name=big"]
+    with pytest.raises(ConfigurationError, match="the sweep has lr=1 twice"):
+        plan_sweep([], ["lr=1,1"])
+
+
+def test_mistakes_in_a_sweep_end_with_2_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "sweep")
+    messages = {
+        "rate=1,x": "rate='x' is not float",
+        "rtae=1,2": "Did you mean 'rate'?",
+        "rate": "is no axis of a sweep",
+    }
+    for axis, message in messages.items():
+        assert exit_code("--sweep", axis, "--run", folder) == 2
+        assert message in capsys.readouterr().err
+    assert exit_code("--sweep", "rate=1,2") == 2
+    assert "give --run DIR" in capsys.readouterr().err
+    assert not Path(folder).exists()
+
+
+def test_a_sweep_runs_what_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "program_of_a_sweep.py"
+    file.write_text(PROGRAM)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    program = load_experiment(str(file))
+    arguments = ["rate=2", "--sweep", "width=1,3", "--jobs", "2", "--run", str(tmp_path / "sweep")]
+    assert exit_code(*arguments, program=program) == 1
+    assert "width=3 failed with code 7" in capfd.readouterr().err
+    assert exit_code(*arguments, program=program) == 0
+    assert "1 of 2 runs to do" in capfd.readouterr().out
+    starts = {path.parent.name: path.read_text() for path in tmp_path.glob("sweep/*/starts")}
+    assert starts == {"width=1": "2.0 1\n", "width=3": "2.0 3\n" * 2}
