@@ -156,6 +156,7 @@ def test_evolution_orders_members():
         (lambda: Population(seeds=()), "one integer"),
         (lambda: Population(seeds=(-1,)), "one integer"),
         (lambda: Population(seeds=(0, 1), vary={"learning_rate": [1]}), "give one for each"),
+        (lambda: Population(seeds=(0, 1, 2), num_devices=2), "must divide"),
         (lambda: Evolution(every=0, monitor="a"), "number of steps"),
         (lambda: Evolution(every=1, monitor="a", share=0.9), "share"),
         (lambda: Evolution(every=1, monitor="a", factors=()), "positive"),

@@ -1,5 +1,10 @@
 """Populations with evaluations and checkpoints."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import equinox as eqx
 import fulgurite as fg
 import jax
@@ -147,3 +152,10 @@ def test_7s5_eight_classifiers_are_killed_and_resumed_with_the_same_bits(tmp_pat
     assert whole.history["population/parent[7]"].size
     best = population.best(whole, "test/accuracy", "max")
     assert best.value > 0.9
+
+
+@pytest.mark.full
+def test_7s7_members_are_divided_among_devices():
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    program = Path(__file__).with_name("on_four.py")
+    subprocess.run([sys.executable, program], env={**os.environ, "XLA_FLAGS": flags}, check=True)

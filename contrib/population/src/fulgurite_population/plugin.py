@@ -56,12 +56,15 @@ class Population:
         exact: whether members run one after the other, each with the bits of a run of its own.
             Otherwise they run together, which is faster and differs from them by rounding.
         evolution: how members that do badly are replaced during training; None for not at all.
+        num_devices: the number of devices to divide the members among, a divisor of their number;
+            it needs `fulgurite-sharding`. None for all members on one device.
     """
 
     seeds: Sequence[int] = (0, 1, 2, 3)
     vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     exact: bool = False
     evolution: Evolution | None = None
+    num_devices: int | None = None
 
     def __post_init__(self) -> None:
         seeds = tuple(self.seeds)
@@ -79,6 +82,12 @@ class Population:
                 )
         if self.evolution is not None and len(seeds) < 2:
             raise ConfigurationError("Population: evolution needs two members at least")
+        num_devices = self.num_devices
+        if num_devices is not None and (num_devices < 1 or len(seeds) % num_devices):
+            raise ConfigurationError(
+                f"Population: num_devices is {num_devices!r}; it must divide the number of "
+                f"members, {len(seeds)}"
+            )
 
     def stack(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """Return what makes the population, for `fit`.
@@ -114,6 +123,25 @@ class Population:
             name: jnp.asarray(values) for name, values in self.vary.items() if name not in paths
         }
         return PopulationUpdate(rule, hyperparameters)
+
+    @fg.hookimpl
+    def sharding_strategy(self) -> fg.ShardingStrategy | None:
+        """Return the strategy that divides the members among devices, if there are several."""
+        if self.num_devices is None:
+            return None
+        try:
+            from fulgurite_population.sharding import MemberStrategy
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                "Population: num_devices needs fulgurite-sharding: pip install "
+                "fulgurite-population[devices]"
+            ) from error
+        devices = jax.devices()
+        if len(devices) < self.num_devices:
+            raise ConfigurationError(
+                f"Population: num_devices is {self.num_devices}, and there are {len(devices)}"
+            )
+        return MemberStrategy(len(self.seeds), devices[: self.num_devices])
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
