@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -10,8 +11,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
@@ -19,6 +21,7 @@ from typing import IO
 from fulgurite.errors import ConfigurationError
 
 from fulgurite_sharding.distributed import VARIABLE, ProcessGroup
+from fulgurite_sharding.profiles import Profile, read_profile
 
 LAST_LINES = 20
 # The exit codes of a program that stopped on request: no failure, so the others may stop as well.
@@ -30,15 +33,38 @@ KILL_DELAY = 5.0
 def launch(arguments: list[str]) -> int:
     """Run the command, and return 0 or the exit code of the process that failed or stopped
     first."""
+    parser = _build_parser()
+    options = parser.parse_args(arguments)
+    try:
+        profile, where = _choose_profile(options)
+        if profile.command:
+            return _run_command(profile, where, options)
+        return _run_here(profile, options)
+    except ConfigurationError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "fulgurite launch",
         description=(
             "Run a program as several processes on this machine. They are connected before the"
             " program is imported, and share the GPUs equally, or run on the CPU. SIGINT and"
-            " SIGTERM are passed on; when one process fails, the others are ended."
+            " SIGTERM are passed on; when one process fails, the others are ended. A profile may"
+            " name another command that starts them, such as srun."
         ),
     )
-    parser.add_argument("--processes", type=int, required=True, metavar="N", help="how many")
+    parser.add_argument("--processes", type=int, metavar="N", help="how many")
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="a table below profiles in fulgurite.toml, or below"
+        " tool.fulgurite.profiles in pyproject.toml",
+    )
+    parser.add_argument("--profiles", type=Path, metavar="FILE", help="another TOML file")
+    parser.add_argument(
+        "--print", action="store_true", help="print the command and its variables, start nothing"
+    )
     parser.add_argument(
         "--timeout", type=int, default=300, metavar="SECONDS", help="wait for all (default: 300)"
     )
@@ -59,21 +85,30 @@ def launch(arguments: list[str]) -> int:
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="for the program"
     )
-    options = parser.parse_args(arguments)
-    try:
-        if options.processes < 1 or options.timeout < 1 or options.heartbeat < 1:
-            raise ConfigurationError("--processes, --timeout and --heartbeat are at least 1")
-        if not Path(options.program).is_file():
-            raise ConfigurationError(f"there is no Python file {options.program}")
-        device_variables = _get_device_variables(options.processes)
-        if options.logs:
-            options.logs.mkdir(parents=True, exist_ok=True)
-    except ConfigurationError as error:
-        parser.exit(2, f"error: {error}\n")
-    except OSError as error:
-        parser.exit(
-            2, f"error: --logs {options.logs} is no folder that can be written to: {error}\n"
-        )
+    return parser
+
+
+def _choose_profile(options: argparse.Namespace) -> tuple[Profile, str]:
+    """Return the profile that was asked for, with the number of processes that was, and where it
+    is, in words."""
+    profile, where = Profile(), "the command line"
+    if options.profile is not None:
+        profile, where = read_profile(options.profile, options.profiles)
+    if options.processes is not None:
+        profile = replace(profile, processes=options.processes)
+    if not Path(options.program).is_file():
+        raise ConfigurationError(f"there is no Python file {options.program}")
+    return profile, where
+
+
+def _run_here(profile: Profile, options: argparse.Namespace) -> int:
+    """Start the processes on this machine and wait for them; return the exit code."""
+    count = profile.processes
+    if count is None:
+        raise ConfigurationError("give --processes N, or a profile with processes or a command")
+    if count < 1 or options.timeout < 1 or options.heartbeat < 1:
+        raise ConfigurationError("--processes, --timeout and --heartbeat are at least 1")
+    device_variables = _get_device_variables(count, profile.devices)
     command = [
         sys.executable,
         "-m",
@@ -81,24 +116,61 @@ def launch(arguments: list[str]) -> int:
         options.program,
         *options.arguments,
     ]
+    if options.print:
+        for variables in device_variables:
+            _print_command({**profile.environment, **variables}, command)
+        return 0
+    if options.logs:
+        _make_folder(options.logs)
     with _reserve_port() as port, _collect_signals() as received, ExitStack() as stack:
         processes: list[_Process] = []
         ended = SimpleQueue[_Process]()
-        for number in range(options.processes):
+        for number in range(count):
             group = ProcessGroup(
-                f"127.0.0.1:{port}", options.processes, number, options.timeout, options.heartbeat
+                f"127.0.0.1:{port}", count, number, options.timeout, options.heartbeat
             )
             environment = {
                 **os.environ,
+                **profile.environment,
                 **device_variables[number],
                 VARIABLE: str(group),
                 "PYTHONUNBUFFERED": "1",
             }
             log = options.logs / f"process-{number}.log" if options.logs else None
-            process = _Process(number, options.processes, command, environment, log, ended)
+            process = _Process(number, count, command, environment, log, ended)
             processes.append(process)
             stack.callback(process.kill)
         return _watch(processes, ended, received)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--logs {path} is no folder that can be written to: {error}"
+        ) from error
+
+
+def _run_command(profile: Profile, where: str, options: argparse.Namespace) -> int:
+    """Become the command of a profile, which starts the processes; they find each other by
+    `FULGURITE_DISTRIBUTED`, `auto` unless the profile or the environment says something else."""
+    words = profile.fill_command(where)
+    command = [*words, "fulgurite", "fit", options.program, *options.arguments]
+    variables = {VARIABLE: os.environ.get(VARIABLE, "auto"), **profile.environment}
+    if options.print:
+        _print_command(variables, command)
+        return 0
+    if shutil.which(words[0]) is None:
+        raise ConfigurationError(f"{where}: there is no program {words[0]!r} on this machine")
+    sys.stdout.flush()
+    os.execvpe(words[0], command, {**os.environ, **variables})
+
+
+def _print_command(variables: Mapping[str, str], command: Sequence[str]) -> None:
+    """Print a command as it can be pasted into a shell."""
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    print(" ".join([*assignments, shlex.join(command)]))
 
 
 class _Process:
@@ -292,18 +364,29 @@ def _collect_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _get_device_variables(processes: int) -> list[dict[str, str]]:
-    """Return the environment variables that give each process an equal part of the GPUs; none on a
-    machine without GPUs."""
+def _get_device_variables(processes: int, devices: int | None) -> list[dict[str, str]]:
+    """Return the environment variables that give each process an equal part of the GPUs, or on a
+    machine without GPUs so many simulated devices.
+
+    Args:
+        processes: how many.
+        devices: how many each must get; None for what there is.
+    """
     platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
     gpus = _list_gpus() if platform in ("", "cuda", "gpu") else []
     if not gpus:
-        return [{}] * processes
+        variables = {} if devices is None else {"JAX_NUM_CPU_DEVICES": str(devices)}
+        return [variables] * processes
     share, rest = divmod(len(gpus), processes)
     if rest:
         raise ConfigurationError(
             f"{processes} processes cannot have an equal part of {len(gpus)} GPUs: change"
             " --processes or CUDA_VISIBLE_DEVICES, or set JAX_PLATFORMS=cpu"
+        )
+    if devices not in (None, share):
+        raise ConfigurationError(
+            f"{processes} processes of {devices} devices need {processes * devices} GPUs; there "
+            f"are {len(gpus)}"
         )
     parts = [gpus[number * share : (number + 1) * share] for number in range(processes)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]

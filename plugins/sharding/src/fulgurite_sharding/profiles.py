@@ -1,0 +1,136 @@
+"""Profiles of `fulgurite launch`: where and how a program is started, by name in a TOML file."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fulgurite.errors import ConfigurationError, did_you_mean
+
+DEFAULT_FILES = (Path("fulgurite.toml"), Path("pyproject.toml"))
+"""Where profiles are looked for: below `profiles`, and below `tool.fulgurite.profiles`."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where and how a program is started.
+
+    Attributes:
+        processes: how many processes on this machine.
+        devices: how many devices each process has, or each node; filled into `command`.
+        nodes: how many machines; filled into `command`.
+        command: what starts the processes instead, such as `srun --nodes={nodes}`; the command that
+            runs the program is appended.
+        environment: variables for the processes.
+    """
+
+    processes: int | None = None
+    devices: int | None = None
+    nodes: int | None = None
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any], where: str) -> "Profile":
+        """Return the profile that a table of TOML describes.
+
+        Args:
+            table: the table.
+            where: its place, for errors.
+
+        Raises:
+            ConfigurationError: it has an unknown key, or a value of another type.
+        """
+        names = {item.name for item in fields(Profile)}
+        for name in table:
+            if name not in names:
+                raise ConfigurationError(
+                    f"{where} has an unknown key {name!r}. {did_you_mean(name, names)}"
+                )
+        for name in ("processes", "devices", "nodes"):
+            value = table.get(name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigurationError(f"{where}: {name} is {value!r}; give an integer above 0")
+        command = table.get("command", [])
+        if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+            raise ConfigurationError(
+                f"{where}: command is {command!r}; give a list of words, such as ['srun', '-N4']"
+            )
+        environment = table.get("environment", {})
+        if not isinstance(environment, dict) or not all(
+            isinstance(value, str) for value in environment.values()
+        ):
+            raise ConfigurationError(
+                f"{where}: environment is {environment!r}; give a table of strings"
+            )
+        if not command and table.get("nodes", 1) > 1:
+            raise ConfigurationError(
+                f"{where}: nodes is {table['nodes']}, but nothing starts processes on other "
+                "machines: give command, such as ['srun', '--nodes={nodes}']"
+            )
+        return Profile(**{**table, "command": tuple(command), "environment": environment})
+
+    def fill_command(self, where: str) -> list[str]:
+        """Return the words of `command`, with the numbers of devices, nodes and processes.
+
+        Args:
+            where: the place of the profile, for errors.
+
+        Raises:
+            ConfigurationError: a word names anything else, or a number that is not set.
+        """
+        numbers = {
+            name: number
+            for name in ("processes", "devices", "nodes")
+            if (number := getattr(self, name)) is not None
+        }
+        words = []
+        for word in self.command:
+            try:
+                words.append(word.format_map(numbers))
+            except (KeyError, IndexError, ValueError, AttributeError) as error:
+                raise ConfigurationError(
+                    f"{where}: {word!r} in command cannot be filled in: {error}. Set it in the "
+                    "profile; {processes}, {devices} and {nodes} are known, and {{ is a brace"
+                ) from error
+        return words
+
+
+def read_profile(name: str, file: Path | None) -> tuple[Profile, str]:
+    """Return a profile, and where it is, in words.
+
+    Args:
+        name: of the profile.
+        file: a TOML file; None for the first of `DEFAULT_FILES` that has profiles.
+
+    Raises:
+        ConfigurationError: there is no such file or profile, or it is wrong.
+    """
+    candidates = [file] if file is not None else [path for path in DEFAULT_FILES if path.is_file()]
+    for path in candidates:
+        profiles = _read_profiles(path)
+        if profiles or file is not None:
+            if not isinstance(profiles.get(name), dict):
+                raise ConfigurationError(
+                    f"{path} has no profile {name!r}. {did_you_mean(name, profiles)}"
+                )
+            where = f"profile {name!r} in {path}"
+            return Profile.from_table(profiles[name], where), where
+    raise ConfigurationError(
+        f"there is no profile {name!r}: write [profiles.{name}] into fulgurite.toml, or "
+        f"[tool.fulgurite.profiles.{name}] into pyproject.toml, or name a file by --profiles"
+    )
+
+
+def _read_profiles(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    if path.name == "pyproject.toml":
+        content = content.get("tool", {}).get("fulgurite", {})
+    profiles = content.get("profiles", {})
+    if not isinstance(profiles, dict):
+        raise ConfigurationError(f"{path}: profiles is {profiles!r}; give a table for each")
+    return profiles

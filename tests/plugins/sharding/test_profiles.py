@@ -1,0 +1,112 @@
+"""Profiles of `fulgurite launch`: where and how a program is started (K25)."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_sharding.launch import launch
+from fulgurite_sharding.profiles import read_profile
+
+PROFILES = """
+[profiles.cluster]
+nodes = 4
+devices = 8
+command = ["env", "WHERE=there", "--", "run{nodes}x{devices}"]
+environment = {FULGURITE_DISTRIBUTED = "auto heartbeat=30", NCCL_DEBUG = "WARN of it"}
+
+[profiles.here]
+processes = 2
+devices = 3
+environment = {MODE = "fast"}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a program and profiles, on a machine without GPUs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    (tmp_path / "fulgurite.toml").write_text(PROFILES)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def test_a_command_is_filled_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(["--profile", "cluster", "--print", "train.py", "lr=0.1", "--run", "runs/a"]) == 0
+    assert capsys.readouterr().out == (
+        "FULGURITE_DISTRIBUTED='auto heartbeat=30' NCCL_DEBUG='WARN of it' "
+        "env WHERE=there -- run4x8 fulgurite fit train.py lr=0.1 --run runs/a\n"
+    )
+
+
+def test_processes_here_get_variables_and_devices(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--profile", "here", "--print", "train.py"]
+    assert launch(arguments) == 0
+    worker = shlex.join([sys.executable, "-m", "fulgurite_sharding.worker", "train.py"])
+    assert capsys.readouterr().out == f"MODE=fast JAX_NUM_CPU_DEVICES=3 {worker}\n" * 2
+    assert launch(["--processes", "1", *arguments]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_the_command_takes_the_place_of_the_launcher(folder: Path) -> None:
+    (folder / "starter").write_text('#!/bin/sh\necho "$WORD: $@"\nexit 7\n')
+    (folder / "starter").chmod(0o755)
+    (folder / "other.toml").write_text(
+        '[profiles.x]\ncommand = ["./starter"]\nenvironment = {WORD = "started"}\n'
+    )
+    program = "import sys; from fulgurite_sharding.launch import launch; launch(sys.argv[1:])"
+    arguments = ["--profiles", "other.toml", "--profile", "x", "train.py", "a=1"]
+    run = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    assert (run.returncode, run.stdout) == (7, "started: fulgurite fit train.py a=1\n"), run.stderr
+
+
+def test_profiles_may_be_in_pyproject(folder: Path) -> None:
+    (folder / "fulgurite.toml").unlink()
+    (folder / "pyproject.toml").write_text("[tool.fulgurite.profiles.small]\nprocesses = 1\n")
+    profile, where = read_profile("small", None)
+    assert profile.processes == 1 and where == "profile 'small' in pyproject.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[profiles.smal]", r"other.toml has no profile 'small'. Did you mean 'smal'\?"),
+        ("[profiles.small]\nnode = 2", r"unknown key 'node'. Did you mean 'nodes'\?"),
+        ("[profiles.small]\nprocesses = 0", "processes is 0; give an integer above 0"),
+        ("[profiles.small]\ncommand = 'srun'", "command is 'srun'; give a list of words"),
+        ("[profiles.small]\nenvironment = {A = 1}", "give a table of strings"),
+        ("[profiles.small]\nnodes = 2", "nodes is 2, but nothing starts processes on other"),
+        ("profiles = 3", "profiles is 3; give a table for each"),
+        ("[profiles", "other.toml cannot be read: "),
+    ],
+)
+def test_a_mistake_in_a_profile_is_named(text: str, message: str, folder: Path) -> None:
+    (folder / "other.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_profile("small", Path("other.toml"))
+
+
+def test_further_mistakes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "other.toml").write_text('[profiles.x]\ncommand = ["srun-which-is-not-there"]\n')
+    (folder / "empty.toml").write_text('[profiles.x]\ncommand = ["srun", "--n={nodes}"]\n')
+    for file, message in (
+        ("other.toml", "there is no program 'srun-which-is-not-there' on this machine"),
+        ("empty.toml", "'--n={nodes}' in command cannot be filled in: 'nodes'. Set it in"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            launch(["--profiles", file, "--profile", "x", "train.py"])
+        assert message in capsys.readouterr().err
+    (folder / "fulgurite.toml").unlink()
+    with pytest.raises(ConfigurationError, match=r"write \[profiles.x\] into fulgurite.toml"):
+        read_profile("x", None)
