@@ -13,6 +13,7 @@ from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite_averaging import EMA, Average, Lookahead, Mean, recompute_statistics
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
+from fulgurite_optimizers import GradientAccumulation
 from fulgurite_testing import InMemoryCheckpointer
 
 BATCHES = [{"x": np.ones((2, 1), np.float32)}] * 8
@@ -240,3 +241,18 @@ def test_without_batch_normalization_there_is_nothing_to_recompute() -> None:
     result = fit(InMemoryCheckpointer(), steps=1)
     with pytest.raises(FulguriteError, match=r"no eqx\.nn\.BatchNorm"):
         recompute_statistics(fg.Engine(steps=1), result, BATCHES)
+
+
+@pytest.mark.full
+def test_statistics_are_averaged_with_microbatches_too() -> None:
+    """Found by random programs: the output of such a step had no model state."""
+
+    def make(key: Any) -> Any:
+        return eqx.nn.make_with_state(Normalized)("ema", key=key)
+
+    plugins = [Average(EMA(0.5)), GradientAccumulation(2)]
+    result = fg.Engine(steps=3, plugins=plugins, autoload=False).fit(make, make_data())
+    index = result.module.norm.ema_state_index
+    states = [state.model_state for state in (result.state, result.view("averaged"))]
+    running, averaged = (np.asarray(state.get(index)[0]) for state in states if state is not None)
+    assert np.isfinite(averaged).all() and np.abs(averaged - running).min() > 1e-4

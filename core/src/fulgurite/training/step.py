@@ -193,6 +193,9 @@ class TrainStep:
         if output.raw_grads is None:
             # A rule of one's own need not tell them apart.
             output = output.replace(raw_grads=output.grads)
+        if output.model_state is None:
+            # Nor say twice what the model's state has become.
+            output = output.replace(model_state=new.model_state)
         return new, output
 
     def _describe_step(self) -> str:
