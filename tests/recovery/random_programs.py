@@ -94,9 +94,8 @@ class Saboteur:
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Return an action for each stage, which does nothing but at the fault's step."""
         return [
-            fg.ScheduledAction(f"{stage}_{when}", 1, self.make_action(stage), stage)
+            fg.ScheduledAction(stage, 1, self.make_action(stage), stage)
             for stage in ("log", "evaluate", "decide", "act", "save")
-            for when in ("here",)
         ]
 
     def make_action(self, stage: str) -> Callable[[fg.Run], None]:
