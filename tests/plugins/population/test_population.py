@@ -179,7 +179,7 @@ def test_model_and_plugin_must_both_be_of_the_population():
         population.stack(Point)(key=jax.random.key(0)).take(2)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_plugin_passes_the_conformance_check():
     population = Population(seeds=range(2))
     check_plugin(

@@ -146,7 +146,7 @@ def test_3s20_processes_agree_on_what_fits_everywhere() -> None:
     assert sizes.num_bytes[8] == smallest.num_bytes[8] + 1000
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_3s20_two_processes_find_the_same() -> None:
     program = Path(__file__).with_name("tuned.py")
     command = "from fulgurite_cli.command import main; raise SystemExit(main())"

@@ -138,14 +138,17 @@ class CHRF(Metric):
         counts = np.zeros((3, CHARACTER_ORDERS), np.float32)
         for pred, texts in zip(preds, lists, strict=True):
             alternatives = [_count_matches(pred, text, lowercase) for text in texts]
-            counts += max(alternatives, key=lambda count: float(_compute_chrf(*count, np)))
-        return CHRF(*map(_as_sum, counts), _as_sum(np.asarray(len(preds), np.float32)))
+            scores = [float(_compute_chrf(*count, numpy=np)) for count in alternatives]
+            counts += alternatives[int(np.argmax(scores))]
+        matches, totals, reference_totals = map(_as_sum, counts)
+        num_texts = _as_sum(np.asarray(len(preds), np.float32))
+        return CHRF(matches, totals, reference_totals, num_texts)
 
     def compute(self) -> Value:
         matches: Any = self.matches.compute()
         numpy = get_array_namespace(matches)
         score = _compute_chrf(
-            matches, self.totals.compute(), self.reference_totals.compute(), numpy
+            matches, self.totals.compute(), self.reference_totals.compute(), numpy=numpy
         )
         return numpy.where(self.num_texts.compute() == 0, np.nan, score).astype(matches.dtype)
 
@@ -173,7 +176,7 @@ def _count_sequences(text: str, length: int, lowercase: bool) -> Counter[str]:
     return Counter(characters[start : start + length] for start in starts)
 
 
-def _compute_chrf(matches: Any, totals: Any, reference_totals: Any, numpy: Any) -> Any:
+def _compute_chrf(matches: Any, totals: Any, reference_totals: Any, *, numpy: Any) -> Any:
     """Return the score of counts by length; lengths that one side does not have are left out."""
     is_counted = (totals > 0) & (reference_totals > 0)
     num_counted = numpy.maximum(numpy.sum(is_counted), 1)
