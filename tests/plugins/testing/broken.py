@@ -213,6 +213,32 @@ class Forgets:
         run.log_scalars("forgets", {"looked": self.looked})
 
 
+class CountsForOthers:
+    """Counts in what another plugin shares, which the engine does not put back."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("count", 3, self.count)]
+
+    def count(self, run: fg.Run) -> None:
+        shared = run.shared.setdefault("others", {})
+        shared["count"] = shared.get("count", 0) + 1
+        run.log_scalars("counts", {"count": shared["count"]})
+
+
+class AppendsBeforeItLogs:
+    """Appends to a file before it logs, and again when it is done again."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("append", 3, self.append)]
+
+    def append(self, run: fg.Run) -> None:
+        with (run.run_dir.path / "steps.txt").open("a") as file:
+            file.write(f"{run.step}\n")
+        run.log_scalars("appends", {"step": run.step})
+
+
 class WritesOn:
     """Appends to its file whatever a resumed run goes on from."""
 

@@ -59,6 +59,12 @@ BROKEN = [
         "get_host_state returned 1; after set_host_state on a new instance it returns",
     ),
     (
+        "interruptions",
+        broken.CountsForOthers,
+        "interrupted in the middle of its action 'count', and resumed with a new instance, is not",
+    ),
+    ("interruptions", broken.AppendsBeforeItLogs, "steps.txt in the run directory holds 4 bytes"),
+    (
         "fused_steps",
         broken.AsksForFuse,
         "with steps_per_execution=8 the run is not the one with steps_per_execution=1",

@@ -8,6 +8,7 @@ from typing import Any
 
 from fulgurite_testing.compilation_cache import share_compiled_programs
 from fulgurite_testing.host_checks import check_closes, check_no_sync
+from fulgurite_testing.interruption_check import check_interruptions
 from fulgurite_testing.process_check import check_processes
 from fulgurite_testing.run_checks import (
     check_arguments,
@@ -42,6 +43,7 @@ CHECKS: dict[str, Callable[[PluginUnderTest], None]] = {
         check_deterministic,
         check_resume,
         check_host_state,
+        check_interruptions,
         check_fused_steps,
         check_no_sync,
         check_closes,

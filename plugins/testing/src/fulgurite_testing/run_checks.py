@@ -103,8 +103,8 @@ def check_results(subject: PluginUnderTest) -> None:
 def check_deterministic(subject: PluginUnderTest) -> None:
     """Two runs with it have the same bits and the same exact records, with two instances or with
     one."""
-    first = _get_state_and_records(subject.first_fit)
-    difference = find_difference(first, _get_state_and_records(subject.watched_fit.fit_record))
+    first = get_state_and_records(subject.first_fit)
+    difference = find_difference(first, get_state_and_records(subject.watched_fit.fit_record))
     if difference:
         raise CheckError(
             f"two runs of one seed differ: {difference}. The exact stream holds what follows from "
@@ -112,7 +112,7 @@ def check_deterministic(subject: PluginUnderTest) -> None:
             "run.log_scalars(..., stream='telemetry')"
         )
     repeated = subject.fit(subject.first_fit.plugin)
-    difference = find_difference(first, _get_state_and_records(repeated))
+    difference = find_difference(first, get_state_and_records(repeated))
     if difference:
         raise CheckError(
             f"the second fit with one instance is not like the first: {difference}. Reset what it "
@@ -124,11 +124,11 @@ def check_resume(subject: PluginUnderTest) -> None:
     """A run that ends at any moment after it was saved, and is resumed with a new instance, has the
     bits, the exact records and the files of a run that was not interrupted."""
     first = subject.first_fit
-    files = _read_files(subject, first.run_dir)
+    files = read_files(subject, first.run_dir)
     exact_names: list[str] = []
     if files:
         # Files with times in them differ between any two runs.
-        others = _read_files(subject, subject.watched_fit.fit_record.run_dir)
+        others = read_files(subject, subject.watched_fit.fit_record.run_dir)
         exact_names = [name for name, content in files.items() if others.get(name) == content]
     steps = [HALF]
     # A logger is saved once more before it got any record, and resumed from there as well.
@@ -151,7 +151,7 @@ def check_resume(subject: PluginUnderTest) -> None:
             others=[SaveAt(later) for later in steps if later > step],
         )
         _check_resumed_fit(first, second, step)
-        _check_files(files, _read_files(subject, first.run_dir), exact_names, step)
+        _check_files(files, read_files(subject, first.run_dir), exact_names, step)
 
 
 def check_host_state(subject: PluginUnderTest) -> None:
@@ -182,7 +182,7 @@ def check_fused_steps(subject: PluginUnderTest) -> None:
     """With up to eight steps in a dispatch the run is the same, but for rounding."""
     fused = subject.fit(subject.make(), steps_per_execution=8)
     difference = find_rough_difference(
-        _get_state_and_records(subject.first_fit), _get_state_and_records(fused)
+        get_state_and_records(subject.first_fit), get_state_and_records(fused)
     )
     if difference:
         raise CheckError(
@@ -230,8 +230,8 @@ def _check_resumed_fit(first: FitRecord, second: FitRecord, step: int) -> None:
         step: the step at which it was saved.
     """
     before = [record for record in first.events.list_exact_records() if record.step <= step]
-    records = _format_records([*before, *second.events.list_exact_records()])
-    difference = find_difference(_get_state_and_records(first), (second.result.state, records))
+    records = format_records([*before, *second.events.list_exact_records()])
+    difference = find_difference(get_state_and_records(first), (second.result.state, records))
     if difference:
         raise CheckError(
             f"a run that was saved at step {step} and resumed with a new instance is not the one "
@@ -256,27 +256,27 @@ def _check_files(
         if new_files.get(name) != files[name]:
             raise CheckError(
                 f"{name} in the run directory is not the same after a run was resumed from step "
-                f"{step}: it held {_format_size(files[name])} and holds "
-                f"{_format_size(new_files.get(name, b''))}. Cut it back to where the checkpoint "
+                f"{step}: it held {format_size(files[name])} and holds "
+                f"{format_size(new_files.get(name, b''))}. Cut it back to where the checkpoint "
                 "was, by flush_logger and rewind_logger; a subclass of FileLogger gets the "
                 "position. After that the position in the file must be its end, or the next "
                 "position is wrong"
             )
 
 
-def _format_size(content: Any) -> str:
+def format_size(content: Any) -> str:
     return f"{len(content)} bytes" if isinstance(content, bytes) else repr(content)[:200]
 
 
-def _get_state_and_records(fit_record: FitRecord) -> Any:
-    return fit_record.result.state, _format_records(fit_record.events.list_exact_records())
+def get_state_and_records(fit_record: FitRecord) -> Any:
+    return fit_record.result.state, format_records(fit_record.events.list_exact_records())
 
 
-def _format_records(records: list[fg.Record]) -> list[Any]:
+def format_records(records: list[fg.Record]) -> list[Any]:
     return [{f"{record.source} at {record.step}": record.values} for record in records]
 
 
-def _read_files(subject: PluginUnderTest, run_dir: Path) -> dict[str, Any]:
+def read_files(subject: PluginUnderTest, run_dir: Path) -> dict[str, Any]:
     """Return the contents of what plugins wrote into a run directory, by path."""
     contents = {}
     for path in run_dir.rglob("*"):
