@@ -1,0 +1,3 @@
+"""Records for MLflow: `Engine(plugins=[MLflowLogger("digits")])`."""
+
+from fulgurite_mlflow.plugin import MLflowLogger as MLflowLogger

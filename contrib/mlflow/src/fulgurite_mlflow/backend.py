@@ -1,0 +1,270 @@
+"""Send records to MLflow. All of it runs on the writer's thread."""
+
+import json
+import os
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+
+from fulgurite_mlflow.values import clean_name, flatten_configuration, flatten_numbers
+
+RUN_FILE = "mlflow.json"
+_SEND_INTERVAL = 2.0
+"""Seconds for which metrics gather: a request takes milliseconds, whatever is in it."""
+# What MLflow takes in one request.
+_MAX_METRICS = 1000
+_MAX_PARAMETERS = 100
+
+# Unless the user has set them. MLflow itself waits for minutes for a server that is gone, and
+# measures itself for its makers; its store of files wants to be asked for.
+_ENVIRONMENT = {
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run of MLflow is called.
+
+    Attributes:
+        experiment: the name of its experiment.
+        name: its own name.
+        tags: its tags.
+        folder: where its id is kept.
+        parent_folder: where that of its parent is kept; None without one.
+    """
+
+    experiment: str
+    name: str
+    tags: dict[str, str]
+    folder: Path
+    parent_folder: Path | None
+
+
+class Backend:
+    """A run of MLflow.
+
+    What has arrived cannot be taken back there. A resumed run therefore asks which metrics of its
+    first step and later ones have arrived and leaves those out, which a resumed run computes to the
+    same bits.
+
+    Attributes:
+        final_status: the status of the run once it is closed.
+
+    Args:
+        identity: what it is called.
+        uri: the address of the server or of a folder.
+        run_id: the run to go on with; None for a new one.
+        step: the step to go on from.
+    """
+
+    def __init__(self, identity: RunIdentity, uri: str, run_id: str | None, step: int) -> None:
+        self.final_status = "FINISHED"
+        self._identity = identity
+        self._uri = uri
+        self._run_id = run_id
+        self._step = step
+        self._client: Any = None
+        self._metrics: list[Any] = []
+        self._last_sent = 0.0
+        self._arrived: set[tuple[str, int]] = set()
+        self._parameters: set[str] = set()
+        # The names of metrics in records, by those at MLflow.
+        self._names: dict[str, str] = {}
+        self._refused_names: set[str] = set()
+
+    def write(self, record: fg.Record) -> None:
+        """Take one record."""
+        self._connect()
+        match record.kind:
+            case "scalars":
+                self._add_metrics(record)
+            case "config":
+                self._send_configuration(record)
+            case "text":
+                self._send_texts(record)
+        if (
+            len(self._metrics) >= _MAX_METRICS
+            or time.monotonic() - self._last_sent >= _SEND_INTERVAL
+        ):
+            self._send_metrics()
+
+    def sync(self) -> None:
+        """Send everything."""
+        self._connect()
+        self._send_metrics()
+
+    def get_position(self) -> Any:
+        """Return the id of the run. How far it is complete, MLflow itself is asked."""
+        return {"run_id": self._run_id}
+
+    def close(self) -> None:
+        """Send everything and end the run."""
+        if self._client is None:
+            return
+        self._send_metrics()
+        self._client.set_terminated(self._run_id, self.final_status)
+
+    def _connect(self) -> None:
+        """Begin the run, or go on with it."""
+        if self._client is not None:
+            return
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(self._uri)
+        if self._run_id is None:
+            _end_replaced_run(client, self._identity.folder)
+            self._run_id = _create_run(client, self._identity)
+        else:
+            self._look_up_arrived(client, self._run_id)
+            client.update_run(self._run_id, status="RUNNING")
+        _write_run_id(self._identity.folder, self._run_id)
+        self._client = client
+
+    def _look_up_arrived(self, client: Any, run_id: str) -> None:
+        data = client.get_run(run_id).data
+        self._parameters.update(data.params)
+        for name in data.metrics:
+            for metric in client.get_metric_history(run_id, name):
+                if metric.step >= self._step:
+                    self._arrived.add((name, metric.step))
+
+    def _add_metrics(self, record: fg.Record) -> None:
+        from mlflow.entities import Metric
+
+        milliseconds = int(1000 * (record.wall_time or time.time()))
+        for full_name, value in flatten_numbers(record):
+            name = clean_name(full_name)
+            if (name, record.step) in self._arrived or not self._is_accepted(full_name, name):
+                continue
+            self._metrics.append(Metric(name, value, milliseconds, record.step))
+
+    def _is_accepted(self, full_name: str, name: str) -> bool:
+        """Whether MLflow can show a metric under a name; if it cannot, warn once."""
+        if self._names.get(name) == full_name:
+            return True
+        if full_name in self._refused_names:
+            return False
+        other_name = self._find_conflict(name)
+        if other_name is None:
+            self._names[name] = full_name
+            return True
+        self._refused_names.add(full_name)
+        warnings.warn(
+            f"mlflow leaves {full_name!r} out, which it cannot tell from {other_name!r}: rename "
+            "one of them",
+            stacklevel=2,
+        )
+        return False
+
+    def _find_conflict(self, name: str) -> str | None:
+        """Return the metric that is in the way of a new one; None if there is none."""
+        if name in self._names:
+            return self._names[name]
+        if self._uri.startswith("file:"):
+            # A file for each metric: where there is a file `loss`, there is no folder `loss`.
+            for other_name, other_full_name in self._names.items():
+                if name.startswith(f"{other_name}/") or other_name.startswith(f"{name}/"):
+                    return other_full_name
+        return None
+
+    def _send_metrics(self) -> None:
+        metrics, self._metrics = self._metrics, []
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
+        self._last_sent = time.monotonic()
+
+    def _send_configuration(self, record: fg.Record) -> None:
+        """Send parameters, which never change at MLflow, and everything else as a file."""
+        from mlflow.entities import Param
+
+        # A record may hold arrays, which are shown as they print.
+        values = json.loads(json.dumps(record.values, default=str))
+        self._send_text(f"config/{clean_name(record.source)}.json", json.dumps(values, indent=2))
+        arguments = {**(values.get("configuration") or {}), "settings": values.get("settings", {})}
+        parameters = {clean_name(name): value for name, value in flatten_configuration(arguments)}
+        new = [
+            Param(name, value) for name, value in parameters.items() if name not in self._parameters
+        ]
+        self._parameters.update(parameters)
+        for start in range(0, len(new), _MAX_PARAMETERS):
+            self._client.log_batch(self._run_id, params=new[start : start + _MAX_PARAMETERS])
+
+    def _send_texts(self, record: fg.Record) -> None:
+        for name, text in record.values.items():
+            full_name = clean_name(f"{record.source}/{name}")
+            self._send_text(f"{full_name}/{record.step:010d}.txt", str(text))
+
+    def _send_text(self, path: str, text: str) -> None:
+        """Send a file, which replaces one that an earlier attempt has sent."""
+        self._client.log_text(self._run_id, text, path)
+
+
+def read_run_id(folder: Path) -> str | None:
+    """Return the id of the run of MLflow that was noted in a run's directory; None if none was."""
+    path = folder / RUN_FILE
+    if not path.is_file():
+        return None
+    run_id = json.loads(path.read_text()).get("run_id")
+    return run_id if isinstance(run_id, str) and run_id.isalnum() else None
+
+
+def _write_run_id(folder: Path, run_id: str) -> None:
+    temporary_path = folder / f".{RUN_FILE}.new"
+    temporary_path.write_text(json.dumps({"run_id": run_id}) + "\n")
+    temporary_path.replace(folder / RUN_FILE)
+
+
+def _create_run(client: Any, identity: RunIdentity) -> str:
+    tags = dict(identity.tags)
+    if identity.parent_folder is not None:
+        parent_id = read_run_id(identity.parent_folder)
+        if parent_id is not None:
+            tags["mlflow.parentRunId"] = parent_id
+    run = client.create_run(
+        _find_or_create_experiment(client, identity.experiment), tags=tags, run_name=identity.name
+    )
+    return run.info.run_id
+
+
+def _find_or_create_experiment(client: Any, name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        try:
+            return client.create_experiment(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            # Another run has created it in the meantime.
+            experiment = client.get_experiment_by_name(name)
+    return experiment.experiment_id
+
+
+def _end_replaced_run(client: Any, folder: Path) -> None:
+    """Mark the run that an earlier attempt has begun, and that this one does not continue, as
+    killed, unless it has ended or is gone."""
+    from mlflow.exceptions import MlflowException
+
+    run_id = read_run_id(folder)
+    if run_id is None:
+        return
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return
+    if run.info.status == "RUNNING":
+        client.set_terminated(run_id, "KILLED")

@@ -1,0 +1,133 @@
+"""The plugin: which run of MLflow it is, and what is sent there."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_logging import FileLogger, LogBackend
+from fulgurite_runs import EvaluationDirectory
+
+from fulgurite_mlflow.backend import Backend, RunIdentity, read_run_id
+
+FOLDER = "mlruns"
+
+
+@dataclass(eq=False)
+class MLflowLogger(FileLogger):
+    """Send metrics, parameters and texts to MLflow, on its own thread.
+
+    Metrics are named `SOURCE/NAME`, such as `train/loss`; what MLflow refuses in a name, such as
+    brackets, becomes `_`. The step in MLflow is the step of the run. A resumed run goes on with the
+    same run of MLflow, whose id is in `mlflow.json` of the run's directory and in each checkpoint:
+    what has already arrived is not sent again. A run that starts anew gets a new run of MLflow, and
+    one that it replaces in the directory is marked as killed.
+
+    If the server cannot be reached, or does not answer, training continues without the logger and
+    says so once.
+
+    Example:
+        from fulgurite_mlflow import MLflowLogger
+
+        logger = MLflowLogger("digits", tracking_uri="http://localhost:5000")
+        engine = fg.Engine(steps=1000, run_dir="runs/digits", plugins=[logger])
+
+    Attributes:
+        experiment: the name of the experiment at MLflow.
+        tracking_uri: the server or the folder of MLflow; the environment variable
+            `MLFLOW_TRACKING_URI` if None, and without that the folder `mlruns` beside the run's
+            directory.
+        name: of the run at MLflow; that of the run's directory if None.
+        tags: of the run at MLflow.
+        required: whether training ends when the logger fails.
+    """
+
+    experiment: str = "Default"
+    tracking_uri: str | Path | None = None
+    name: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    required: bool = field(default=False, kw_only=True)
+    plugin_name = "mlflow"
+    _backend: Backend | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.experiment, str) or not self.experiment:
+            raise ConfigurationError(
+                f"MLflowLogger: experiment is {self.experiment!r}; give its name: "
+                "MLflowLogger('digits')"
+            )
+        if not isinstance(self.tags, dict):
+            raise ConfigurationError(
+                f"MLflowLogger: tags is {self.tags!r}; give texts by name: "
+                'MLflowLogger(tags={"data": "v2"})'
+            )
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run at MLflow; None before it has begun, shortly after training has."""
+        return None if self._backend is None else self._backend.get_position()["run_id"]
+
+    def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
+        """Return what sends records to the run of MLflow that the position names, or to a new
+        one."""
+        assert run.run_dir is not None
+        folder = run.run_dir.path
+        run_id = _get_run_id(position)
+        is_new_fit_of_state = run.step == run.step_range.start > 0
+        if run_id is None and is_new_fit_of_state:
+            run_id = read_run_id(folder)
+        tags = {key: str(value) for key, value in self.tags.items()}
+        name, parent_folder = folder.name, None
+        store = folder.parent / FOLDER
+        if isinstance(run.run_dir, EvaluationDirectory):
+            parent_folder = run.run_dir.run.path
+            name = f"evaluation of {parent_folder.name}"
+            store = parent_folder.parent / FOLDER
+        uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or store
+        self._backend = Backend(
+            RunIdentity(self.experiment, self.name or name, tags, folder, parent_folder),
+            _build_uri(uri),
+            run_id,
+            run.step,
+        )
+        return self._backend
+
+    @fg.hookimpl
+    def log_text(self, record: fg.Record) -> None:
+        """Send the record."""
+        self.put(record)
+
+    @fg.hookimpl
+    def log_config(self, record: fg.Record) -> None:
+        """Send the record."""
+        self.put(record)
+
+    @fg.hookimpl(specname="on_exception")
+    def mark_failed(self, run: fg.Run, exception: BaseException) -> None:
+        """Note that the run of MLflow ends as failed, or as killed by whoever interrupted it."""
+        if self._backend is not None:
+            is_failure = isinstance(exception, Exception)
+            self._backend.final_status = "FAILED" if is_failure else "KILLED"
+
+
+def _build_uri(uri: str | Path) -> str:
+    """Return the address of a server as it is, and the path of a folder as an address."""
+    if isinstance(uri, str) and (":" in uri or uri == "databricks"):
+        return uri
+    return Path(uri).absolute().as_uri()
+
+
+def _get_run_id(position: Any) -> str | None:
+    """Return the id of the run in a position from a checkpoint, which becomes part of paths and
+    addresses."""
+    if position is None:
+        return None
+    run_id = position.get("run_id") if isinstance(position, dict) else position
+    if run_id is not None and not (isinstance(run_id, str) and run_id.isalnum()):
+        raise CheckpointError(
+            "the checkpoint's position of the MLflow log is not one that this plugin writes: "
+            f"{str(position)[:200]}"
+        )
+    return run_id

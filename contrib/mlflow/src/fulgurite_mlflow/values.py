@@ -1,0 +1,57 @@
+"""Turn values of records into what MLflow takes."""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import fulgurite as fg
+import numpy as np
+
+# What MLflow takes in the name of a metric or parameter: letters, digits and these.
+_REFUSED = re.compile(r"[^\w.\- :/]")
+_LONGEST_NAME = 250
+_LONGEST_PARAMETER = 6000
+
+
+def clean_name(name: str) -> str:
+    """Return a name that MLflow takes: what it refuses becomes `_`.
+
+    MLflow uses names as paths as well, so parts such as `..` or none between two slashes become
+    `_`, too.
+    """
+    parts = _REFUSED.sub("_", name).split("/")
+    cleaned_parts = ["_" if part in ("", ".", "..") else part for part in parts]
+    return posixpath.join(*cleaned_parts)[:_LONGEST_NAME]
+
+
+def flatten_numbers(record: fg.Record) -> Iterator[tuple[str, float]]:
+    """Yield `SOURCE/NAME` and value of each number; elements of arrays are `SOURCE/NAME/INDEX`."""
+    for name, value in record.values.items():
+        full_name = f"{record.source}/{name}"
+        if value is None or isinstance(value, str):
+            continue
+        if isinstance(value, int | float):
+            yield full_name, float(value)
+            continue
+        array = np.asarray(value)
+        for index in np.ndindex(array.shape):
+            yield "/".join([full_name, *map(str, index)]), float(array[index])
+
+
+def flatten_configuration(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield path and text of each leaf of a configuration, `plugins.0.every` and `100`.
+
+    Args:
+        value: JSON.
+        prefix: the path of the value.
+    """
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        yield prefix, str(value)[:_LONGEST_PARAMETER]
+    for key, part in items:
+        yield from flatten_configuration(part, f"{prefix}.{key}" if prefix else str(key))

@@ -1,0 +1,201 @@
+"""MLflow for real, in its store of files: what is there is read back by its client."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_mlflow import MLflowLogger
+from fulgurite_testing import check_plugin
+
+
+class Line(fg.Module):
+    """Least squares."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jnp.arange(4.0)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        loss = ((batch @ self.weight - 1) ** 2).mean()
+        return fg.Output(loss, metrics={"size[0]": jnp.sum(self.weight**2)})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1e-2)
+
+
+BATCHES = [
+    np.random.default_rng(number).normal(size=(5, 4)).astype(np.float32) for number in range(8)
+]
+
+
+def fit(folder: Path, *plugins: Any, **arguments: Any) -> fg.FitResult:
+    engine = fg.Engine(steps=8, run_dir=folder, log_every=2, plugins=plugins, autoload=False)
+    return engine.fit(Line, fg.DataSource(BATCHES), **arguments)
+
+
+def get_client(store: Path) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(store.as_uri())
+
+
+def read_metrics(store: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
+    """Step and value of each number, by name; repetitions would be there."""
+    client = get_client(store)
+    return {
+        name: [(metric.step, metric.value) for metric in client.get_metric_history(run_id, name)]
+        for name in client.get_run(run_id).data.metrics
+    }
+
+
+def open_backend(folder: Path, position: Any = None, step: int = 0) -> Any:
+    """A backend of the logger without an engine, whose calls a writer's thread would make."""
+    folder.mkdir(exist_ok=True)
+    run = SimpleNamespace(
+        run_dir=SimpleNamespace(path=folder), step=step, step_range=SimpleNamespace(start=0)
+    )
+    return MLflowLogger("tests").open_backend(run, position)  # pyright: ignore[reportArgumentType]
+
+
+def log(backend: Any, *steps: int, **values: Any) -> None:
+    for step in steps:
+        backend.write(fg.Record("scalars", "train", step, values or {"loss": step / 2}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the client of a test may come first
+    return tmp_path / "run"
+
+
+def test_history_parameters_and_status_are_at_mlflow(folder: Path):
+    logger = MLflowLogger("tests", tags={"data": "v2"})
+    history = fit(folder, logger).history
+    assert logger.run_id is not None
+    client = get_client(folder.parent / "mlruns")
+    run = client.get_run(logger.run_id)
+    assert client.get_experiment(run.info.experiment_id).name == "tests"
+    assert run.info.status == "FINISHED" and run.info.run_name == "run"
+    assert run.data.tags["data"] == "v2" and run.data.params["settings.steps"] == "8"
+    metrics = read_metrics(folder.parent / "mlruns", logger.run_id)
+    assert metrics["train/loss"] == [
+        *zip(history.steps("train/loss"), history["train/loss"], strict=True)
+    ]
+    assert "train/size_0_" in metrics  # MLflow refuses brackets
+    assert json.loads((folder / "mlflow.json").read_text()) == {"run_id": logger.run_id}
+
+
+@pytest.mark.parametrize("arrived", [4, 6, 10])
+def test_resumed_run_sends_what_is_missing_and_nothing_twice(folder: Path, arrived: int):
+    first = open_backend(folder)
+    log(first, *range(2, arrived + 1, 2))
+    first.sync()  # and the process is killed
+    resumed = open_backend(folder, first.get_position(), step=4)
+    log(resumed, 6, 8, 10)
+    resumed.close()
+    assert resumed.get_position() == first.get_position()
+    metrics = read_metrics(folder.parent / "mlruns", first.get_position()["run_id"])
+    assert metrics == {"train/loss": [(step, step / 2) for step in (2, 4, 6, 8, 10)]}
+
+
+def test_a_run_that_starts_anew_has_a_run_of_its_own(folder: Path):
+    first = open_backend(folder)
+    first.sync()  # and the process is killed before its first checkpoint
+    second = open_backend(folder)
+    second.close()  # before a record came: nothing has begun
+    second.sync()
+    second.close()
+    first_id, second_id = (backend.get_position()["run_id"] for backend in (first, second))
+    client = get_client(folder.parent / "mlruns")
+    assert client.get_run(first_id).info.status == "KILLED"
+    assert client.get_run(second_id).info.status == "FINISHED"
+
+
+def test_names_that_mlflow_cannot_tell_apart_are_left_out_with_one_warning(folder: Path):
+    backend = open_backend(folder)
+    log(backend, 1, 2, **{"a[0]": 1.0, "/../b c": 2.0, "each": np.arange(2), "text": "no number"})
+    with pytest.warns(UserWarning, match=r"'train/a\(0\)' out.*'train/a\[0\]'") as caught:
+        log(backend, 1, 2, **{"a(0)": 3.0})
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match="'train/each' out"):  # a folder in a store of files
+        log(backend, 1, each=1.0)
+    backend.close()
+    metrics = read_metrics(folder.parent / "mlruns", backend.get_position()["run_id"])
+    assert metrics == {
+        "train/a_0_": [(1, 1.0), (2, 1.0)],
+        "train/_/_/b c": [(1, 2.0), (2, 2.0)],
+        "train/each/0": [(1, 0.0), (2, 0.0)],
+        "train/each/1": [(1, 1.0), (2, 1.0)],
+    }
+
+
+def test_parameters_stay_as_they_were_first_and_texts_are_files(folder: Path):
+    backend = open_backend(folder)
+    values = {"configuration": {"lr": 0.5, "plugins": [{"every": 3}]}, "settings": {"steps": 8}}
+    backend.write(fg.Record("config", "fulgurite", 0, values))
+    backend.write(fg.Record("text", "note", 2, {"said": "so"}))
+    backend.close()
+    resumed = open_backend(folder, backend.get_position(), step=2)
+    values["configuration"]["lr"] = 0.1
+    resumed.write(fg.Record("config", "fulgurite", 2, values))
+    resumed.close()
+    client = get_client(folder.parent / "mlruns")
+    run = client.get_run(backend.get_position()["run_id"])
+    assert run.data.params == {"lr": "0.5", "plugins.0.every": "3", "settings.steps": "8"}
+    artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+    assert (artifacts / "note/said/0000000002.txt").read_text() == "so"
+    assert json.loads((artifacts / "config/fulgurite.json").read_text()) == values
+
+
+@pytest.mark.parametrize("position", [{"run_id": "../x"}, {"run_id": 3}, "a/b", [1]])
+def test_a_position_that_is_no_id_is_refused(folder: Path, position: Any):
+    with pytest.raises(CheckpointError, match="not one that this plugin writes"):
+        open_backend(folder, position)
+
+
+@pytest.mark.parametrize("arguments", [{"experiment": ""}, {"tags": ["a"]}])
+def test_bad_arguments(arguments: Any):
+    with pytest.raises(ConfigurationError, match="MLflowLogger: "):
+        MLflowLogger(**arguments)
+
+
+@pytest.mark.parametrize("is_silent", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_dead_server_does_not_stop_training(
+    folder: Path, is_silent: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither one that refuses connections nor one that never answers."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if is_silent:
+            server.listen()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.warns(UserWarning, match="mlflow") as caught:
+            result = fit(folder, MLflowLogger(tracking_uri=uri))
+    assert len(caught) == 1 and set(result.failures) == {"mlflow"}
+    assert len(result.history["train/loss"]) == 4
+
+
+@pytest.mark.slow
+def test_conformance():
+    check_plugin(lambda: MLflowLogger("tests"), bad_arguments=[{"tags": 3}])
+
+
+@pytest.mark.full
+def test_importing_the_package_does_not_import_mlflow():
+    program = "import fulgurite_mlflow, sys; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
