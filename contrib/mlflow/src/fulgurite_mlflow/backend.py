@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import time
 import warnings
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import fulgurite as fg
 
+from fulgurite_mlflow.pictures import convert_media
 from fulgurite_mlflow.values import clean_name, flatten_configuration, flatten_numbers
 
 RUN_FILE = "mlflow.json"
@@ -91,6 +93,8 @@ class Backend:
                 self._send_configuration(record)
             case "text":
                 self._send_texts(record)
+            case "media":
+                self._send_media(record)
         if (
             len(self._metrics) >= _MAX_METRICS
             or time.monotonic() - self._last_sent >= _SEND_INTERVAL
@@ -204,6 +208,32 @@ class Backend:
         for name, text in record.values.items():
             full_name = clean_name(f"{record.source}/{name}")
             self._send_text(f"{full_name}/{record.step:010d}.txt", str(text))
+
+    def _send_media(self, record: fg.Record) -> None:
+        """Send files, which replace those that an earlier attempt has sent."""
+        for name, value in record.values.items():
+            full_name = f"{record.source}/{name}"
+            try:
+                files = list(convert_media(value))
+            # Any exception, because a figure's code is the user's: the rest is shown.
+            except Exception as error:
+                self._warn_not_shown(full_name, record.step, error)
+                continue
+            for ending, content in files:
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder, f"{record.step:010d}{ending}")
+                    path.write_bytes(content)
+                    self._client.log_artifact(self._run_id, str(path), clean_name(full_name))
+
+    def _warn_not_shown(self, full_name: str, step: int, error: Exception) -> None:
+        if full_name in self._refused_names:
+            return
+        self._refused_names.add(full_name)
+        warnings.warn(
+            f"mlflow leaves {full_name!r} out, of step {step} first: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
+        )
 
     def _send_text(self, path: str, text: str) -> None:
         """Send a file, which replaces one that an earlier attempt has sent."""

@@ -17,7 +17,7 @@ FOLDER = "mlruns"
 
 @dataclass(eq=False)
 class MLflowLogger(FileLogger):
-    """Send metrics, parameters and texts to MLflow, on its own thread.
+    """Send metrics, parameters, media and texts to MLflow, on its own thread.
 
     Metrics are named `SOURCE/NAME`, such as `train/loss`; what MLflow refuses in a name, such as
     brackets, becomes `_`. The step in MLflow is the step of the run. A resumed run goes on with the
@@ -93,6 +93,11 @@ class MLflowLogger(FileLogger):
             run.step,
         )
         return self._backend
+
+    @fg.hookimpl
+    def log_media(self, record: fg.Record) -> None:
+        """Send the record."""
+        self.put(record)
 
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
