@@ -143,7 +143,10 @@ def from_json(text: str) -> Any:
         raise ConfigError(f"a configuration has at most {MAX_CHARACTERS:_} characters of JSON")
     try:
         form = json.loads(text, object_pairs_hook=_check_keys)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except ConfigError:
+        raise
+    # A number of more than 4,300 digits is a ValueError alone.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"this is no configuration: {error}") from None
     return from_plain(form)
 

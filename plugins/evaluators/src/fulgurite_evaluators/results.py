@@ -1,7 +1,6 @@
 """The results of standalone evaluators: lines in the run's directory, each there once."""
 
 import hashlib
-import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,9 +149,11 @@ def _read_records(path: Path) -> tuple[list[tuple[EvaluationRecord, dict[str, An
     for number, line in enumerate(data[:num_bytes].splitlines(), 1):
         try:
             values = loads(line)
+            if not isinstance(values, dict):
+                raise TypeError("it is not a JSON object")
             logger_state = values.pop(_LOGGERS, {})
             record = EvaluationRecord(**values)
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError, RecursionError) as error:
             raise CheckpointError(
                 f"{path}, line {number} is not a result of an evaluator: {error}; remove it"
             ) from error

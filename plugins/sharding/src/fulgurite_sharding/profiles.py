@@ -126,11 +126,12 @@ def read_profile(name: str, file: Path | None) -> tuple[Profile, str]:
 def _read_profiles(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    if path.name == "pyproject.toml":
-        content = content.get("tool", {}).get("fulgurite", {})
-    profiles = content.get("profiles", {})
-    if not isinstance(profiles, dict):
-        raise ConfigurationError(f"{path}: profiles is {profiles!r}; give a table for each")
-    return profiles
+    is_project = path.name == "pyproject.toml"
+    table = content
+    for key in ("tool", "fulgurite", "profiles") if is_project else ("profiles",):
+        table = table.get(key, {})
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{path}: {key} is {table!r}; give a table for each profile")
+    return table
