@@ -7,6 +7,8 @@ without it leaves.
 import hashlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +30,7 @@ from fulgurite_stopping import EarlyStopping
 from hypothesis import strategies as st
 
 Place = Literal["batch", "evaluation batch", "log", "evaluate", "decide", "act", "save"]
-Kind = Literal["kill", "terminate", "raise"]
+Kind = Literal["kill", "terminate", "raise", "block"]
 FILES = ("records.jsonl", "records.csv")
 
 
@@ -37,7 +39,8 @@ class Fault:
     """What goes wrong, once.
 
     Attributes:
-        kind: what happens: SIGKILL, SIGTERM, or an exception.
+        kind: what happens: SIGKILL, SIGTERM, an exception, or a source that never answers and then
+            SIGTERM.
         place: where: when a batch is read, or in an action of this stage.
         step: at which step, or how many batches a process has read before.
     """
@@ -114,6 +117,9 @@ class Saboteur:
         self.marker.touch()
         if self.fault.kind == "raise":
             raise OSError("the fault")
+        if self.fault.kind == "block" and self.fault.place in self.num_batches:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            time.sleep(99)
         number = signal.SIGKILL if self.fault.kind == "kill" else signal.SIGTERM
         os.kill(os.getpid(), number)
 
@@ -123,12 +129,13 @@ class Tally:
     """Counts its evaluations on the host before it runs them, and says so after."""
 
     every: int
+    data: Any
     num_begun: int = 0
     plugin_name: str = field(default="tally", init=False)
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("tallied", make_arrays(24, 1))]
+        return [fg.Evaluator("tallied", self.data)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -205,18 +212,19 @@ def make_source(program: Program, place: str, saboteur: Saboteur) -> Any:
     return fg.DataSource(source, prefetch=program.prefetch, resume=resume)
 
 
-PLUGINS: dict[str, Callable[[], Any]] = {
-    "accumulation": lambda: GradientAccumulation(2),
-    "averaged": lambda: AveragedWeights(EMA(0.9)),
-    "average": Average,
-    "clip": lambda: GradientClip(max_norm=1.0),
-    "csv": CSVLogger,
-    "freeze": lambda: Freeze("first.bias", since=3, until=11),
-    "norms": lambda: NormMonitor(),
-    "stopping": lambda: EarlyStopping("train/loss", patience=30),
-    "tally": lambda: Tally(5),
-    "trend": Trend,
+PLUGINS: dict[str, Callable[[Any], Any]] = {
+    "accumulation": lambda _: GradientAccumulation(2),
+    "averaged": lambda _: AveragedWeights(EMA(0.9)),
+    "average": lambda _: Average(),
+    "clip": lambda _: GradientClip(max_norm=1.0),
+    "csv": lambda _: CSVLogger(),
+    "freeze": lambda _: Freeze("first.bias", since=3, until=11),
+    "norms": lambda _: NormMonitor(),
+    "stopping": lambda _: EarlyStopping("train/loss", patience=30),
+    "tally": lambda data: Tally(5, data),
+    "trend": lambda _: Trend(),
 }
+"""What takes part besides, made from the data of an evaluation."""
 
 
 def train(program: Program, run_dir: Path, fault: Fault | None) -> str:
@@ -228,18 +236,23 @@ def train(program: Program, run_dir: Path, fault: Fault | None) -> str:
         fault: happens once in the life of the directory.
     """
     saboteur = Saboteur(fault, run_dir.with_suffix(".struck"))
+    held_out = make_source(program, "evaluation batch", saboteur)
     plugins: list[Any] = [
         saboteur,
         Rng(fg.RngStream("dropout")),
         JSONLLogger(),
         Checkpointer(program.save_every, async_save=program.async_save),
-        *[PLUGINS[name]() for name in program.plugins],
+        *[PLUGINS[name](held_out) for name in program.plugins],
     ]
     for number, every in enumerate(program.evaluate_every):
-        data = make_source(program, "evaluation batch", saboteur)
-        plugins.append(Evaluator(f"set{number}", data, every=every))
+        plugins.append(Evaluator(f"set{number}", held_out, every=every))
     engine = fg.Engine(
-        steps=program.steps, run_dir=run_dir, plugins=plugins, autoload=False, **program.settings
+        steps=program.steps,
+        run_dir=run_dir,
+        plugins=plugins,
+        autoload=False,
+        stop_timeout=0.5,
+        **program.settings,
     )
     model = eqx.nn.make_with_state(Net)
     result = engine.fit(model, make_source(program, "batch", saboteur), resume="auto")

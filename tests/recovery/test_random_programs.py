@@ -27,7 +27,7 @@ OPTIONS = settings(
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @OPTIONS
-@given(programs(), faults("terminate", "raise"))
+@given(programs(), faults("terminate", "raise", "block"))
 def test_interrupted_programs_leave_what_undisturbed_ones_leave(
     program: Program, fault: Fault
 ) -> None:
