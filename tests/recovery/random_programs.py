@@ -1,16 +1,18 @@
-"""Programs composed at random of settings, plugins and data sources, with a fault at a random place.
+"""Programs composed at random of settings, plugins and data sources, with faults at random places.
 
-Whatever the fault was, the program that is started again until it is done must leave what one
-without it leaves.
+Whatever the faults were, the program that is started again until it is done must leave what one
+without them leaves.
 """
 
 import hashlib
+import json
 import os
+import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -32,6 +34,7 @@ from hypothesis import strategies as st
 Place = Literal["batch", "evaluation batch", "log", "evaluate", "decide", "act", "save"]
 Kind = Literal["kill", "terminate", "raise", "block"]
 FILES = ("records.jsonl", "records.csv")
+BATCHES = ("batch", "evaluation batch")
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,14 @@ class Fault:
         kind: what happens: SIGKILL, SIGTERM, an exception, or a source that never answers and then
             SIGTERM.
         place: where: when a batch is read, or in an action of this stage.
-        step: at which step, or how many batches a process has read before.
+        step: the earliest step; it happens the first time that its place is come to from there on.
+        delay: seconds from there to the signal.
     """
 
     kind: Kind
     place: Place
     step: int
+    delay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,53 +80,85 @@ class Program:
     plugins: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Strike:
+    """A fault that happened: which of a program's, and at which step."""
+
+    index: int
+    step: int
+
+
+def note_strike(run_dir: Path, strike: Strike) -> None:
+    """Note that a fault of a run directory happened."""
+    with run_dir.with_suffix(".strikes").open("a") as file:
+        print(json.dumps(asdict(strike)), file=file)
+
+
+def read_strikes(run_dir: Path) -> list[Strike]:
+    """Return what happened so far in the life of a run directory."""
+    path = run_dir.with_suffix(".strikes")
+    if not path.exists():
+        return []
+    return [Strike(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def disarm(run_dir: Path, faults: Sequence[Fault]) -> None:
+    """Have none of the faults happen in a run directory, where all else is as with them: an action
+    of stage `log` ends the window of the metrics, whatever it does."""
+    for index in range(len(faults)):
+        note_strike(run_dir, Strike(index, step=0))
+
+
 class Saboteur:
-    """Has a fault happen, once in the life of a run directory; before the action of its stage that
-    has the record, or between two batches."""
+    """Has each fault happen once in the life of a run directory: before the action of its stage
+    that has the record, or between two batches."""
 
     plugin_name = "saboteur"
 
-    def __init__(self, fault: Fault | None, marker: Path) -> None:
-        self.fault = fault
-        self.marker = marker
-        self.num_batches = {"batch": 0, "evaluation batch": 0}
+    def __init__(self, faults: Sequence[Fault], run_dir: Path) -> None:
+        self.faults = faults
+        self.run_dir = run_dir
+        self.struck = {strike.index for strike in read_strikes(run_dir)}
+        self.step = 0
 
-    def count_batch(self, place: str) -> None:
-        """Note that a batch is read in this process."""
-        self.num_batches[place] += 1
-        fault = self.fault
-        if fault is not None and fault.place == place and self.num_batches[place] > fault.step:
-            self.strike()
+    def come_to(self, place: str) -> None:
+        """Have a fault happen if one is due at this place."""
+        for index, fault in enumerate(self.faults):
+            if fault.place == place and fault.step <= self.step and index not in self.struck:
+                self.strike(index)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """Return an action for each stage, which does nothing but at the fault's step."""
+        """Return an action for each stage, at the steps of faults: one at each step would keep
+        steps from being fused."""
+        steps = fg.At(*(fault.step for fault in self.faults))
+        stages: list[Any] = [place for place in get_args(Place) if place not in BATCHES]
         return [
-            fg.ScheduledAction(stage, 1, self.make_action(stage), stage)
-            for stage in ("log", "evaluate", "decide", "act", "save")
+            fg.ScheduledAction(stage, steps, self.make_action(stage), stage) for stage in stages
         ]
 
     def make_action(self, stage: str) -> Callable[[fg.Run], None]:
         def act(run: fg.Run) -> None:
-            fault = self.fault
-            if fault is not None and fault.place == stage and fault.step == run.step:
-                self.strike()
+            self.step = run.step
+            self.come_to(stage)
 
         return act
 
-    def strike(self) -> None:
-        """Do it, unless it was done."""
-        assert self.fault is not None
-        if self.marker.exists():
-            return
-        self.marker.touch()
-        if self.fault.kind == "raise":
+    def strike(self, index: int) -> None:
+        """Have a fault happen, and note it before."""
+        fault = self.faults[index]
+        self.struck.add(index)
+        note_strike(self.run_dir, Strike(index, self.step))
+        if fault.kind == "raise":
             raise OSError("the fault")
-        if self.fault.kind == "block" and self.fault.place in self.num_batches:
+        if fault.kind == "block" and fault.place in BATCHES:
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
             time.sleep(99)
-        number = signal.SIGKILL if self.fault.kind == "kill" else signal.SIGTERM
-        os.kill(os.getpid(), number)
+        number = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
+        if fault.delay:
+            threading.Timer(fault.delay, os.kill, (os.getpid(), number)).start()
+        else:
+            os.kill(os.getpid(), number)
 
 
 @dataclass(eq=False)
@@ -207,7 +244,7 @@ def make_source(program: Program, place: str, saboteur: Saboteur) -> Any:
     if program.source == "arrays":
         return arrays
     kind = StatefulBatches if program.source == "stateful" and place == "batch" else Batches
-    source = kind(list(arrays), lambda: saboteur.count_batch(place))
+    source = kind(list(arrays), lambda: saboteur.come_to(place))
     resume: Any = "replay" if kind is Batches else None
     return fg.DataSource(source, prefetch=program.prefetch, resume=resume)
 
@@ -220,22 +257,22 @@ PLUGINS: dict[str, Callable[[Any], Any]] = {
     "csv": lambda _: CSVLogger(),
     "freeze": lambda _: Freeze("first.bias", since=3, until=11),
     "norms": lambda _: NormMonitor(),
-    "stopping": lambda _: EarlyStopping("train/loss", patience=30),
+    "stopping": lambda _: EarlyStopping("train/loss", patience=1000),
     "tally": lambda data: Tally(5, data),
     "trend": lambda _: Trend(),
 }
 """What takes part besides, made from the data of an evaluation."""
 
 
-def train(program: Program, run_dir: Path, fault: Fault | None) -> str:
+def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     """Train, from what is in the run directory on; return a hash of the state and the metrics.
 
     Args:
         program: the program.
         run_dir: its run directory.
-        fault: happens once in the life of the directory.
+        faults: each happens once in the life of the directory.
     """
-    saboteur = Saboteur(fault, run_dir.with_suffix(".struck"))
+    saboteur = Saboteur(faults, run_dir)
     held_out = make_source(program, "evaluation batch", saboteur)
     plugins: list[Any] = [
         saboteur,
@@ -266,15 +303,23 @@ def train(program: Program, run_dir: Path, fault: Fault | None) -> str:
     return digest.hexdigest()
 
 
-def train_until_done(program: Program, run_dir: Path, fault: Fault) -> str:
+def train_here(program: Program, run_dir: Path, faults: Sequence[Fault]) -> None:
+    """Train in this process, and leave the hash in a file."""
+    digest = train(program, run_dir, faults)
+    unfinished = run_dir.with_suffix(".unfinished")
+    unfinished.write_text(digest)
+    unfinished.replace(run_dir.with_suffix(".digest"))
+
+
+def train_until_done(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     """Train in this process, again after each fault."""
-    for _ in range(3):
+    for _ in range(len(faults) + 1):
         try:
-            return train(program, run_dir, fault)
+            return train(program, run_dir, faults)
         except (InterruptedError, OSError) as error:
             if not isinstance(error, InterruptedError) and "the fault" not in str(error):
                 raise
-    raise AssertionError(f"{program} with {fault} was not done after three starts")
+    raise AssertionError(f"{program} was not done after {len(faults)} faults: {faults}")
 
 
 def read_files(run_dir: Path) -> dict[str, bytes]:
@@ -283,10 +328,10 @@ def read_files(run_dir: Path) -> dict[str, bytes]:
 
 
 @st.composite
-def programs(draw: Any) -> Program:
-    """Draw a program."""
+def programs(draw: Any, max_steps: int) -> Program:
+    """Draw a program of up to so many steps."""
     return Program(
-        steps=draw(st.integers(6, 24)),
+        steps=draw(st.integers(max_steps // 4, max_steps)),
         settings={
             "seed": draw(st.integers(0, 3)),
             "log_every": draw(st.integers(1, 7)),
@@ -301,11 +346,39 @@ def programs(draw: Any) -> Program:
     )
 
 
-def faults(*kinds: Kind) -> st.SearchStrategy[Fault]:
-    """Return a strategy for faults of these kinds."""
-    return st.builds(
-        Fault,
-        kind=st.sampled_from(kinds),
-        place=st.sampled_from(get_args(Place)),
-        step=st.integers(1, 22),
-    )
+@st.composite
+def faulty_programs(
+    draw: Any, kinds: Sequence[Kind], num_faults: int, max_steps: int
+) -> tuple[Program, tuple[Fault, ...]]:
+    """Draw a program and its faults.
+
+    Their steps are evenly distributed over the program, which what hypothesis draws is not: it
+    prefers small numbers.
+
+    Args:
+        kinds: of the faults.
+        num_faults: how many.
+        max_steps: of the program.
+    """
+    program = draw(programs(max_steps))
+    chance: random.Random = draw(st.randoms(use_true_random=True))
+    places: list[Place] = [
+        place
+        for place in get_args(Place)
+        if (place != "batch" or program.source != "arrays")
+        and (place != "evaluation batch" or has_evaluation_batches(program))
+    ]
+    faults: list[Fault] = []
+    for _ in range(num_faults):
+        kind = chance.choice(kinds)
+        # Only a process that is killed may have ended when the signal comes.
+        delay = chance.choice([0.0, chance.uniform(0.0, 0.05)]) if kind == "kill" else 0.0
+        step = chance.randint(1, program.steps)
+        faults.append(Fault(kind, chance.choice(places), step, delay))
+    return program, tuple(faults)
+
+
+def has_evaluation_batches(program: Program) -> bool:
+    """Whether the program reads evaluation data of a source that tells of its batches."""
+    is_evaluated = bool(program.evaluate_every) or "tally" in program.plugins
+    return is_evaluated and program.source != "arrays"
