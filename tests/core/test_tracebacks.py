@@ -1,7 +1,9 @@
 """Errors that leave the engine: the user's frames and our sentence stand together."""
 
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import equinox as eqx
@@ -83,6 +85,36 @@ def test_errors_that_led_to_an_error_are_shortened_too() -> None:
         assert error is not None
         frames = traceback.extract_tb(error.__traceback__)
         assert {frame.filename for frame in frames} == {__file__}
+
+
+def test_frames_of_the_standard_library_go_with_those_that_called_them() -> None:
+    """Of a thread pool that Fulgurite uses nothing is shown, of one that a user uses all."""
+
+    def fail() -> None:
+        raise ModelError("in a thread")
+
+    class Raising:
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(fail).result()
+
+    with pytest.raises(ModelError) as caught:
+        fg.Engine(steps=1, plugins=[Raising()], autoload=False).fit(Valid, DATA)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[1] == "on_fit_start"
+    assert "__get_result" in names
+    assert names[-1] == "fail"
+
+    def fail_internally() -> None:
+        ThreadPoolExecutor(1).submit(fail).result()
+
+    hidden = {**fail_internally.__globals__, "__name__": "orbax.checkpoint"}
+    internal = FunctionType(fail_internally.__code__, hidden, closure=fail_internally.__closure__)
+    with pytest.raises(ModelError) as caught:
+        tracebacks.hide_internal_frames(internal)()
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[1:] == ["fail"]
 
 
 def test_a_mistake_of_fulgurite_keeps_the_place_where_it_happened(

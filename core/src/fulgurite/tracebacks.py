@@ -1,4 +1,4 @@
-"""Tracebacks of errors that leave the engine, without the frames of the engine and of JAX.
+"""Tracebacks of errors that leave the engine, without the frames of the engine, JAX and Orbax.
 
 An error in a user's `training_step` used to end with one sentence below 50 to 60 lines of frames
 that the user cannot change. `FULGURITE_TRACEBACK=full` shows all of them, as
@@ -7,6 +7,7 @@ that the user cannot change. `FULGURITE_TRACEBACK=full` shows all of them, as
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import ParamSpec, TypeVar
@@ -41,7 +42,7 @@ _OWN_PACKAGES = {
     "fulgurite_wandb",
 }
 """Those of this workspace. Who writes a `fulgurite_...` of their own wants to see its frames."""
-_LIBRARIES = {"equinox", "jax", "jaxlib", "jaxtyping", "optax", "pluggy"}
+_LIBRARIES = {"equinox", "jax", "jaxlib", "jaxtyping", "optax", "orbax", "pluggy"}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +50,7 @@ R = TypeVar("R")
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
     """Make the tracebacks of errors that leave a function short: the frames of Fulgurite, its
-    plugins, JAX and Equinox are taken out, those of the user stay.
+    plugins, JAX, Equinox and Orbax are taken out, those of the user stay.
 
     The last frame stays where a raw exception was raised in Fulgurite itself: that is our mistake,
     and its place is what we need to know.
@@ -74,8 +75,15 @@ def _shorten(error: Exception) -> None:
     is_shorter = False
     for linked in _iter_chain(error):
         frames = list(_iter_frames(linked.__traceback__))
-        kept_frames = [frame for frame in frames if not _is_internal(frame)]
-        if frames and _is_own_mistake(linked, frames[-1]):
+        packages = _list_packages(frames)
+        kept_frames = [
+            frame
+            for frame, package in zip(frames, packages, strict=True)
+            if package not in _OWN_PACKAGES | _LIBRARIES
+        ]
+        # Fulgurite itself never raises another error on purpose.
+        is_ours = bool(packages) and packages[-1] in _OWN_PACKAGES
+        if is_ours and not isinstance(linked, FulguriteError):
             kept_frames.append(frames[-1])
         is_shorter = is_shorter or len(kept_frames) < len(frames)
         linked.__traceback__ = _link_frames(kept_frames)
@@ -84,11 +92,6 @@ def _shorten(error: Exception) -> None:
             linked.__notes__[:] = notes
     if is_shorter and NOTE not in getattr(error, "__notes__", ()):
         error.add_note(NOTE)
-
-
-def _is_own_mistake(error: BaseException, frame: TracebackType) -> bool:
-    """Return whether Fulgurite itself raised what it never raises on purpose."""
-    return not isinstance(error, FulguriteError) and _get_package(frame) in _OWN_PACKAGES
 
 
 def _iter_chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -114,10 +117,13 @@ def _link_frames(frames: list[TracebackType]) -> TracebackType | None:
     return linked
 
 
-def _is_internal(frame: TracebackType) -> bool:
-    return _get_package(frame) in _OWN_PACKAGES | _LIBRARIES
-
-
-def _get_package(frame: TracebackType) -> str:
-    """Return the top-level package that the code of a frame was imported as."""
-    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+def _list_packages(frames: list[TracebackType]) -> list[str]:
+    """Return the top-level package to which each frame belongs: that of its code, and for code of
+    the standard library that of who called it."""
+    packages: list[str] = []
+    for frame in frames:
+        package = str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in sys.stdlib_module_names and packages:
+            package = packages[-1]
+        packages.append(package)
+    return packages

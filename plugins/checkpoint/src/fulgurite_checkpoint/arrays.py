@@ -14,6 +14,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite.tree.paths import Path as TreePath, from_keys, leaves_with_paths, parse
 
 from fulgurite_checkpoint.files import DamagedError
+from fulgurite_checkpoint.orbax_errors import mute_failed_saves
 
 Spec = tuple[tuple[int, ...], str]
 """Shape and dtype, as the index holds them."""
@@ -94,6 +95,7 @@ def start_saving(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
     context.asynchronous.create_directories_asynchronously = False
     # Orbax takes no array without elements; its shape is in the index.
     nonempty = {name: array for name, array in arrays.items() if array.size}
+    mute_failed_saves()
     with context:
         return ocp.save_async(_as_epath(path), nonempty)
 
