@@ -6,6 +6,7 @@ stop and die.
 
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -180,7 +181,8 @@ def test_killed_run_ends_like_an_uninterrupted_run(whole: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_surviving_process_ends_without_a_launcher(tmp_path: Path) -> None:
-    """By the heartbeat of 10 s: within 30 s of real time, plus what a busy machine takes."""
+    """By the heartbeat of 10 s: within 30 s of real time, plus what a busy machine takes. It says
+    which process ended."""
     out = tmp_path / "two"
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -198,8 +200,9 @@ def test_surviving_process_ends_without_a_launcher(tmp_path: Path) -> None:
             subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
+                text=True,
                 start_new_session=True,
                 env={**os.environ, "FULGURITE_DISTRIBUTED": f"{place} {process}/2 heartbeat=10"},
             )
@@ -209,12 +212,13 @@ def test_surviving_process_ends_without_a_launcher(tmp_path: Path) -> None:
             until(lambda: values(out, "logged"))
             os.kill(pid(out, 1), signal.SIGKILL)
             assert members[0].wait(30) != 0
+            assert members[0].stderr is not None
+            output = members[0].stderr.read()
+            assert f"process 1 (pid {members[1].pid} on {platform.node()}) ended" in output
         finally:
             for member in members:
                 member.kill()
-                member.wait()
-                if member.stdin:
-                    member.stdin.close()
+                member.communicate()
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ import jax
 from fulgurite.errors import ConfigurationError, ProcessError
 from jax._src import distributed as _distributed, xla_bridge as _xla_bridge
 
+from fulgurite_sharding.peers import register_process
+
 VARIABLE = "FULGURITE_DISTRIBUTED"
 # Seconds that JAX waits longer than we do. A process that waited in vain is ended by JAX without an
 # exception, so ours must come first.
@@ -147,6 +149,7 @@ def initialize_distributed(
             f"PROGRAM` with {VARIABLE}, connect before the program is imported"
         )
     _connect(group)
+    register_process(get_client())
     sys.excepthook = _make_exit_hook(sys.excepthook)
 
 

@@ -12,6 +12,8 @@ from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite.sharding import SINGLE_PROCESS
 from jax.sharding import AxisType, Mesh
 
+from fulgurite_sharding.distributed import get_client, is_connected
+from fulgurite_sharding.peers import describe_lost_peer
 from fulgurite_sharding.rule_strategy import RuleStrategy, get_optimizer_rules
 from fulgurite_sharding.rules import Rule, Rules, ShardBySize
 from fulgurite_sharding.sync import CoordinatedSync, check_agree_every
@@ -129,6 +131,17 @@ class Sharding:
             rules=self.rules,
             outputs=self.outputs,
         )
+
+    @fg.hookimpl
+    def on_exception(self, run: fg.Run, exception: BaseException) -> None:
+        """Note on an error of several processes which of them has ended."""
+        is_connected_error = is_connected() and isinstance(exception, jax.errors.JaxRuntimeError)
+        lost = describe_lost_peer(get_client(), exception) if is_connected_error else None
+        if lost is not None:
+            exception.add_note(
+                f"{lost}: process {jax.process_index()} cannot go on alone, so look at the output "
+                "of that one"
+            )
 
     def _check_axes(self) -> None:
         """Raise a ConfigurationError unless the mesh has every axis that an argument names."""
