@@ -110,8 +110,8 @@ def disarm(run_dir: Path, faults: Sequence[Fault]) -> None:
 
 
 class Saboteur:
-    """Has each fault happen once in the life of a run directory: before the action of its stage
-    that has the record, or between two batches."""
+    """Has each fault happen once in the life of a run directory, and one in each process: before
+    the action of its stage that has the record, or between two batches."""
 
     plugin_name = "saboteur"
 
@@ -120,11 +120,18 @@ class Saboteur:
         self.run_dir = run_dir
         self.struck = {strike.index for strike in read_strikes(run_dir)}
         self.step = 0
+        # Batches are read on another thread than actions are run on; never released.
+        self.has_struck = threading.Lock()
+        self.timer: threading.Timer | None = None
 
     def come_to(self, place: str) -> None:
-        """Have a fault happen if one is due at this place."""
+        """Have a fault happen if one is due at this place.
+
+        Only one: a second signal to a process that stops for the first would end it at once.
+        """
         for index, fault in enumerate(self.faults):
-            if fault.place == place and fault.step <= self.step and index not in self.struck:
+            is_due = fault.place == place and fault.step <= self.step and index not in self.struck
+            if is_due and self.has_struck.acquire(blocking=False):
                 self.strike(index)
 
     @fg.hookimpl
@@ -147,18 +154,22 @@ class Saboteur:
     def strike(self, index: int) -> None:
         """Have a fault happen, and note it before."""
         fault = self.faults[index]
-        self.struck.add(index)
         note_strike(self.run_dir, Strike(index, self.step))
         if fault.kind == "raise":
             raise OSError("the fault")
         if fault.kind == "block" and fault.place in BATCHES:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            self.send(signal.SIGTERM, delay=0.2)
             time.sleep(99)
         number = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
         if fault.delay:
-            threading.Timer(fault.delay, os.kill, (os.getpid(), number)).start()
+            self.send(number, fault.delay)
         else:
             os.kill(os.getpid(), number)
+
+    def send(self, number: signal.Signals, delay: float) -> None:
+        """Send a signal to this process after a delay in seconds."""
+        self.timer = threading.Timer(delay, os.kill, (os.getpid(), number))
+        self.timer.start()
 
 
 @dataclass(eq=False)
@@ -292,7 +303,11 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
         **program.settings,
     )
     model = eqx.nn.make_with_state(Net)
-    result = engine.fit(model, make_source(program, "batch", saboteur), resume="auto")
+    try:
+        result = engine.fit(model, make_source(program, "batch", saboteur), resume="auto")
+    finally:
+        if saboteur.timer is not None:
+            saboteur.timer.join()
     if result.stop_reason is not None:
         raise InterruptedError(result.stop_reason)
     digest = hashlib.sha256()
@@ -311,14 +326,22 @@ def train_here(program: Program, run_dir: Path, faults: Sequence[Fault]) -> None
     unfinished.replace(run_dir.with_suffix(".digest"))
 
 
+def do_nothing(number: int, frame: Any) -> None:
+    """Handle a signal by nothing."""
+
+
 def train_until_done(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     """Train in this process, again after each fault."""
     for _ in range(len(faults) + 1):
+        # A batch made ahead may be one that nobody needs, and its signal come after the end.
+        former = signal.signal(signal.SIGTERM, do_nothing)
         try:
             return train(program, run_dir, faults)
         except (InterruptedError, OSError) as error:
             if not isinstance(error, InterruptedError) and "the fault" not in str(error):
                 raise
+        finally:
+            signal.signal(signal.SIGTERM, former)
     raise AssertionError(f"{program} was not done after {len(faults)} faults: {faults}")
 
 
