@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def describe_lost_peer(client: Any, error: BaseException) -> str | None:
     except jax.errors.JaxRuntimeError:
         return "process 0 has ended, and with it the service by which all find each other"
     others = [peer for peer in (Peer(**json.loads(text)) for text in texts) if not _is_self(peer)]
-    ended = _wait_for(lambda: [peer for peer in others if peer.has_ended])
+    ended = _wait_for_ended(others)
     if ended:
         return f"{' and '.join(map(str, ended))} ended"
     if "onnection" not in str(error):
@@ -95,8 +94,11 @@ def _is_self(peer: Peer) -> bool:
     return peer.process == jax.process_index()
 
 
-def _wait_for(find: Callable[[], list[Peer]]) -> list[Peer]:
+def _wait_for_ended(peers: list[Peer]) -> list[Peer]:
+    """Return those that have ended, as soon as one has, or none after a while."""
     deadline = time.monotonic() + _PATIENCE
-    while not (found := find()) and time.monotonic() < deadline:
+    while True:
+        ended = [peer for peer in peers if peer.has_ended]
+        if ended or time.monotonic() > deadline:
+            return ended
         time.sleep(0.05)
-    return found
