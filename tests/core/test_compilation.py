@@ -365,6 +365,32 @@ def test_an_engine_whose_program_differs_in_one_number_compiles_its_own() -> Non
     assert [train(1.0), train(2.0), train(1.0)] == [-1.0, -2.0, -1.0]
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_engines_that_use_different_arrays_of_a_batch_are_not_confused(names: str) -> None:
+    """A program has no argument for what it does not use. A convolution is not put into a loop,
+    where all arrays of a batch are arguments."""
+
+    class Convolved(fg.Module):
+        conv: eqx.nn.Conv1d
+        name: str = eqx.field(static=True)
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jax.vmap(self.conv)(batch[self.name]).mean())
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(1.0)
+
+    zeros = np.zeros((4, 1, 5), np.float32)
+    data = fg.ArrayData({"a": zeros, "b": zeros + 1}, 4)
+    conv = eqx.nn.Conv1d(1, 1, 5, use_bias=False, key=jax.random.key(0))
+    weights = {
+        name: fg.Engine(steps=1).fit(Convolved(conv, name), data).module.conv.weight
+        for name in names
+    }
+    assert np.array_equal(weights["a"], conv.weight)
+    np.testing.assert_allclose(weights["b"], conv.weight - 1, atol=1e-6)
+
+
 def test_host_callbacks_of_two_engines_are_not_confused() -> None:
     """A program that calls the host has the same text whatever it calls."""
     called: list[str] = []

@@ -43,12 +43,15 @@ def compile_lowered(
     # Arrays that a function holds may be no part of the text, and neither are the functions that a
     # program calls on the host.
     is_whole = not getattr(jax.config, "jax_use_simplified_jaxpr_constants", False)
-    if not is_whole or "callback" in text:
+    used_arguments = _find_used_arguments(lowered)
+    if not is_whole or "callback" in text or used_arguments is None:
         return lowered.compile(options)
     key = (
         sha256(text.encode()).digest(),
-        # Arguments that are not used are no part of the text either.
+        # Arguments that are not used are no part of the text either, nor does it say which of
+        # several alike are used.
         str(lowered.in_avals),
+        used_arguments,
         lowered.in_tree,
         lowered.out_tree,
         tuple(sorted((options or {}).items())),
@@ -63,6 +66,16 @@ def compile_lowered(
             _executables.popitem(last=False)
     _executables.move_to_end(key)
     return executable
+
+
+def _find_used_arguments(lowered: jax.stages.Lowered) -> tuple[int, ...] | None:
+    """Return the indices of the arguments that a program uses; None if JAX does not tell.
+
+    There is no public name for them: jax 0.10 and 0.12 have them here.
+    """
+    details = getattr(lowered._lowering, "compile_args", None) or {}
+    indices = details.get("kept_var_idx")
+    return None if indices is None else tuple(sorted(indices))
 
 
 def _find_devices(arguments: Any) -> frozenset[Any]:
