@@ -329,6 +329,29 @@ def test_a_rule_may_change_where_something_is_due(steps_per_execution: int) -> N
     assert float(state.module.weight) == -(2 * 3 + 2)
 
 
+def test_a_new_rule_is_traced_while_the_function_of_the_old_one_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """JAX takes the trace of an equal function as long as that one is alive: until the garbage
+    collector comes, if it is part of a circle, such as that of a handled exception."""
+    alive: list[Any] = []
+    jit, make_jaxpr = jax.jit, jax.make_jaxpr
+
+    def keep(make: Any) -> Any:
+        def make_and_keep(*arguments: Any, **options: Any) -> Any:
+            alive.append(make(*arguments, **options))
+            return alive[-1]
+
+        return make_and_keep
+
+    monkeypatch.setattr(jax, "jit", keep(jit))
+    monkeypatch.setattr(jax, "make_jaxpr", keep(make_jaxpr))
+    parts = [scaled("double", 2.0, until=3), Act(fg.At(3), lambda run: None)]
+    result = engine(*parts, steps=5).fit(Counting(), numbers([0]))
+    assert float(result.module.weight) == -(2 * 3 + 2)
+    assert alive
+
+
 @pytest.mark.full
 def test_update_rule_that_changes_at_each_call_is_recompiled() -> None:
     """An executable knows its rule by identity, so that no later rule may get the place of an

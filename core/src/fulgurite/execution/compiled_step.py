@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -223,7 +224,9 @@ class CompiledStep:
         self._check_spec(batch_spec, specs)
         shardings = self._layout.shardings
         out_shardings = None if shardings is None else (*shardings, self._sharding.replicated)
-        run = jax.jit(self._run, donate_argnums=0, out_shardings=out_shardings)
+        # JAX takes the trace of an equal function where that one is alive still, and methods of one
+        # object are equal; this one traces the rule that holds now.
+        run = jax.jit(partial(self._run), donate_argnums=0, out_shardings=out_shardings)
         state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
         with self._services.timings.time("compile"), self._sharding.mesh_context():
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
@@ -260,7 +263,8 @@ class CompiledStep:
     ) -> Any:
         # Traced once, to learn the shape of its output and to be the loop's body.
         first = jax.tree.map(lambda leaf: leaf[0], buffer)
-        jaxpr, shapes = jax.make_jaxpr(self._run_single_step, return_shape=True)(
+        # A function equal to no other one, as in `_compile`.
+        jaxpr, shapes = jax.make_jaxpr(partial(self._run_single_step), return_shape=True)(
             resident, first, due, arrays, packed
         )
         run_single_step = jaxpr_as_fun(jaxpr)
