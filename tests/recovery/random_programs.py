@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,15 +21,12 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from crash_program import Average, Net, Trend
-from fulgurite_averaging import EMA, Average as AveragedWeights
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_logging import CSVLogger, JSONLLogger, NormMonitor
-from fulgurite_optimizers import Freeze, GradientAccumulation, GradientClip
+from fulgurite_logging import JSONLLogger
 from fulgurite_rng import Rng
-from fulgurite_stopping import EarlyStopping
 from hypothesis import strategies as st
+from random_parts import EVALUATED, PARTS, ModelKind, make_model, parts, triggers
 
 Place = Literal["batch", "evaluation batch", "log", "evaluate", "decide", "act", "save"]
 Kind = Literal["kill", "terminate", "raise", "block"]
@@ -64,20 +61,22 @@ class Program:
         settings: of the engine.
         source: what kind of data source.
         prefetch: of training and evaluation.
-        save_every: interval of checkpoints.
+        save_every: when checkpoints are saved.
         async_save: whether they are written in the background.
-        evaluate_every: an evaluator for each interval.
-        plugins: names of what takes part besides.
+        evaluate: an evaluator for each trigger.
+        model: kind of the model.
+        parts: names of what takes part besides, and their triggers.
     """
 
     steps: int
     settings: dict[str, Any]
     source: str
     prefetch: int
-    save_every: int
+    save_every: fg.Trigger
     async_save: bool
-    evaluate_every: tuple[int, ...]
-    plugins: tuple[str, ...]
+    evaluate: tuple[fg.Trigger, ...]
+    model: ModelKind
+    parts: tuple[tuple[str, fg.Trigger], ...]
 
 
 @dataclass(frozen=True)
@@ -172,37 +171,6 @@ class Saboteur:
         self.timer.start()
 
 
-@dataclass(eq=False)
-class Tally:
-    """Counts its evaluations on the host before it runs them, and says so after."""
-
-    every: int
-    data: Any
-    num_begun: int = 0
-    plugin_name: str = field(default="tally", init=False)
-
-    @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("tallied", self.data)]
-
-    @fg.hookimpl
-    def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("count", self.every, self.count, "evaluate")]
-
-    def count(self, run: fg.Run) -> None:
-        self.num_begun += 1
-        run.evaluate("tallied")
-        run.log_scalars("tally", {"begun": self.num_begun})
-
-    @fg.hookimpl
-    def get_host_state(self) -> int:
-        return self.num_begun
-
-    @fg.hookimpl
-    def set_host_state(self, state: int, version: int) -> None:
-        self.num_begun = state
-
-
 class Batches:
     """Batches in a list's order; tells the saboteur of each."""
 
@@ -260,21 +228,6 @@ def make_source(program: Program, place: str, saboteur: Saboteur) -> Any:
     return fg.DataSource(source, prefetch=program.prefetch, resume=resume)
 
 
-PLUGINS: dict[str, Callable[[Any], Any]] = {
-    "accumulation": lambda _: GradientAccumulation(2),
-    "averaged": lambda _: AveragedWeights(EMA(0.9)),
-    "average": lambda _: Average(),
-    "clip": lambda _: GradientClip(max_norm=1.0),
-    "csv": lambda _: CSVLogger(),
-    "freeze": lambda _: Freeze("first.bias", since=3, until=11),
-    "norms": lambda _: NormMonitor(),
-    "stopping": lambda _: EarlyStopping("train/loss", patience=1000),
-    "tally": lambda data: Tally(5, data),
-    "trend": lambda _: Trend(),
-}
-"""What takes part besides, made from the data of an evaluation."""
-
-
 def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     """Train, from what is in the run directory on; return a hash of the state and the metrics.
 
@@ -285,15 +238,18 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     """
     saboteur = Saboteur(faults, run_dir)
     held_out = make_source(program, "evaluation batch", saboteur)
+    model, model_plugins = make_model(program.model, held_out)
     plugins: list[Any] = [
         saboteur,
         Rng(fg.RngStream("dropout")),
         JSONLLogger(),
         Checkpointer(program.save_every, async_save=program.async_save),
-        *[PLUGINS[name](held_out) for name in program.plugins],
+        *model_plugins,
     ]
-    for number, every in enumerate(program.evaluate_every):
-        plugins.append(Evaluator(f"set{number}", held_out, every=every))
+    for number, trigger in enumerate(program.evaluate):
+        plugins.append(Evaluator(f"set{number}", held_out, every=trigger))
+    for name, trigger in program.parts:
+        plugins += PARTS[name](trigger, held_out)
     engine = fg.Engine(
         steps=program.steps,
         run_dir=run_dir,
@@ -302,13 +258,13 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
         stop_timeout=0.5,
         **program.settings,
     )
-    model = eqx.nn.make_with_state(Net)
     try:
         result = engine.fit(model, make_source(program, "batch", saboteur), resume="auto")
     finally:
         if saboteur.timer is not None:
             saboteur.timer.join()
-    if result.stop_reason is not None:
+    # Another reason is that of a plugin, with which the run is complete.
+    if result.stop_reason == "SIGTERM":
         raise InterruptedError(result.stop_reason)
     digest = hashlib.sha256()
     for array in jax.tree.leaves(eqx.filter(result.state, eqx.is_array)):
@@ -353,19 +309,24 @@ def read_files(run_dir: Path) -> dict[str, bytes]:
 @st.composite
 def programs(draw: Any, max_steps: int) -> Program:
     """Draw a program of up to so many steps."""
+    kind: ModelKind = draw(st.sampled_from(["net", "net", "net", "phased", "members"]))
+    drawn = draw(parts(kind, max_size=5))
+    policies = ["skip"] if "float16" in dict(drawn) else ["raise", "skip"]
     return Program(
         steps=draw(st.integers(max_steps // 4, max_steps)),
         settings={
             "seed": draw(st.integers(0, 3)),
             "log_every": draw(st.integers(1, 7)),
             "steps_per_execution": draw(st.sampled_from(["auto", 1, 4])),
+            "on_nonfinite": draw(st.sampled_from(policies)),
         },
         source=draw(st.sampled_from(["arrays", "stateful", "replayed"])),
         prefetch=draw(st.sampled_from([0, 2])),
-        save_every=draw(st.integers(2, 9)),
+        save_every=fg.Every(draw(st.integers(2, 9))) | draw(triggers()),
         async_save=draw(st.booleans()),
-        evaluate_every=tuple(draw(st.lists(st.integers(2, 9), max_size=2))),
-        plugins=tuple(draw(st.lists(st.sampled_from(sorted(PLUGINS)), unique=True, max_size=4))),
+        evaluate=tuple(draw(st.lists(triggers(), max_size=2))),
+        model=kind,
+        parts=drawn,
     )
 
 
@@ -403,5 +364,6 @@ def faulty_programs(
 
 def has_evaluation_batches(program: Program) -> bool:
     """Whether the program reads evaluation data of a source that tells of its batches."""
-    is_evaluated = bool(program.evaluate_every) or "tally" in program.plugins
+    names = {name for name, _ in program.parts}
+    is_evaluated = bool(program.evaluate) or program.model == "members" or bool(names & EVALUATED)
     return is_evaluated and program.source != "arrays"
