@@ -131,6 +131,41 @@ def test_case_19_the_best_is_strictly_better_and_never_nan(
     assert weights_in(tmp_path, "best") == -best
 
 
+class Shown:
+    """Keeps what loggers are told of the best checkpoint, and how often one is saved."""
+
+    def __init__(self) -> None:
+        self.best: list[tuple[int, float]] = []
+        self.saved: list[int] = []
+
+    @fg.hookimpl
+    def log_config(self, record: fg.Record) -> None:
+        if record.source == "checkpoints":
+            assert record.stream == "telemetry"
+            best = record.values["best"]
+            assert Path(best["path"], "COMMIT").is_file()
+            assert best["metric"] == "test/score"
+            self.best.append((best["step"], best["value"]))
+
+    @fg.hookimpl
+    def on_save(self, run: fg.Run, step: int) -> None:
+        self.saved.append(step)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_loggers_are_told_where_the_best_is(tmp_path: Path, background: bool) -> None:
+    shown = Shown()
+    options: dict[str, Any] = {"monitor": "test/score", "mode": "max", "async_save": background}
+    counting(tmp_path, Scores((0.5, 0.9, 0.9, 0.7, 1.0)), shown, max_to_keep=1, **options)
+    assert shown.best == [(1, 0.5), (2, pytest.approx(0.9)), (5, 1.0)]
+    assert shown.saved == [1, 2, 3, 4, 5]
+    again = Shown()
+    with pytest.warns(UserWarning, match="scores was"):
+        scores = Scores((0.5, 0.9, 0.9, 0.7, 1.0, 0.3))
+        counting(tmp_path, scores, again, steps=6, max_to_keep=1, resume="auto", **options)
+    assert again.best == [(5, 1.0)]
+
+
 def test_the_best_survives_a_restart(tmp_path: Path) -> None:
     counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score", mode="max")
     with pytest.warns(UserWarning, match="scores was"):

@@ -317,6 +317,8 @@ class Checkpointer(RunPlugin):
         )
         if resumed_here is not None:
             _report_changed_loggers(run, resumed_here)
+        # Again, because a process may be killed between a checkpoint and what it says of it.
+        self._fit.saver.report_best(run)
         if self._best_by is not None:
             metric, mode = self._best_by
             kind = "smallest" if mode == "min" else "largest"

@@ -16,7 +16,7 @@ from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers
 
 from fulgurite_checkpoint import arrays, format
-from fulgurite_checkpoint.format import Commit
+from fulgurite_checkpoint.format import Commit, Entry
 from fulgurite_checkpoint.history import HistoryEncoder
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import RetentionPolicy, clear
@@ -91,11 +91,15 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
-        self._saving: tuple[_Content, Future[None]] | None = None
+        self._saving: tuple[_Content, Future[Commit]] | None = None
         self._saved: _Content | None = None
         self._num_failures = 0
         self._has_warned_of_monitor = False
         self._history_encoder = HistoryEncoder()
+        self._num_own_records = 0
+        self._best: Entry | None = None
+        if self.policy.best_by is not None and jax.process_index() == 0:
+            self._best = format.find_best(format.list_entries(self.root), *self.policy.best_by)
 
     def note_metrics(self, record: fg.Record) -> None:
         """Note metrics with the step at which they were measured."""
@@ -106,6 +110,20 @@ class Saver:
             values = dict(record.values)
         self.metrics_by_source[record.source] = (record.step, values)
 
+    def report_best(self, run: fg.Run) -> None:
+        """Tell the loggers which checkpoint is the best, if any is: services show where it is."""
+        if self._best is None or self.policy.best_by is None:
+            return
+        path = self._best.path
+        best = {
+            "path": str(path.absolute() if isinstance(path, Path) else path),
+            "step": self._best.step,
+            "metric": self.policy.best_by[0],
+            "value": self._best.get_metric(self.policy.best_by[0]),
+        }
+        run.log_config("checkpoints", {"best": best}, stream="telemetry")
+        self._num_own_records += 1
+
     def save(self, run: fg.Run, *, wait: bool) -> None:
         """Save the run as it is, unless that was the last thing that was saved.
 
@@ -114,7 +132,9 @@ class Saver:
             wait: whether to return only when the checkpoint is complete.
         """
         snapshot = run.snapshot()
-        content = _Content(run.step, run.num_records, snapshot.pending_actions, snapshot.state.step)
+        # What it says of a checkpoint is no reason to save another one.
+        num_records = run.num_records - self._num_own_records
+        content = _Content(run.step, num_records, snapshot.pending_actions, snapshot.state.step)
         while True:
             self.settle(run)
             if not content.is_same(self._saved):
@@ -141,12 +161,13 @@ class Saver:
         content, future = self._saving
         self._saving = None
         try:
-            future.result()
+            commit = future.result()
         except Exception as error:
             self._report_failure(run, content.step, error)
         else:
             self._saved = content
             self._num_failures = 0
+            self._note_best(run, commit)
 
     def close(self) -> None:
         """Wait for the save in progress and end the thread; warn if that save failed."""
@@ -246,6 +267,17 @@ class Saver:
             f"measure. {did_you_mean(name, values)}",
             stacklevel=2,
         )
+
+    def _note_best(self, run: fg.Run, commit: Commit) -> None:
+        """Tell of a complete checkpoint if it is the best so far."""
+        if self.policy.best_by is None or jax.process_index() != 0:
+            return
+        path = format.get_checkpoint_folder(self.root) / f"step-{commit.step}"
+        newest = Entry(commit.step, path, commit)
+        known = [] if self._best is None else [self._best]
+        if format.find_best([*known, newest], *self.policy.best_by) is newest:
+            self._best = newest
+            self.report_best(run)
 
     def _report_failure(self, run: fg.Run, step: int, error: Exception) -> None:
         self._num_failures += 1

@@ -40,9 +40,9 @@ class PendingCheckpoint:
     assert_locked: Callable[[], None]
     sync: fg.ProcessSync
 
-    def finish(self) -> None:
+    def finish(self) -> Commit:
         """Write the rest; `COMMIT` only when all of it is on the disk, and only if this process
-        still has the run.
+        still has the run. Return what it says, without hashes and positions.
 
         A process that fails reports that to the others, which would otherwise wait for it.
         """
@@ -56,6 +56,7 @@ class PendingCheckpoint:
                     f"an old checkpoint in {self.path.parent} could not be removed: {error}",
                     stacklevel=1,
                 )
+        return self.commit
 
     def _write_files(self) -> list[Any]:
         """Write what this process has; return the SHA-256 of its hashes and its loggers'
