@@ -3,17 +3,15 @@
 import argparse
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError, did_you_mean
-from fulgurite_runs import json_codec
 
-from fulgurite_logging.jsonl import EXACT_FILE
+from fulgurite_logging.reading import iter_lines, iter_records
 
-LONGEST_LINE = 1 << 24
 Series = dict[str, tuple[list[int], list[float]]]
 
 
@@ -111,9 +109,9 @@ def load_series(run: Path) -> Series:
     """Return the steps and values, by `SOURCE/NAME`, of the exact scalars of a run that are single
     numbers; the results of evaluators that ran in processes of their own are among them."""
     rows = (
-        (record["source"], record["step"], record["values"])
+        (record.source, record.step, record.values)
         for record in iter_records(run)
-        if record["kind"] == "scalars"
+        if record.kind == "scalars"
     )
     series: Series = {}
     for source, step, values in chain(rows, load_evaluations(run)):
@@ -123,16 +121,6 @@ def load_series(run: Path) -> Series:
                 steps.append(step)
                 numbers.append(float(value))
     return series
-
-
-def iter_records(run: Path) -> Iterator[dict[str, Any]]:
-    """Yield the exact records of a run, or of a file."""
-    path = run / EXACT_FILE if run.is_dir() else run
-    if not path.is_file():
-        raise ConfigurationError(
-            f"there is no {path}: give the directory of a run that was logged with 'jsonl'"
-        )
-    return _iter_lines(path, "record", {"kind": str, "source": str, "step": int, "values": dict})
 
 
 def load_evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
@@ -147,7 +135,7 @@ def load_evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
     types = {"evaluator": str, "step": int, "commit": str, "metrics": dict}
     metrics: dict[tuple[str, int], dict[str, Any]] = {}
     for path in sorted(run.glob("evaluations/*.jsonl")):
-        for result in _iter_lines(path, "result", types):
+        for result in iter_lines(path, "result", types):
             commit = result["commit"]
             if commit in current or commit not in superseded:
                 metrics[result["evaluator"], result["step"]] = result["metrics"]
@@ -158,30 +146,3 @@ def _hash_commits(run: Path, folder: str) -> set[str]:
     """Return the digests that results name checkpoints by."""
     paths = run.glob(f"{folder}/step-*/COMMIT")
     return {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-
-
-def _iter_lines(path: Path, item: str, types: dict[str, type]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file as dictionaries.
-
-    A last line that is not whole is left out: a run may be writing it.
-
-    Args:
-        path: a file of JSON lines.
-        item: what a line holds, for messages.
-        types: the types of the members that each line must have.
-    """
-    with open(path, "rb") as file:
-        number = 0
-        while line := file.readline(LONGEST_LINE):
-            number += 1
-            if not line.endswith(b"\n"):
-                if len(line) < LONGEST_LINE:
-                    return
-                raise ConfigurationError(f"{path}, line {number}: longer than {LONGEST_LINE} bytes")
-            try:
-                values = json_codec.loads(line)
-                if not all(type(values[name]) is expected for name, expected in types.items()):
-                    raise ValueError(f"it lacks {', '.join(types)}")
-            except (ValueError, TypeError, LookupError, RecursionError) as error:
-                raise ConfigurationError(f"{path}, line {number}: no {item}: {error}") from error
-            yield values
