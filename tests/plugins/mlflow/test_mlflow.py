@@ -1,6 +1,7 @@
 """MLflow for real, in its store of files: what is there is read back by its client."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,11 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_logging import JSONLLogger
 from fulgurite_mlflow import MLflowLogger
+from fulgurite_mlflow.command import run_mlflow
+from fulgurite_runs import RunDirectory
 from fulgurite_testing import check_plugin
 
 
@@ -188,6 +193,55 @@ def test_a_dead_server_does_not_stop_training(
             result = fit(folder, MLflowLogger(tracking_uri=uri))
     assert len(caught) == 1 and set(result.failures) == {"mlflow"}
     assert len(result.history["train/loss"]) == 4
+
+
+@pytest.mark.full
+def test_records_of_the_time_without_a_server_are_sent_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Of a run that never reached one, and of one that lost it in the middle; each once."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    dead = ["--tracking-uri", "http://127.0.0.1:1"]
+    with pytest.warns(UserWarning, match="mlflow"):
+        history = fit(folder, MLflowLogger(tracking_uri=dead[1]), JSONLLogger()).history
+    assert run_mlflow([str(folder), *dead]) == 2
+    assert "start its server" in capsys.readouterr().err
+    assert run_mlflow([str(folder), "--experiment", "late"]) == 0
+    store = folder.parent / "mlruns"
+    (run_id,) = re.findall("sent 16 values to the run ([0-9a-f]+)", capsys.readouterr().out)
+    expected = [*zip(history.steps("train/loss"), history["train/loss"], strict=True)]
+    assert read_metrics(store, run_id)["train/loss"] == expected
+    run = get_client(store).get_run(run_id)
+    assert (run.info.status, run.data.params["settings.steps"]) == ("FINISHED", "8")
+    assert run_mlflow([str(folder)]) == 0
+    assert "sent 0 values" in capsys.readouterr().out
+    assert read_metrics(store, run_id)["train/loss"] == expected
+
+
+def test_the_command_says_what_is_wrong(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_mlflow([str(folder)]) == 2
+    assert "logged with 'jsonl'" in capsys.readouterr().err
+    fit(folder, JSONLLogger())
+    with RunDirectory(folder).lock():
+        program = f"from fulgurite_mlflow.command import run_mlflow; run_mlflow([{str(folder)!r}])"
+        command = [sys.executable, "-c", program]
+        answer = subprocess.run(command, capture_output=True, text=True)
+    assert "is in use" in answer.stderr and "Traceback" not in answer.stderr
+    assert not (folder.parent / "mlruns").exists()
+
+
+@pytest.mark.full
+def test_the_best_checkpoint_is_a_tag(folder: Path):
+    logger = MLflowLogger("tests")
+    fit(folder, logger, Checkpointer(every=2, monitor="train/loss"))
+    tags = get_client(folder.parent / "mlruns").get_run(str(logger.run_id)).data.tags
+    steps = {path.name for path in (folder / "checkpoints").iterdir()}
+    best = Path(tags["best_checkpoint.path"])
+    assert best.name in steps and best.parent == folder / "checkpoints"
+    assert best.name == f"step-{tags['best_checkpoint.step']}"
+    assert tags["best_checkpoint.metric"] == "train/loss"
+    assert float(tags["best_checkpoint.value"]) > 0
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ class Backend:
 
     Attributes:
         final_status: the status of the run once it is closed.
+        num_sent: how many metrics were sent.
 
     Args:
         identity: what it is called.
@@ -70,6 +71,7 @@ class Backend:
 
     def __init__(self, identity: RunIdentity, uri: str, run_id: str | None, step: int) -> None:
         self.final_status = "FINISHED"
+        self.num_sent = 0
         self._identity = identity
         self._uri = uri
         self._run_id = run_id
@@ -91,6 +93,7 @@ class Backend:
                 self._add_metrics(record)
             case "config":
                 self._send_configuration(record)
+                self._tag_best_checkpoint(record)
             case "text":
                 self._send_texts(record)
             case "media":
@@ -185,7 +188,9 @@ class Backend:
     def _send_metrics(self) -> None:
         metrics, self._metrics = self._metrics, []
         for start in range(0, len(metrics), _MAX_METRICS):
-            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MAX_METRICS])
+            part = metrics[start : start + _MAX_METRICS]
+            self._client.log_batch(self._run_id, metrics=part)
+            self.num_sent += len(part)
         self._last_sent = time.monotonic()
 
     def _send_configuration(self, record: fg.Record) -> None:
@@ -203,6 +208,14 @@ class Backend:
         self._parameters.update(parameters)
         for start in range(0, len(new), _MAX_PARAMETERS):
             self._client.log_batch(self._run_id, params=new[start : start + _MAX_PARAMETERS])
+
+    def _tag_best_checkpoint(self, record: fg.Record) -> None:
+        """Say where the best checkpoint is, and by what, if this is what the record says."""
+        best = record.values.get("best")
+        if record.source != "checkpoints" or not isinstance(best, dict):
+            return
+        for name in ("path", "step", "metric", "value"):
+            self._client.set_tag(self._run_id, f"best_checkpoint.{name}", str(best.get(name)))
 
     def _send_texts(self, record: fg.Record) -> None:
         for name, text in record.values.items():

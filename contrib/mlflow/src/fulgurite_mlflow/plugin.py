@@ -11,8 +11,7 @@ from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import EvaluationDirectory
 
 from fulgurite_mlflow.backend import Backend, RunIdentity, read_run_id
-
-FOLDER = "mlruns"
+from fulgurite_mlflow.values import FOLDER, build_uri
 
 
 @dataclass(eq=False)
@@ -26,7 +25,8 @@ class MLflowLogger(FileLogger):
     one that it replaces in the directory is marked as killed.
 
     If the server cannot be reached, or does not answer, training continues without the logger and
-    says so once.
+    says so once. With a `JSONLLogger` beside it nothing is lost: `fulgurite mlflow RUN` sends what
+    MLflow lacks.
 
     Example:
         from fulgurite_mlflow import MLflowLogger
@@ -88,7 +88,7 @@ class MLflowLogger(FileLogger):
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or store
         self._backend = Backend(
             RunIdentity(self.experiment, self.name or name, tags, folder, parent_folder),
-            _build_uri(uri),
+            build_uri(uri),
             run_id,
             run.step,
         )
@@ -115,13 +115,6 @@ class MLflowLogger(FileLogger):
         if self._backend is not None:
             is_failure = isinstance(exception, Exception)
             self._backend.final_status = "FAILED" if is_failure else "KILLED"
-
-
-def _build_uri(uri: str | Path) -> str:
-    """Return the address of a server as it is, and the path of a folder as an address."""
-    if isinstance(uri, str) and (":" in uri or uri == "databricks"):
-        return uri
-    return Path(uri).absolute().as_uri()
 
 
 def _get_run_id(position: Any) -> str | None:

@@ -3,10 +3,14 @@
 import posixpath
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
 import numpy as np
+
+FOLDER = "mlruns"
+"""The store beside the directory of a run."""
 
 # What MLflow takes in the name of a metric or parameter: letters, digits and these.
 _REFUSED = re.compile(r"[^\w.\- :/]")
@@ -23,6 +27,13 @@ def clean_name(name: str) -> str:
     parts = _REFUSED.sub("_", name).split("/")
     cleaned_parts = ["_" if part in ("", ".", "..") else part for part in parts]
     return posixpath.join(*cleaned_parts)[:_LONGEST_NAME]
+
+
+def build_uri(uri: str | Path) -> str:
+    """Return the address of a server as it is, and the path of a folder as an address."""
+    if isinstance(uri, str) and (":" in uri or uri == "databricks"):
+        return uri
+    return Path(uri).absolute().as_uri()
 
 
 def flatten_numbers(record: fg.Record) -> Iterator[tuple[str, float]]:
