@@ -14,7 +14,7 @@ from fulgurite_cli.start_config import read_config_file
 from fulgurite_config import from_json
 from fulgurite_config.errors import ConfigError
 from fulgurite_evaluators.results import _read_records
-from fulgurite_logging.plot import iter_records
+from fulgurite_logging import iter_records
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.lock import read_owner
 from fulgurite_sharding.profiles import _read_profiles
