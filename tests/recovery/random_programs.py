@@ -288,6 +288,7 @@ def do_nothing(number: int, frame: Any) -> None:
 
 def train_until_done(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     """Train in this process, again after each fault."""
+    ends = []
     for _ in range(len(faults) + 1):
         # A batch made ahead may be one that nobody needs, and its signal come after the end.
         former = signal.signal(signal.SIGTERM, do_nothing)
@@ -296,9 +297,10 @@ def train_until_done(program: Program, run_dir: Path, faults: Sequence[Fault]) -
         except (InterruptedError, OSError) as error:
             if not isinstance(error, InterruptedError) and "the fault" not in str(error):
                 raise
+            ends.append((repr(error), read_strikes(run_dir), time.monotonic()))
         finally:
             signal.signal(signal.SIGTERM, former)
-    raise AssertionError(f"{program} was not done after {len(faults)} faults: {faults}")
+    raise AssertionError(f"{program} was not done after {faults}: {ends}")
 
 
 def read_files(run_dir: Path) -> dict[str, bytes]:
