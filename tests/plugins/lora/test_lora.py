@@ -79,7 +79,7 @@ def assert_same(left: Any, right: Any) -> None:
         np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_plugin_passes_the_conformance_check():
     bad = [{"rank": -1}, {"scale": float("nan")}, {"dropout": 1.0}]
     check_plugin(Lora, bad_arguments=bad)

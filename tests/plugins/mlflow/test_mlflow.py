@@ -244,7 +244,7 @@ def test_the_best_checkpoint_is_a_tag(folder: Path):
     assert float(tags["best_checkpoint.value"]) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_conformance():
     check_plugin(lambda: MLflowLogger("tests"), bad_arguments=[{"tags": 3}])
 

@@ -49,7 +49,7 @@ def test_7s2_members_are_runs_of_their_own():
             np.testing.assert_allclose(leaf, expected, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.optimized
 def test_7s2_exact_members_have_the_bits_of_runs_of_their_own():
     for member, alone in compare_with_own_runs(True, (3, 1), 20):
@@ -179,7 +179,7 @@ def test_model_and_plugin_must_both_be_of_the_population():
         population.stack(Point)(key=jax.random.key(0)).take(2)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_plugin_passes_the_conformance_check():
     population = Population(seeds=range(2))
     check_plugin(

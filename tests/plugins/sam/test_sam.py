@@ -133,7 +133,7 @@ def train_by_hand(engine: fg.Engine, offset: float | None = None, clip: float | 
     return params, model_state, losses, norms
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_plugin_passes_the_conformance_check():
     check_plugin(Sam, bad_arguments=[{"radius": -1.0}, {"offset": float("nan")}])
 
