@@ -158,7 +158,9 @@ class Saboteur:
             raise OSError("the fault")
         if fault.kind == "block" and fault.place in BATCHES:
             self.send(signal.SIGTERM, delay=0.2)
+            # On a thread of its own it is abandoned, and goes on long after the program.
             time.sleep(99)
+            return
         number = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
         if fault.delay:
             self.send(number, fault.delay)
