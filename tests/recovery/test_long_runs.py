@@ -1,0 +1,46 @@
+"""A run of any length holds as much memory, as many descriptors and as many threads."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fulgurite_logging import iter_records
+from long_run import HOURS, NUM_EVALUATIONS, RECORDS_A_STEP, Sample
+
+PROGRAM = Path(__file__).with_name("long_run.py")
+
+
+@pytest.mark.parametrize(
+    ("steps", "num_evaluators"),
+    [
+        pytest.param(1_000, 5, marks=pytest.mark.full),
+        # A million records, 2,000 checkpoints, 100 evaluators: ten minutes.
+        pytest.param(100_000, 100, marks=pytest.mark.slow),
+    ],
+)
+def test_a_long_run_holds_no_more_at_its_end(
+    tmp_path: Path, steps: int, num_evaluators: int
+) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, PROGRAM, run_dir, str(steps), str(num_evaluators)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
+    samples = [Sample(**json.loads(line)) for line in lines]
+    assert [sample.step for sample in samples] == [*range(steps // 10, steps + 1, steps // 10)]
+    for sample in samples:
+        print(sample)
+    # By then every program is compiled, and the history is as long as it ever gets.
+    settled, end = samples[1], samples[-1]
+    assert end.memory < settled.memory + 32
+    assert max(sample.descriptors for sample in samples[1:]) <= settled.descriptors + 2
+    assert {sample.threads for sample in samples[1:]} == {settled.threads}
+    assert end.hours == pytest.approx(HOURS, abs=0.5)
+    assert end.ticks == pytest.approx(HOURS * 6, abs=HOURS)
+
+    steps_of_records = [record.step for record in iter_records(run_dir)]
+    assert len(steps_of_records) == steps * RECORDS_A_STEP + num_evaluators * NUM_EVALUATIONS
+    assert steps_of_records == sorted(steps_of_records)
+    assert len(list((run_dir / "checkpoints").iterdir())) <= 4
