@@ -345,6 +345,28 @@ def test_nothing_is_compiled_after_the_first_dispatches() -> None:
     assert snapshots[0] and snapshots[1] == snapshots[-1]
 
 
+def test_metrics_are_compiled_into_the_step_alone() -> None:
+    """What closed a window, and what took the numbers apart at the end, were programs of their own
+    that grew with the number of metrics, and no timing knew of them."""
+
+    def fit(num_metrics: int) -> list[str]:
+        class Many(Classifier):
+            def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+                output = super().training_step(batch, ctx)
+                assert output.loss is not None
+                metrics = {f"scaled{index}": index * output.loss for index in range(num_metrics)}
+                return output.replace(metrics=metrics)
+
+        with counted() as compilations:
+            result = fg.Engine(steps=6, log_every=2).fit(Many, classes(64))
+        assert result.history[f"train/scaled{num_metrics - 1}"].shape == (3,)
+        return compilations
+
+    fit(39)  # compiles the small operations that make a state
+    # The step, and what sets the flag of a closed window among the packed numbers.
+    assert len(fit(40)) == 2
+
+
 def test_another_engine_of_the_same_program_compiles_nothing() -> None:
     """A sweep makes many."""
     first, second = (fg.Engine(steps=4, log_every=2, seed=seed) for seed in (0, 1))
