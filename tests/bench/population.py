@@ -9,7 +9,7 @@ of 64, where four members are four times the arithmetic.
     eight    a population of eight members
     exact    four members, one after the other
 
-The ratios are over `one`: `small.four` is to be 2.0 at most; on two busy cores it was 2.3 (1.7 to 2.4).
+The ratios are over `one`: `small.four` is to be 2.0 at most; on two quiet cores it was 1.84 to 1.98.
 """
 
 from collections.abc import Callable
