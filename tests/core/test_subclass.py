@@ -1,5 +1,6 @@
 """Subclasses of the engine: `train_step` is the seam that `fit`, fused steps and `step` share."""
 
+import inspect
 from typing import Any
 
 import fulgurite as fg
@@ -129,3 +130,20 @@ def test_init_state_evaluate_and_predict_may_be_overridden() -> None:
     assert float(result.module.weight) == 8
     assert engine.evaluate(result, numbers([0])) == {"updates": -8, "more": 1}
     assert engine.predict(result, numbers([3, 4])).tolist() == [4, 5]
+
+
+def test_the_signature_of_an_engine_is_that_of_its_arguments() -> None:
+    """Editors, `help` and configurations read it."""
+    assert {"steps", "seed", "plugins", "run_dir"} <= inspect.signature(fg.Engine).parameters.keys()
+
+    class Scaled(fg.Engine):
+        def __init__(self, scale: float, *, steps: int = 5) -> None:
+            super().__init__(steps=steps)
+            self.scale = scale
+
+    class Further(Scaled):
+        pass
+
+    for engine in (Scaled, Further):
+        assert list(inspect.signature(engine).parameters) == ["scale", "steps"]
+        assert engine(2.0).steps == 5

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import wraps
-from inspect import signature
+from inspect import Signature, signature
 from itertools import islice
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, get_args
 
 import equinox as eqx
 import jax
@@ -168,6 +168,12 @@ class Engine:
         device: the one device to compute on, as `jax.Device` or as `"gpu:1"`, `"cpu"`; by default
             that of JAX. Several devices are a plugin's.
     """
+
+    __signature__: ClassVar[Signature]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _set_signature(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
         """Refuse arguments by their names in other libraries, with ours."""
@@ -815,6 +821,19 @@ class Engine:
                 "how long to train: give Engine or fit either steps= or epochs="
             )
         return steps, epochs
+
+
+def _set_signature(engine_class: type[Engine]) -> None:
+    """Have help, editors and configurations see the arguments of `__init__`: Python takes those of
+    `__new__` otherwise, which takes any."""
+    whole = signature(engine_class.__init__)
+    parameters = list(whole.parameters.values())[1:]
+    engine_class.__signature__ = whole.replace(
+        parameters=parameters, return_annotation=engine_class
+    )
+
+
+_set_signature(Engine)
 
 
 def _check_foreign_arguments(engine_class: type, arguments: Iterable[str]) -> None:
