@@ -12,7 +12,7 @@ import fulgurite_config as fc
 import optax
 import pytest
 from fulgurite_config import ConfigError, L, apply_overrides, from_json, resolve, to_json
-from fulgurite_config.overrides import parse_value
+from fulgurite_config.values import parse_value
 from hypothesis import given, settings, strategies
 
 
@@ -478,3 +478,105 @@ def test_json_has_the_same_bytes_in_every_process(tmp_path: Path) -> None:
         for seed in ("1", "2")
     }
     assert len(outputs) == 1
+
+
+def test_one_of_several_values_is_chosen_by_a_reference() -> None:
+    cfg = L(kind="net", index=1)
+    cfg.aux.kinds = L(net=L(Net, width=3), box=L(Box, "x"))
+    cfg.model = cfg.ref.aux.kinds[cfg.ref.kind]
+    cfg.item = L(dict, values=[10, 20, 30])
+    cfg.second = cfg.ref.item["values"][cfg.ref.index]
+    again = read_back(cfg)
+    assert again == cfg and fc.copy(cfg) == cfg
+    assert "cfg.model = cfg.ref.aux.kinds[cfg.ref.kind]" in repr(cfg)
+    for config in (cfg, again, fc.copy(cfg)):
+        assert cast(Any, resolve(config, ALLOW)).model.width == 3
+        fc.load_targets(config, ALLOW)
+        apply_overrides(config, ["kind=box", "index=-1", "aux.kinds.box.label=b"])
+        resolved: Any = resolve(config, ALLOW)
+        assert (resolved.model.content, resolved.model.label, resolved.second) == ("x", "b", 30)
+    for override, message in (
+        ("kind=bxo", r"cfg\.ref\.aux\.kinds\[cfg\.ref\.kind\].*'bxo'. Did you mean 'box'"),
+        ("index=3", r"there is no 3"),
+    ):
+        wrong = fc.copy(cfg)
+        apply_overrides(wrong, [override])
+        with pytest.raises(ConfigError, match=message):
+            resolve(wrong)
+
+
+def test_a_reference_has_no_text() -> None:
+    """`f"{cfg.ref.width}"` would be the text of the reference for ever."""
+    cfg = L(width=8)
+    for make in (str, "w{}".format, lambda reference: f"w{reference:>3}"):
+        with pytest.raises(ConfigError, match=r"cfg\.ref\.width has no text.*apply\(str.format"):
+            make(cfg.ref.width)
+    cfg.name = fc.apply(str.format, "w{}", cfg.ref.width)
+    assert cfg.name == "w8"
+
+
+def test_text_takes_the_place_of_no_call_and_of_no_number() -> None:
+    cfg = L(net=L(Net), part=L(size=1, flag=True, share=0.5, name=None), labelled=L(Box, L(Net)))
+    for override, message in (
+        ("net=cnn", r"net=cnn is no value for .*Net: set its values, net\.width="),
+        ("part=x", "part=x is no value for this section"),
+        ("part.size=big", "part.size=big is not int"),
+        ("part.flag=no", "part.flag=no is not bool"),
+        ("part.share=half", "is not int | float"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            apply_overrides(cfg, [override])
+    texts = ["net=None", "part.size=0.5", "part.flag=false", "part.share=None", "part.name=x"]
+    apply_overrides(cfg, texts)
+    assert (cfg.net, cfg.part.size, cfg.part.flag, cfg.part.name) == (None, 0.5, False, "x")
+
+
+def test_names_are_loaded_for_their_types() -> None:
+    """What is named by text, or was read from JSON, has no arguments to check until then."""
+    cfg: Any = L(net=L(f"{__name__}:Net", 4), frac=L("fractions:Fraction", 1, denominator=2))
+    fc.load_targets(cfg)
+    assert cfg.net == L(Net, width=4)
+    with pytest.raises(ConfigError, match="net.dropout=no is not float"):
+        apply_overrides(cfg, ["net.dropout=no"])
+    assert cast(Any, resolve(cfg)).frac == Fraction(1, 2)
+    read = read_back(L(a=L("fractions:Fraction"), b=L("wave:open"), c=L("chunk:Chunk")))
+    with pytest.raises(
+        fc.NotAllowedError, match="wave:open, chunk:Chunk are not allowed"
+    ) as caught:
+        fc.load_targets(read, ["fractions"])
+    assert caught.value.packages == ["chunk", "wave"]
+    with pytest.raises(fc.NotAllowedError, match="wave:open, chunk:Chunk are not allowed"):
+        resolve(read, ["fractions"])
+    assert "wave" not in sys.modules
+
+
+def test_values_of_a_nested_dictionary_are_set_or_none_of_them() -> None:
+    cfg = L(net=L(Net), rate=0.1, boxes=[L(Box, 1), L(Box, 2)])
+    values = {"net": {"width": 3}, "boxes[1].content": [1, 2], "boxes.*.label": "b"}
+    changes = fc.apply_values(cfg, values, "a file")
+    assert [change.path for change in changes] == [
+        *("net.width", "boxes[1].content", "boxes[0].label", "boxes[1].label"),
+    ]
+    assert (cfg.net.width, cfg.boxes[1].content, cfg.boxes[0].label) == (3, [1, 2], "b")
+    sources = {path: source for path, _, source in fc.iter_values(cfg)}
+    assert sources["net.width"] == "a file"
+    before = fc.copy(cfg)
+    for wrong in ({"rate": 1, "net": {"width": "wide"}}, {"rate": 1, "net": {"widht": 3}}):
+        with pytest.raises(ConfigError, match="width"):
+            fc.apply_values(cfg, wrong)
+        assert cfg == before
+
+
+def test_initials_are_understood_and_long_lists_cut() -> None:
+    cfg = L(optimizer=L(optax.adamw, 1e-3))
+    with pytest.raises(ConfigError, match="Did you mean 'learning_rate'"):
+        apply_overrides(cfg, ["optimizer.lr=1"])
+    many = L(**{f"name{index}": index for index in range(50)})
+    with pytest.raises(ConfigError, match="name0, .*, 30 more"):
+        apply_overrides(many, ["quite_else=1"])
+
+
+def test_functions_written_in_c_have_public_names() -> None:
+    import operator
+
+    assert '"operator:getitem"' in to_json(fc.apply(operator.getitem, [1], 0))

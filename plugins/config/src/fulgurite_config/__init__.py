@@ -2,11 +2,11 @@
 
 from fulgurite_config.codec import from_json, from_plain, to_json, to_plain
 from fulgurite_config.comparison import copy, copy_one_way, diff, iter_values, merge
-from fulgurite_config.errors import ConfigError
+from fulgurite_config.errors import ConfigError, NotAllowedError
 from fulgurite_config.expressions import apply
 from fulgurite_config.names import Name
-from fulgurite_config.nodes import REQUIRED, L, Node, Required
-from fulgurite_config.overrides import Change, apply_overrides
+from fulgurite_config.nodes import REQUIRED, L, Node, Required, load_targets
+from fulgurite_config.overrides import Change, apply_overrides, apply_values
 from fulgurite_config.printing import to_python
 from fulgurite_config.resolution import resolve
 from fulgurite_config.sweeps import Trial, sweep
@@ -18,16 +18,19 @@ __all__ = [
     "L",
     "Name",
     "Node",
+    "NotAllowedError",
     "Required",
     "Trial",
     "apply",
     "apply_overrides",
+    "apply_values",
     "copy",
     "copy_one_way",
     "diff",
     "from_json",
     "from_plain",
     "iter_values",
+    "load_targets",
     "merge",
     "resolve",
     "sweep",

@@ -8,6 +8,7 @@ from typing import Any
 from fulgurite_config.errors import ConfigError
 from fulgurite_config.expressions import (
     APPLY,
+    ITEM,
     OPERATORS,
     Expression,
     Lazy,
@@ -19,6 +20,8 @@ from fulgurite_config.expressions import (
 from fulgurite_config.names import Name, get_name
 from fulgurite_config.nodes import Node, Required, State, get_state, is_constant, iter_children
 
+JSON_SOURCE = "JSON"
+"""What is said of values that were read from a file, where others have a line of a program."""
 MAX_CHARACTERS = 4_000_000
 MAX_DEPTH = 100
 Path = tuple[str | int, ...]
@@ -240,7 +243,7 @@ class _Decoder:
 
     def _decode_node(self, kind: str, form: dict[str, Any], path: Path, depth: int) -> Node:
         target = None if kind == "$section" else Name(str(form[kind]))
-        state = State(target, is_partial=kind == "$partial", source="JSON")
+        state = State(target, is_partial=kind == "$partial", source=JSON_SOURCE)
         node = Node(state)
         if "$id" in form:
             self._nodes[form["$id"]] = node
@@ -253,13 +256,14 @@ class _Decoder:
         for name, value in form.items():
             if not name.startswith("$"):
                 state.keywords[name] = self.decode(value, (*path, name), depth + 1)
-                state.sources[name] = "JSON"
+                state.sources[name] = JSON_SOURCE
         return node
 
 
 def _make_expression(symbol: str, operands: list[Any], path: Path) -> Expression:
     is_function = symbol == APPLY and operands and isinstance(operands[0], Name)
-    is_operation = symbol in OPERATORS and len(operands) == (1 if symbol in ("~", "neg") else 2)
+    is_known = symbol in OPERATORS or symbol == ITEM
+    is_operation = is_known and len(operands) == (1 if symbol in ("~", "neg") else 2)
     if not is_function and not is_operation:
         raise ConfigError(f"{format_path(path)} has an operation {symbol!r} that does not exist")
     return Expression(symbol, *operands)

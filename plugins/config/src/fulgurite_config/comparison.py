@@ -1,7 +1,7 @@
 """Copying, merging and comparing configurations."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from fulgurite_config.codec import to_plain
@@ -22,6 +22,7 @@ from fulgurite_config.nodes import (
     find_line,
     get_state,
     iter_children,
+    iter_nodes,
     set_value,
 )
 
@@ -34,19 +35,9 @@ def copy(config: T) -> T:
     # Nodes first: a reference may start from a node that comes after it.
     memo: dict[int, Node] = {}
     _make_nodes(config, memo)
-    for node in _iter_nodes(config, set()):
+    for node in iter_nodes(config, set()):
         _fill_node(node, memo)
     return _copy(config, memo)
-
-
-def _iter_nodes(value: Any, visited: set[int]) -> Iterator[Node]:
-    if isinstance(value, Node):
-        if id(value) in visited:
-            return
-        visited.add(id(value))
-        yield value
-    for _, child in iter_children(value):
-        yield from _iter_nodes(child, visited)
 
 
 def _make_nodes(value: Any, nodes: dict[int, Node]) -> None:
@@ -257,9 +248,23 @@ def _iter_node(node: Node, path: tuple[Any, ...], visited: set[int]) -> Iterator
     yield from _iter_values(node, path, visited)
 
 
-def compute(value: Any) -> Any:
-    """Return what a reference or an expression stands for, and any other value as it is."""
-    return Evaluation().compute(value) if isinstance(value, Lazy) else value
+def iter_nodes_by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Node]]:
+    """Yield the paths and nodes of a configuration; a node that is used twice, with each of its
+    paths."""
+    if isinstance(value, Node):
+        yield format_path(path) or "(root)", value
+    for key, child in iter_children(value):
+        yield from iter_nodes_by_path(child, (*path, key))
+
+
+def compute(value: Any, allow: Sequence[str] = ()) -> Any:
+    """Return what a reference or an expression stands for, and any other value as it is.
+
+    Args:
+        value: the value.
+        allow: packages and modules that functions read from JSON may be imported from.
+    """
+    return Evaluation(allow).compute(value) if isinstance(value, Lazy) else value
 
 
 OPERATIONS["is_equal"] = is_equal

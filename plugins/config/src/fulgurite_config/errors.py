@@ -1,7 +1,9 @@
 """The error of this package, and suggestions for names."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+MAX_SUGGESTIONS = 20
 
 
 class ConfigError(ValueError):
@@ -17,6 +19,33 @@ class ConfigError(ValueError):
     """
 
 
+class NotAllowedError(ConfigError):
+    """A configuration names what may not be imported.
+
+    Attributes:
+        modules: for each name that is not allowed, the module that it is of.
+        packages: those that would have to be allowed.
+    """
+
+    def __init__(self, modules: Mapping[str, str], allow: Iterable[str]) -> None:
+        """Say what is not allowed.
+
+        Args:
+            modules: for each name that is not allowed, the module that it is of.
+            allow: what is allowed.
+        """
+        self.modules = dict(modules)
+        self.packages = sorted({module.partition(".")[0] for module in modules.values()})
+        is_one = len(modules) == 1
+        places = ", ".join(dict.fromkeys(modules.values()))
+        super().__init__(
+            f"{', '.join(modules)} {'is' if is_one else 'are'} not allowed: "
+            f"{'it is' if is_one else 'they are'} of {places}. If you trust "
+            f"{'it' if is_one else 'them'}, add {', '.join(map(repr, self.packages))} to "
+            f"allow=[{', '.join(map(repr, allow))}]"
+        )
+
+
 def suggest(name: str, choices: Iterable[object]) -> str:
     """Return a sentence with the choice most like a name, or with all choices.
 
@@ -26,6 +55,14 @@ def suggest(name: str, choices: Iterable[object]) -> str:
     """
     texts = sorted({str(choice) for choice in choices})
     close = difflib.get_close_matches(name, texts, n=1)
+    # People write `lr` for `learning_rate`.
+    close += [text for text in texts if _get_initials(text) == name]
     if close:
         return f"Did you mean {close[0]!r}?"
+    if len(texts) > MAX_SUGGESTIONS:
+        texts = [*texts[:MAX_SUGGESTIONS], f"{len(texts) - MAX_SUGGESTIONS} more"]
     return f"There is {', '.join(texts)}." if texts else "There are none."
+
+
+def _get_initials(text: str) -> str:
+    return "".join(word[:1] for word in text.split("_")) if "_" in text else ""

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fulgurite_config.errors import ConfigError
+from fulgurite_config.errors import ConfigError, suggest
 from fulgurite_config.names import Name, get_name, load
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -15,6 +15,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **{"~": operator.not_, "neg": operator.neg},
 }
 APPLY = "apply"
+ITEM = "[]"
 MAX_LENGTH = 10_000
 MAX_BITS = 4_096
 
@@ -120,9 +121,20 @@ class Lazy:
     def __repr__(self) -> str:
         return format_expression(self)
 
+    def __str__(self) -> NoReturn:
+        raise ConfigError(
+            f"{format_expression(self)} has no text while the configuration is written: join texts "
+            "with +, or use apply(str.format, 'w{}', reference)"
+        )
+
+    def __format__(self, spec: str) -> NoReturn:
+        str(self)
+        raise AssertionError
+
 
 class Reference(Lazy):
-    """The value at a path below a node, as `cfg.ref.model.width`."""
+    """The value at a path below a node, as `cfg.ref.model.width`; or, with a reference in brackets,
+    that of several which it names: `cfg.ref.models[cfg.ref.name]`."""
 
     __slots__ = ("_config_path", "_config_root")
 
@@ -135,7 +147,9 @@ class Reference(Lazy):
             raise AttributeError(name)
         return Reference(self._config_root, (*self._config_path, name))
 
-    def __getitem__(self, key: str | int) -> "Reference":
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, Lazy):
+            return Expression(ITEM, self, key)
         return Reference(self._config_root, (*self._config_path, key))
 
 
@@ -200,6 +214,18 @@ def format_expression(value: Any, root: str = "cfg") -> str:
     texts = [format_expression(operand, root) for operand in operands[symbol == APPLY :]]
     if symbol == APPLY:
         return f"apply({get_name(operands[0])}, {', '.join(texts)})"
+    return format_operation(symbol, texts)
+
+
+def format_operation(symbol: str, texts: Sequence[str]) -> str:
+    """Return an operation as Python.
+
+    Args:
+        symbol: of the operator.
+        texts: its operands as Python.
+    """
+    if symbol == ITEM:
+        return f"{texts[0]}[{texts[1]}]"
     if len(texts) == 1:
         return f"{'-' if symbol == 'neg' else symbol}({texts[0]})"
     return f"({texts[0]} {symbol} {texts[1]})"
@@ -232,6 +258,9 @@ class Evaluation:
         if not isinstance(value, Expression):
             return value
         symbol, operands = get_expression(value)
+        if symbol == ITEM:
+            container, item = map(self._compute, operands)
+            return self._compute(_get_item(container, item, value))
         function = OPERATORS.get(symbol)
         values = [self._compute(operand) for operand in operands[function is None :]]
         if function is None:
@@ -276,6 +305,31 @@ def _get_child(value: Any, key: Any, reference: Reference, path: Sequence[Any]) 
     raise ConfigError(
         f"{reference!r} leads nowhere: {format_path(path)} is {value!r}, which has no {key!r}"
     )
+
+
+def _get_item(container: Any, key: Any, expression: Expression) -> Any:
+    """Return one of several values, as the node, dictionary or list that has it holds it.
+
+    Args:
+        container: what has the values.
+        key: the name or index of one of them.
+        expression: which asks, for the error.
+    """
+    is_node = hasattr(type(container), "__config_get__")
+    get = container.__config_get__ if is_node else None
+    names: Sequence[Any] = ()
+    if is_node:
+        names = [name for name in dir(container) if name not in ("ref", "aux")]
+    elif isinstance(container, dict):
+        names = list(container)
+    elif isinstance(container, list | tuple):
+        names = range(-len(container), len(container))
+    if key not in names:
+        raise ConfigError(
+            f"{format_expression(expression)} leads nowhere: there is no {key!r}. "
+            f"{suggest(str(key), names)}"
+        )
+    return container[key] if get is None else get(key)
 
 
 def check_operands(symbol: str, values: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from fulgurite_config.errors import ConfigError
+from fulgurite_config.errors import ConfigError, NotAllowedError
 
 SAFE = frozenset(
     [f"builtins:{name}" for name in ("abs", "bool", "dict", "float", "int", "len", "list", "max")]
@@ -67,6 +67,8 @@ def get_name(value: Any) -> str:
         raise ConfigError(f"{shown} is a lambda or local function: define it in its module")
     parts = module.split(".")
     prefixes = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    if module.startswith("_"):  # what is written in C, such as _operator:getitem
+        prefixes.insert(0, module.lstrip("_"))
     for prefix in prefixes:
         is_private = any(part.startswith("_") for part in prefix.split("."))
         if (prefix == module or not is_private) and _is_at(prefix, qualname, value):
@@ -145,7 +147,4 @@ def load(name: Name, allow: Sequence[str]) -> Callable[..., Any]:
 
 def _check_allowed(name: Name, module: str, allow: Sequence[str]) -> None:
     if not any(module == prefix or module.startswith(f"{prefix}.") for prefix in allow):
-        raise ConfigError(
-            f"{name.text} is not allowed: it is of {module}. If you trust it, add "
-            f"{module.partition('.')[0]!r} to allow=[{', '.join(map(repr, allow))}]"
-        )
+        raise NotAllowedError({name.text: module}, allow)

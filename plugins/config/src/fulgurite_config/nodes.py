@@ -3,15 +3,15 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
-from fulgurite_config.errors import ConfigError, suggest
+from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
 from fulgurite_config.expressions import Evaluation, Lazy, Reference
-from fulgurite_config.names import Name, get_name
+from fulgurite_config.names import Name, get_name, load
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -213,6 +213,49 @@ def make_node(
             raise ConfigError(f"{describe(node)} gets {name!r} twice, by position and by name")
         set_value(node, name, value, line)
     return node
+
+
+def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
+    """Import the functions and classes that a configuration names, in place: overrides then know
+    their arguments, with types and defaults.
+
+    Args:
+        config: the configuration.
+        allow: packages and modules that names read from JSON may be imported from.
+
+    Raises:
+        NotAllowedError: it names others, all of which the error says.
+        ConfigError: there is no such module or name.
+    """
+    not_allowed: dict[str, str] = {}
+    for node in iter_nodes(config, set()):
+        state = get_state(node)
+        if not isinstance(state.target, Name):
+            continue
+        try:
+            state.target = load(state.target, allow)
+        except NotAllowedError as error:
+            not_allowed |= error.modules
+            continue
+        names = _get_positional_names(state.target, len(state.positional))
+        for index, name in enumerate(names[: len(state.positional)]):
+            state.keywords = {name: state.positional[index], **state.keywords}
+            state.sources[name] = state.sources.pop(index, state.source)
+        if names:
+            state.positional = []
+    if not_allowed:
+        raise NotAllowedError(not_allowed, allow)
+
+
+def iter_nodes(value: Any, visited: set[int]) -> Iterator[Node]:
+    """Yield each node of a configuration once."""
+    if isinstance(value, Node):
+        if id(value) in visited:
+            return
+        visited.add(id(value))
+        yield value
+    for _, child in iter_children(value):
+        yield from iter_nodes(child, visited)
 
 
 def _get_positional_names(target: Any, count: int) -> list[str]:

@@ -1,27 +1,26 @@
 """Overrides as texts: `model.width=256`, `layers[0].units=3`, `**.dropout=0`."""
 
-import ast
+import json
 import re
-import types
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite_config.errors import ConfigError, suggest
-from fulgurite_config.expressions import Evaluation, format_path
+from fulgurite_config.expressions import Evaluation, Lazy, format_expression, format_path
 from fulgurite_config.nodes import (
     EMPTY,
     Node,
+    describe,
     get_default,
     get_state,
     iter_children,
     iter_names,
     set_value,
 )
+from fulgurite_config.values import Key, fit_value, flatten_union, parse_value
 
-CONSTANTS = {"null": None, "true": True, "false": False}
-MAX_CHARACTERS = 10_000
 SEGMENT = re.compile(r"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|'[^']*'|\"[^\"]*\")\]")
-Key = str | int
 
 
 class Change(NamedTuple):
@@ -68,23 +67,68 @@ def apply_overrides(config: Any, overrides: Sequence[str]) -> list[Change]:
     Raises:
         ConfigError: an override matches nothing, or its value is not of the argument's type.
     """
-    changes: list[Change] = []
-    undo: list[tuple[Any, Key, Any]] = []
+    with _undo_on_error() as undo:
+        return [
+            change for override in overrides for change in _apply_override(config, override, undo)
+        ]
+
+
+def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> list[Change]:
+    """Change a configuration as nested dictionaries say: those of a file that holds a part of it.
+
+    Args:
+        config: the configuration. It is changed in place, or not at all if there is an error.
+        values: constants by path, or by name below a dictionary: `{"model": {"width": 8}}`.
+        source: where they come from.
+
+    Returns:
+        What was changed, in order.
+
+    Raises:
+        ConfigError: a path matches nothing, or a value is not of the argument's type.
+    """
+    with _undo_on_error() as undo:
+        return list(_apply_nested(config, values, (), source, undo))
+
+
+Undo = list[tuple[Any, Key, Any]]
+"""What was changed: a parent, a key, and the value before."""
+
+
+@contextmanager
+def _undo_on_error() -> Iterator[Undo]:
+    undo: Undo = []
     try:
-        for override in overrides:
-            for match in _find_matches(config, override):
-                changes.append(_apply(match, override, undo))
+        yield undo
     except Exception:
         for parent, key, old in reversed(undo):
             _restore(parent, key, old)
         raise
-    return changes
 
 
-def _find_matches(config: Node, override: str) -> list[Match]:
-    text, equals, _ = override.partition("=")
+def _apply_override(config: Node, override: str, undo: Undo) -> Iterator[Change]:
+    path, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"{override!r} is no override: write path=value")
+    for match in _find_matches(config, path):
+        yield _apply(match, parse_value(text), text, f"override {override}", undo)
+
+
+def _apply_nested(
+    config: Any, values: Mapping[str, Any], above: tuple[Key, ...], source: str, undo: Undo
+) -> Iterator[Change]:
+    for name, value in values.items():
+        for parent, key, path in _find_matches(config, name):
+            current = Evaluation().compute(_read(parent, key))
+            place = (*above, *path)
+            if isinstance(value, dict) and isinstance(current, Node):
+                yield from _apply_nested(current, value, place, source, undo)
+            else:
+                text = value if isinstance(value, str) else json.dumps(value)
+                yield _apply((parent, key, place), value, text, source, undo)
+
+
+def _find_matches(config: Node, text: str) -> list[Match]:
     pattern = parse_path(text)
     matches: list[Match] = []
     places: set[tuple[int, Key]] = set()
@@ -162,7 +206,8 @@ def _has_key(value: Any, key: Any) -> bool:
     if isinstance(key, _Wildcard):
         return True
     if isinstance(value, Node) and isinstance(key, str):
-        return key in iter_names(value)
+        has_aux = get_state(value).aux is not None
+        return key in iter_names(value) or (key == "aux" and has_aux)
     return key in dict(iter_children(value)) or (
         isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value)
     )
@@ -186,21 +231,60 @@ def _read(parent: Any, key: Key) -> Any:
     return parent.__config_get__(key) if isinstance(parent, Node) else parent[key]
 
 
-def _apply(match: Match, override: str, undo: list[tuple[Any, Key, Any]]) -> Change:
+def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Change:
+    """Set a value.
+
+    Args:
+        match: where.
+        value: the value as it stands there.
+        text: the same as text.
+        source: what sets it.
+        undo: gets what was there before.
+    """
     parent, key, path = match
-    text = override.partition("=")[2]
     is_set = not isinstance(parent, Node) or key in dict(iter_children(parent)) or key == "aux"
     old = _read(parent, key)
     annotation = _get_annotation(parent, key)
-    value = parse_value(text) if annotation is None else convert_value(text, annotation, path)
+    _check_replaceable(old, value, annotation, path)
+    if annotation is None:
+        annotation = _guess_annotation(parent, old)
+    if annotation is not None:
+        value = fit_value(value, text, annotation, path)
     if isinstance(parent, tuple):
         raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")
     undo.append((parent, key, old if is_set or isinstance(key, int) else EMPTY))
     if isinstance(parent, Node):
-        set_value(parent, key, value, f"override {override}")
+        set_value(parent, key, value, source)
     else:
         parent[key] = value
     return Change(format_path(path), None if old is EMPTY else old, value)
+
+
+def _check_replaceable(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) -> None:
+    """Raise a `ConfigError` if a text would take the place of a call or a section, which no text
+    can stand for."""
+    chosen = old
+    if isinstance(old, Lazy):
+        chosen = Evaluation().compute(old)
+    if not isinstance(chosen, Node) or not isinstance(value, str):
+        return
+    if annotation is not None and str in flatten_union(annotation):
+        return
+    place = format_path(path)
+    how = f"set its values, {place}.{next(iter_names(chosen), 'name')}=..."
+    if isinstance(old, Lazy):
+        how = f"it is {format_expression(old)}: set what that refers to, or its values"
+    raise ConfigError(f"{place}={value} is no value for {describe(chosen)}: {how}")
+
+
+def _guess_annotation(parent: Any, old: Any) -> Any:
+    """Return the type of a value in a section, which has no annotation: that of the value before
+    if it is a number, True or False; None for any other."""
+    if not isinstance(parent, Node) or get_state(parent).target is not None:
+        return None
+    if isinstance(old, bool):
+        return bool | None
+    return int | float | None if isinstance(old, int | float) else None
 
 
 def _restore(parent: Any, key: Key, old: Any) -> None:
@@ -238,64 +322,3 @@ def _get_annotation(parent: Any, key: Key) -> Any:
         if annotation is not None:
             return annotation
     return None
-
-
-def parse_value(text: str) -> Any:
-    """Return a text as the Python constant that it writes, or as text if it is none.
-
-    Raises:
-        ConfigError: it begins as a list, tuple, dictionary or quoted text, and is none.
-    """
-    if text in CONSTANTS:
-        return CONSTANTS[text]
-    if len(text) > MAX_CHARACTERS:
-        return text
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        if text[:1] in ("[", "(", "{", "'", '"'):
-            raise ConfigError(f"{text} is no value of Python: quote texts in it") from None
-        return text
-    is_plain = isinstance(value, bool | int | float | str | list | tuple | dict | None)
-    return value if is_plain else text
-
-
-def convert_value(text: str, annotation: Any, path: Sequence[Key]) -> Any:
-    """Return a text as a value of an annotation; what it does not know is parsed as a constant.
-
-    Args:
-        text: the value as written.
-        annotation: the type of the argument.
-        path: of the argument, for the error.
-
-    Raises:
-        ConfigError: it is no value of that type.
-    """
-    members = _flatten_union(annotation)
-    value = parse_value(text)
-    known = (bool, int, float, str, type(None))
-    choices = [choice for member in members for choice in _get_choices(member)]
-    if not all(member in known or get_origin(member) is Literal for member in members):
-        return value
-    if any(type(value) is type(choice) and value == choice for choice in choices):
-        return value
-    if type(value) in members:
-        return value
-    if float in members and type(value) is int:
-        return float(value)
-    if text in choices or (str in members and not isinstance(value, list | tuple | dict)):
-        return text
-    names = " | ".join(getattr(member, "__name__", str(member)) for member in members)
-    if choices:
-        names = ", ".join(map(repr, choices))
-    raise ConfigError(f"{format_path(path)}={text} is not {names.replace('NoneType', 'None')}")
-
-
-def _flatten_union(annotation: Any) -> list[Any]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [leaf for member in get_args(annotation) for leaf in _flatten_union(member)]
-    return [annotation]
-
-
-def _get_choices(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) is Literal else ()

@@ -10,6 +10,7 @@ from fulgurite_config.expressions import (
     Lazy,
     Reference,
     format_expression,
+    format_operation,
     get_expression,
     get_reference,
 )
@@ -146,10 +147,7 @@ class _Printer:
             texts = [self._format_name(operands[0])]
             texts += [self._format(operand, 0) for operand in operands[1:]]
             return f"apply({', '.join(texts)})"
-        texts = [self._format(operand, 0) for operand in operands]
-        if len(texts) == 1:
-            return f"{'-' if symbol == 'neg' else symbol}({texts[0]})"
-        return f"({texts[0]} {symbol} {texts[1]})"
+        return format_operation(symbol, [self._format(operand, 0) for operand in operands])
 
     def _format_node(self, node: Node, depth: int) -> str:
         if id(node) in self._variables:

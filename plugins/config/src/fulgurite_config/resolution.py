@@ -5,7 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from fulgurite_config.errors import ConfigError, suggest
+from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
 from fulgurite_config.expressions import Evaluation, Lazy, check_result, format_path
 from fulgurite_config.names import SAFE, Name, get_name, load
 from fulgurite_config.nodes import (
@@ -47,11 +47,14 @@ class _Resolution:
         self._targets: dict[int, Any] = {}
         self._results: dict[int, Any] = {}
         self._missing: list[str] = []
+        self._not_allowed: dict[str, str] = {}
         self._count = 0
 
     def run(self, config: Any) -> Any:
         try:
             self._check(config, (), frozenset())
+            if self._not_allowed:
+                raise NotAllowedError(self._not_allowed, self._allow)
             if self._missing:
                 raise ConfigError(f"values are missing: {'; '.join(self._missing)}")
             return self._build(config, ())
@@ -70,7 +73,7 @@ class _Resolution:
         if id(value) in above:
             raise ConfigError(f"{format_path(path)} contains itself")
         if isinstance(value, Name):
-            load(value, self._allow)
+            self._load(value)
         if isinstance(value, Node):
             if id(value) in self._targets:
                 return
@@ -81,7 +84,9 @@ class _Resolution:
 
     def _check_node(self, node: Node, path: Path) -> None:
         state = get_state(node)
-        target = load(state.target, self._allow) if isinstance(state.target, Name) else state.target
+        target = self._load(state.target) if isinstance(state.target, Name) else state.target
+        if isinstance(target, Name):  # it is not allowed, which is said of all together
+            return
         if target is not None and not callable(target):
             raise ConfigError(f"{format_path(path)}: {get_name(target)} cannot be called")
         self._targets[id(node)] = target
@@ -103,6 +108,14 @@ class _Resolution:
                 if parameter.name not in state.keywords:
                     place = format_path((*path, parameter.name))
                     self._missing.append(f"{place} (an argument of {get_name(target)})")
+
+    def _load(self, name: Name) -> Any:
+        """Return what a name stands for, or itself if that is not allowed."""
+        try:
+            return load(name, self._allow)
+        except NotAllowedError as error:
+            self._not_allowed |= error.modules
+            return name
 
     def _build(self, value: Any, path: Path) -> Any:
         if isinstance(value, Lazy):
