@@ -1,6 +1,8 @@
 """Programs that return a configuration."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint.commands import compare
 from fulgurite_cli import Experiment, build_experiment, rebuild_experiment, run
 from fulgurite_cli.config_command import run_config
-from fulgurite_config import L, to_json
+from fulgurite_config import L, Required, to_json
 from fulgurite_runs import RunDirectory, RunPlugin
 
 
@@ -82,9 +86,15 @@ def test_a_secret_stays_out_of_the_manifest() -> None:
 
     built = build_experiment(configure)
     assert built.engine.config is not None
-    assert "abc123" not in built.engine.config["config"]
-    with pytest.raises(ConfigurationError, match="hides a secret"):
-        build_experiment(configure, [], built.engine.config)
+    assert "abc123" not in json.dumps(built.engine.config)
+    # What the manifest hides, the program says or the command line.
+    saved = built.engine.config
+    assert build_experiment(configure, [], saved).engine.config == saved
+    for overrides in ([], ["api_key=xyz789"]):
+        again = build_experiment(configure, overrides, start_config=saved)
+        assert again.engine.config == saved
+    with pytest.raises(ConfigurationError, match="hides the secret api_key: give api_key="):
+        build_experiment(experiment, [], start_config=saved)
 
 
 def test_a_mistyped_override_ends_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +202,7 @@ def test_a_run_is_built_again_from_its_manifest_alone(
     rebuilt = rebuild_experiment(folder, None, [], ["fulgurite", "tests"])
     assert rebuilt.engine.steps == 1
     assert rebuilt.model.keywords == {"rate": 0.25}
-    with pytest.raises(ConfigurationError, match="add 'tests' to allow"):
+    with pytest.raises(ConfigurationError, match="give --allow fulgurite --allow tests"):
         rebuild_experiment(folder, None, [], ["fulgurite"])
     with pytest.raises(ConfigurationError, match=r"'test_configuration.py' is not in this dir"):
         rebuild_experiment(folder, None)
@@ -218,3 +228,172 @@ def test_config_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFi
         run_config(["diff", files[0], files[2]])
     assert caught.value.code == 2
     assert "of different kinds" in capsys.readouterr().err
+
+
+def test_values_from_a_run_keep_their_types_and_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A manifest holds names alone; what they name has the types."""
+    folder = str(tmp_path / "run")
+    run(experiment, ["steps=1", "--run", folder])
+    values = print_values(experiment, ["engine.seed=3", "--from", folder], capsys)
+    assert values["engine.seed"].startswith("3 ")
+    for override in ("engine.seed=abc", "engine.plugins[0].every=no", "rate=fast"):
+        for start in ([], ["--from", folder]):
+            with pytest.raises(SystemExit) as caught:
+                run(experiment, [override, *start, "--print"])
+            assert caught.value.code == 2
+            assert "is not int" in capsys.readouterr().err
+
+
+def test_a_call_is_not_replaced_by_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for override in ("model=cnn", "engine.plugins[0]=x", "engine=fulgurite:Engine"):
+        with pytest.raises(SystemExit) as caught:
+            run(experiment, [override])
+        assert caught.value.code == 2
+        assert "is no value for" in capsys.readouterr().err
+
+
+def choose() -> Any:
+    """One of two models, by name."""
+    cfg = L(model_name="slow", folder=Required("of the pictures"))
+    cfg.aux.models = L(slow=L.partial(Net, rate=0.25), fast=L.partial(Net, rate=0.5))
+    cfg.model = cfg.ref.aux.models[cfg.ref.model_name]
+    cfg.engine = L(fg.Engine, steps=1, plugins=[L(Report, every=1)])
+    cfg.data = L(make_data)
+    return cfg
+
+
+def make_key(key: Any, token: str = "a") -> Any:
+    """Return a key; the arguments have names of secrets."""
+    return key
+
+
+def test_names_like_those_of_secrets_leave_the_manifest_readable(tmp_path: Path) -> None:
+    def configure() -> Any:
+        cfg = experiment()
+        cfg.aux.first = L(make_key, key=L(make_key, key=3), token="abc123")
+        cfg.header = {"key": [1, 2]}
+        return cfg
+
+    folder = str(tmp_path / "run")
+    run(configure, ["steps=1", "--run", folder])
+    saved = RunDirectory(folder).read_manifest()["configuration"]
+    assert "abc123" not in json.dumps(saved)
+    again = build_experiment(configure, [], saved)
+    assert again.engine.steps == 1
+
+
+def test_one_of_several_models_is_chosen_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "run")
+    chosen = ["model_name=fast", "folder=x", "aux.models.fast.rate=0.75"]
+    values = print_values(choose, chosen, capsys)
+    assert values["model"].startswith("(that of aux.models.fast) ")
+    assert "# cfg.ref.aux.models[cfg.ref.model_name], " in values["model"]
+    result = run(choose, [*chosen, "--run", folder])
+    assert float(result.module.weight) == 0.25
+    again = run(choose, ["model.rate=0.5", "--from", folder])
+    assert float(again.module.weight) == 0.5
+    for name, hint in (
+        ("model_name=fsat", "Did you mean 'fast'"),
+        ("mode_name=fast", "model_name"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run(choose, [name, "folder=x"])
+        assert caught.value.code == 2
+        assert hint in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(choose, ["--help"])
+    assert "  folder=...  (of the pictures)\n" in capsys.readouterr().out
+
+
+def test_a_file_may_hold_a_part_of_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "part.json"
+    part = {"rate": 0.25, "engine": {"seed": 3, "plugins[0]": {"every": 7}}, "**.log_every": 5}
+    file.write_text(json.dumps(part))
+    values = print_values(experiment, ["rate=0.5", "--config", str(file)], capsys)
+    assert values["rate"].startswith("0.5 ")
+    assert values["engine.seed"].split() == ["3", "#", "--config", str(file)]
+    assert values["engine.plugins[0].every"].startswith("7 ")
+    assert values["engine.log_every"].startswith("5 ")
+    for text, message in (
+        ('{"engine": {"sede": 3}}', "Did you mean 'seed'?"),
+        ('{"engine": {"seed": "3"}}', "engine.seed=3 is not int"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SystemExit) as caught:
+            run(experiment, ["--config", str(file)])
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_runs_of_configurations_are_shown_and_compared_by_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, rate in (("a", "0.25"), ("b", "0.5")):
+        run(experiment, [f"rate={rate}", "steps=1", "--run", str(tmp_path / name)])
+    configuration = RunDirectory(tmp_path / "a").read_manifest()["configuration"]
+    assert configuration["values"]["model"].endswith("test_configuration:Net")
+    assert configuration["values"]["engine.steps"] == 1
+    assert configuration["values"]["model.rate"] == 0.25
+    compare([str(tmp_path / "a"), str(tmp_path / "b")])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "model.rate 0.25 0.5" in lines and "rate 0.25 0.5" in lines
+    assert not any("$call" in line for line in lines)
+
+
+def test_the_command_line_says_how_arguments_are_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def configure(lr: float = 1e-3) -> Any:
+        raise AssertionError("this is not called")
+
+    for arguments, message in (
+        (["--lr=1e-2"], "arguments of the program are written lr=1e-2"),
+        (["--config", "a.json", "--config", "b.json"], "--config is given twice"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run(configure, arguments)
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_program_with_arguments_returns_no_configuration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def configure(lr: float = 1e-3) -> Any:
+        return experiment()
+
+    with pytest.raises(SystemExit):
+        run(configure, ["lr=1e-2"])
+    assert "one that returns a configuration has no arguments" in capsys.readouterr().err
+
+
+def test_a_run_begins_anew_or_with_the_weights_of_another(tmp_path: Path) -> None:
+    def configure() -> Any:
+        cfg = experiment()
+        cfg.engine.plugins = [L(Checkpointer, every=1)]
+        return cfg
+
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    assert float(run(configure, ["--run", first]).module.weight) == -1.0
+    begun = run(configure, ["--run", second, "--init-from", first])
+    assert float(begun.module.weight) == -3.0
+    # Started again, it is complete; anew, it trains again.
+    assert float(run(configure, ["--run", second, "--init-from", first]).module.weight) == -3.0
+    anew = run(configure, ["--run", second, "--resume", "never"])
+    assert float(anew.module.weight) == -1.0
+
+
+def test_a_reader_of_print_may_stop_reading(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("from test_configuration import *\nrun(experiment)\n")
+    command = f"{sys.executable} {program} --print | head -1"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+    assert done.stdout.startswith("steps = 4")
+    assert not done.stderr

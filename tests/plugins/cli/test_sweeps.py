@@ -51,6 +51,22 @@ def test_1s16_a_sweep_has_a_run_for_each_combination_in_order() -> None:
         plan_sweep([], ["lr=1,1"])
 
 
+def test_runs_of_a_sweep_are_called_what_a_folder_may_be_called() -> None:
+    """Orbax takes `*`, `?` and `[` for a pattern."""
+    plan = plan_sweep([], ["**.half_life=5,10", "engine.plugins[1].*.paths=['a/b c']"])
+    assert list(plan) == [
+        f"half_life={value},engine.plugins.1.all.paths=._a_b_c_" for value in (5, 10)
+    ]
+
+
+def test_print_shows_each_run_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--sweep", "rate=0.5,0.25", "--print") == 0
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if "rate" in line] == [
+        *("# rate=0.5", "rate=0.5", "# rate=0.25", "rate=0.25")
+    ]
+
+
 def test_mistakes_in_a_sweep_end_with_2_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.manifest import get_arguments
 
 from fulgurite_checkpoint.listing import Columns, RunRow, format_number, list_runs
 
@@ -22,7 +23,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_SECTIONS = ("configuration", "settings", "versions", "devices", "program")
+_SECTIONS = ("settings", "versions", "devices", "program")
 _MAX_MODEL_LINES = 20
 
 
@@ -113,11 +114,11 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
         first: the directory of a run.
         second: that of the other.
     """
-    rows = []
     manifests = [RunDirectory(path).read_manifest() for path in (first, second)]
+    rows = _list_differences("", *map(get_arguments, manifests))
     for section in _SECTIONS:
         values = [_as_dict(manifest.get(section)) for manifest in manifests]
-        rows += _list_differences("" if section == "configuration" else f"{section}.", *values)
+        rows += _list_differences(f"{section}.", *values)
     plugins = [
         {
             plugin["name"]: {**plugin["settings"], "version": plugin["version"]}
@@ -130,8 +131,8 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
             settings = [side[name] for side in plugins]
             rows += _list_differences(f"plugins.{name}.", *settings)
         else:
-            present = ["active" if name in side else "" for side in plugins]
-            rows.append((f"plugins.{name}", *present))
+            first_side, second_side = ("active" if name in side else "" for side in plugins)
+            rows.append((f"plugins.{name}", first_side, second_side))
     rows += _compare_models(*[manifest.get("model", []) for manifest in manifests])
     metrics = [
         {

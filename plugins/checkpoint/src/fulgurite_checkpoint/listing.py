@@ -12,6 +12,7 @@ from typing import Any
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.lock import DEAD
+from fulgurite_runs.manifest import get_arguments
 from fulgurite_runs.program import format_commit
 
 from fulgurite_checkpoint import format
@@ -261,7 +262,7 @@ def _describe_run(path: Path) -> RunRow:
         best=_find_best(entries),
         commit=_get_commit(manifest),
         note="; ".join(notes),
-        arguments=_get_arguments(manifest),
+        arguments=get_arguments(manifest),
         metrics=_flatten_metrics(commits[-1]) if commits else {},
     )
 
@@ -277,11 +278,6 @@ def _read_manifest(directory: RunDirectory) -> dict[str, Any]:
 def _get_commit(manifest: dict[str, Any]) -> str:
     program = manifest.get("program")
     return format_commit(program) if isinstance(program, dict) else ""
-
-
-def _get_arguments(manifest: dict[str, Any]) -> dict[str, Any]:
-    arguments = manifest.get("configuration")
-    return arguments if isinstance(arguments, dict) else {}
 
 
 def _flatten_metrics(commit: Commit) -> dict[str, float]:

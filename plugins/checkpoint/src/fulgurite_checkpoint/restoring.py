@@ -15,7 +15,7 @@ from fulgurite.errors import CheckpointError, PathError
 from fulgurite.fit.run import EngineView
 from fulgurite.tree.paths import Path as TreePath
 from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.manifest import describe_plugins
+from fulgurite_runs.manifest import describe_plugins, get_arguments
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import DamagedError, read_json
@@ -360,8 +360,8 @@ def describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> list
         saved: the manifest in the checkpoint.
         current: the manifest of the run.
     """
-    rows = []
-    for section in ("configuration", "settings", "versions", "devices"):
+    rows = _list_changes(get_arguments(saved), get_arguments(current))
+    for section in ("settings", "versions", "devices"):
         rows += _list_changes(saved.get(section) or {}, current[section] or {})
     saved_plugins = {plugin["name"]: plugin for plugin in saved["plugins"]}
     for plugin in current["plugins"]:

@@ -1,5 +1,6 @@
 """Programs whose function `experiment` returns a configuration of `fulgurite_config`."""
 
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,19 +9,32 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.redact import MASK
 from fulgurite_config import (
     ConfigError,
+    Name,
     Node,
+    NotAllowedError,
+    Required,
     apply_overrides,
+    apply_values,
     copy,
     diff,
     from_json,
+    iter_values,
+    load_targets,
     resolve,
     to_plain,
 )
-from fulgurite_runs.redact import redact
+from fulgurite_config.codec import JSON_SOURCE
+from fulgurite_config.comparison import compute, iter_nodes_by_path
+from fulgurite_config.expressions import format_path
+from fulgurite_config.names import get_name
+from fulgurite_config.nodes import iter_children
+from fulgurite_runs.redact import RedactedText, redact
 
 KEY = "config"
 """The key of a manifest's configuration that holds the JSON. It is one text there, since keys of
 manifests do not begin with `$`."""
+VALUES = "values"
+"""The key that holds its values by path, for those who show or compare runs."""
 
 
 def build_from_config(
@@ -31,18 +45,16 @@ def build_from_config(
     Args:
         config: what the program returned.
         overrides: texts `path=value`, with paths and wildcards of `fulgurite_config`.
-        start_config: a configuration, as manifests hold it, that takes the place of the program's
-            before the overrides. It may name only what is defined in the packages that the
-            program's own configuration names.
+        start_config: what the run starts from, as `override_config` takes it.
 
     Raises:
         ConfigurationError: an override matches nothing, or the configuration cannot be resolved.
     """
     try:
-        allow = _find_packages(config)
+        allow = find_packages(config)
         changed = override_config(config, overrides, start_config)
-        form = to_plain(changed)
-        return resolve(changed, allow), {KEY: json.dumps(redact(form), ensure_ascii=False)}
+        text = RedactedText(json.dumps(redact(to_plain(changed)), ensure_ascii=False))
+        return resolve(changed, allow), {KEY: text, VALUES: list_values(changed, allow)}
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -57,21 +69,34 @@ def rebuild_from_config(
             change it is an error.
         overrides: texts `path=value`.
         allow: the modules that it may name; or the configuration of a program, for the packages
-            that this one names.
+            that this one names and for secrets that the manifest hides.
 
     Raises:
         ConfigurationError: an override differs, or the configuration cannot be resolved.
     """
+    program_config = allow if isinstance(allow, Node) else None
+    packages = find_packages(allow) if isinstance(allow, Node) else allow
     try:
         saved = read_config(saved_config)
+        load_targets(saved, packages)
         changed = copy(saved)
         apply_overrides(changed, overrides)
         for path, (old, new) in diff(saved, changed).items():
-            raise ConfigError(
-                f"{path}={new} differs from what the run was started with, {path}={old}: leave it "
-                "out"
-            )
-        return resolve(saved, _find_packages(allow) if isinstance(allow, Node) else allow)
+            if MASK not in str(old):
+                raise ConfigError(
+                    f"{path}={new} differs from what the run was started with, {path}={old}: "
+                    "leave it out"
+                )
+        fill_secrets(changed, program_config)
+        return resolve(changed, packages)
+    except NotAllowedError as error:
+        if program_config is not None:
+            raise ConfigurationError(str(error)) from error
+        options = " ".join(f"--allow {name}" for name in [*packages, *error.packages])
+        raise ConfigurationError(
+            f"the configuration names {', '.join(error.modules)}, which may not be imported; if "
+            f"you trust it, give {options}"
+        ) from error
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -84,38 +109,100 @@ def override_config(
     Args:
         config: what the program returned; it is changed in place if nothing takes its place.
         overrides: texts `path=value`.
-        start_config: what takes its place, as manifests hold it.
+        start_config: what takes its place, as manifests hold it: it may name only what is defined
+            in the packages that the program's own configuration names. Or values by path, which
+            change the program's.
 
     Raises:
-        ConfigurationError: `start_config` is none.
-        ConfigError: an override matches nothing.
+        ConfigError: an override matches nothing, or a secret is missing.
     """
-    changed = config if start_config is None else read_config(start_config)
+    if start_config is None or not isinstance(start_config.get(KEY), str):
+        load_targets(config)
+        apply_values(config, start_config or {}, JSON_SOURCE)
+        apply_overrides(config, overrides)
+        return config
+    changed = read_config(start_config)
+    load_targets(changed, find_packages(config))
     apply_overrides(changed, overrides)
+    fill_secrets(changed, config)
     return changed
 
 
 def read_config(saved_config: dict[str, Any]) -> Any:
-    """Return the configuration that a manifest holds.
+    """Return the configuration that a manifest holds, with `***` for each secret.
 
     Raises:
-        ConfigurationError: it holds none, or hides a secret.
+        ConfigurationError: it holds none.
         ConfigError: the text is no configuration.
     """
     text = saved_config.get(KEY)
     if not isinstance(text, str):
         raise ConfigurationError(
-            "the run was started by a program without a configuration: use that program"
-        )
-    if MASK in text:
-        raise ConfigurationError(
-            "the run's manifest hides a secret of its configuration, so the run cannot be built "
-            "again: let the program read secrets from the environment"
+            "there is no configuration, but arguments by name: use the program that they are of"
         )
     return from_json(text)
 
 
-def _find_packages(config: Node) -> list[str]:
+def fill_secrets(config: Any, program_config: Node | None) -> None:
+    """Put what a program says in the place of each secret that a manifest hides.
+
+    Args:
+        config: from a manifest; changed in place.
+        program_config: of the program, or None.
+
+    Raises:
+        ConfigError: the program does not say it.
+    """
+    known = dict(_iter_all_values(program_config, ()))
+    for path, value, _ in list(iter_values(config)):
+        if not isinstance(value, str) or MASK not in value:
+            continue
+        if not isinstance(known.get(path), str | int | float | list | tuple):
+            raise ConfigError(
+                f"the manifest hides the secret {path}: give {path}=..., or let the program read "
+                "it from the environment"
+            )
+        apply_values(config, {path: known[path]})
+
+
+def _iter_all_values(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of all that is below a value, the lists among it as well."""
+    for key, child in iter_children(value):
+        yield format_path((*path, key)), child
+        yield from _iter_all_values(child, (*path, key))
+
+
+def list_values(config: Any, allow: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values of a configuration by path, as a manifest holds them; of a reference what
+    it stands for, and of a call the name of what is called.
+
+    Args:
+        config: the configuration.
+        allow: the packages of functions in expressions.
+    """
+    values: dict[str, Any] = {}
+    paths: dict[int, str] = {}
+    for path, node in iter_nodes_by_path(config):
+        paths.setdefault(id(node), path)
+    for path, value, _ in iter_values(config):
+        value = compute(value, allow)
+        if isinstance(value, Node):
+            value = f"that of {paths[id(value)]}"
+        elif isinstance(value, Required):
+            value = None
+        elif not isinstance(value, bool | int | float | str | None):
+            value = get_text(value)
+        values[path] = redact(value, path.rpartition(".")[2])
+    return values
+
+
+def get_text(value: Any) -> str:
+    """Return a value that is no JSON constant as text: a function or a class by its name."""
+    is_named = isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type)
+    return get_name(value) if is_named else str(value)
+
+
+def find_packages(config: Node) -> list[str]:
     """Return the packages of the functions and classes that a configuration names."""
     return sorted(set(_iter_packages(to_plain(config))))
 

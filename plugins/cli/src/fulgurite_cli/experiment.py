@@ -24,9 +24,16 @@ from fulgurite.redact import MASK
 from fulgurite.tracebacks import hide_internal_frames
 from fulgurite_config import ConfigError, Node
 from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.redact import RedactedText
 
-from fulgurite_cli.configuration import build_from_config, override_config, rebuild_from_config
-from fulgurite_cli.options import TERMINATED, add_fit_options
+from fulgurite_cli.configuration import (
+    KEY as CONFIG_KEY,
+    build_from_config,
+    find_packages,
+    override_config,
+    rebuild_from_config,
+)
+from fulgurite_cli.options import TERMINATED, FitParser, add_fit_options, print_to_pipe
 from fulgurite_cli.processes import connect_processes
 from fulgurite_cli.report import format_arguments, format_config, list_arguments
 from fulgurite_cli.start_config import read_start_config
@@ -102,11 +109,11 @@ def run(
     options = parser.parse_intermixed_args(argv)
     try:
         start_config, start_source = read_start_config(options)
-        if options.should_print:
-            print(describe_values(experiment, options.overrides, start_config, start_source))
-            sys.exit(0)
-        if options.sweep:
-            check_sweep(experiment, options, start_config, start_source)
+        if options.should_print or options.sweep:
+            descriptions = describe_runs(experiment, options, start_config, start_source)
+            if options.should_print:
+                print_to_pipe("\n\n".join(descriptions))
+                sys.exit(0)
             sys.exit(run_sweep(inspect.getfile(experiment), options))
         connect_processes()
         built = build_experiment(
@@ -128,8 +135,14 @@ def run(
         engine.run_dir is not None
         and engine.plugins.get_single_impl("restore_checkpoint") is not None
     )
+    resume = "never" if options.resume == "never" else "auto"
     with _exit_on_second_interrupt():
-        result = engine.fit(built.model, data, resume="auto" if can_resume else None)
+        result = engine.fit(
+            built.model,
+            data,
+            resume=resume if can_resume else None,
+            init_from=options.init_from,
+        )
     exit_codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
     if result.stop_reason in exit_codes:
         with suppress(OSError):  # what read it, such as `tee`, was ended by the same Ctrl-C
@@ -146,7 +159,7 @@ def _build_parser(
     # A configuration is made to list what is in it, so only where someone asks.
     has_help = "-h" in argv or "--help" in argv
     rows = list_arguments(experiment) if has_help else []
-    parser = argparse.ArgumentParser(
+    parser = FitParser(
         prog=program,
         description=inspect.getdoc(experiment),
         epilog="\n".join(["arguments:", *rows]) if rows else None,
@@ -186,8 +199,8 @@ def build_experiment(
         if saved_config is None:
             resolved, engine_config = build_from_config(built, overrides, start_config)
         else:
-            engine_config = saved_config
             resolved = rebuild_from_config(saved_config, overrides, built)
+            engine_config = saved_config | {CONFIG_KEY: RedactedText(saved_config[CONFIG_KEY])}
         built = as_experiment(resolved)
         built.engine.program_file = inspect.getsourcefile(experiment)
         built.engine.config = engine_config
@@ -214,6 +227,11 @@ def build_experiment(
             f"{experiment.__name__} needs {', '.join(f'{name}=...' for name in missing)}"
         )
     built = experiment(**arguments) if parameters else built
+    if isinstance(built, Node):
+        raise ConfigurationError(
+            f"{experiment.__name__} has arguments and returned a configuration: one that returns a "
+            "configuration has no arguments, because the command line sets its values by path"
+        )
     if not isinstance(built, Experiment):
         raise ConfigurationError(
             f"{experiment.__name__} returned {type(built).__name__}; return "
@@ -247,22 +265,29 @@ def as_experiment(resolved: Any) -> Experiment:
     return Experiment(resolved.engine, resolved.model, getattr(resolved, "data", None))
 
 
-def check_sweep(
+def describe_runs(
     experiment: Factory,
     options: argparse.Namespace,
     start_config: dict[str, Any] | None,
     start_source: str,
-) -> None:
-    """Raise a `ConfigurationError` if the overrides of a run of a sweep do not fit.
+) -> list[str]:
+    """Return what `--print` shows: of a program, or of each run of a sweep.
 
     Args:
         experiment: the function.
         options: of the command line.
         start_config: a configuration, as manifests hold it, that the overrides change.
         start_source: what to call it.
+
+    Raises:
+        ConfigurationError: the overrides of one of them do not fit.
     """
-    for overrides in plan_sweep(options.overrides, options.sweep).values():
-        describe_values(experiment, overrides, start_config, start_source)
+    if not options.sweep:
+        return [describe_values(experiment, options.overrides, start_config, start_source)]
+    return [
+        f"# {name}\n{describe_values(experiment, overrides, start_config, start_source)}"
+        for name, overrides in plan_sweep(options.overrides, options.sweep).items()
+    ]
 
 
 def describe_values(
@@ -286,7 +311,9 @@ def describe_values(
     config = None if parameters else experiment()
     if isinstance(config, Node):
         try:
-            return format_config(override_config(config, overrides, start_config), start_source)
+            allow = find_packages(config)
+            changed = override_config(config, overrides, start_config)
+            return format_config(changed, start_source, allow)
         except ConfigError as error:
             raise ConfigurationError(str(error)) from error
     changed = _parse_overrides(experiment, overrides, parameters)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fulgurite_config import ConfigError, Node, apply_overrides
 
-from fulgurite_cli.options import add_fit_options
+from fulgurite_cli.options import FitParser, add_fit_options
 from fulgurite_cli.programs import find_mistyped_argument, find_program
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def run_fit(arguments: list[str]) -> int:
 
 
 def _parse_options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("fulgurite fit", add_help=False)
+    parser = FitParser("fulgurite fit", add_help=False)
     add_fit_options(parser)
     parser.add_argument("-h", "--help", action="store_true", dest="wants_help")
     return parser.parse_intermixed_args(arguments)

@@ -2,8 +2,48 @@
 answered at once."""
 
 import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 TERMINATED = 143
+
+
+class FitParser(argparse.ArgumentParser):
+    """The parser of a program that trains; it tells how arguments are written here."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with code 2; tell those who write `--lr=1e-3` that it is `lr=1e-3`."""
+        option = re.match(r"unrecognized arguments: --?([\w.\[\]*-]+)(=\S+)?", message)
+        if option is not None:
+            message += f" (arguments of the program are written {option[1]}{option[2] or '=VALUE'})"
+        super().error(message)
+
+
+class _OnlyOnce(argparse.Action):
+    """Stores a value, and refuses another one: which of them counts would be a guess."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} is given twice")
+        setattr(namespace, self.dest, values)
+
+
+def print_to_pipe(text: str) -> None:
+    """Print; where nobody reads any more, as behind `| head`, that is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python would write what is left when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def add_fit_options(parser: argparse.ArgumentParser) -> None:
@@ -15,14 +55,28 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         help="arguments of the experiment, or paths in its configuration, listed below",
     )
     parser.add_argument("--run", metavar="DIR", help="the run directory, where plugins write")
+    parser.add_argument(
+        "--resume",
+        choices=["auto", "never"],
+        default="auto",
+        help="whether a run that is in the run directory goes on (default: auto)",
+    )
+    parser.add_argument(
+        "--init-from",
+        metavar="RUN",
+        help="begin with the newest weights of another run, where none is resumed",
+    )
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "--config",
+        action=_OnlyOnce,
         metavar="FILE",
-        help="start from the configuration in this JSON file; overrides change it",
+        help="start from this JSON file: a configuration, the manifest of a run, or values by "
+        "name; overrides change it",
     )
     start.add_argument(
         "--from",
+        action=_OnlyOnce,
         metavar="RUN",
         dest="from_run",
         help="start from the configuration of another run; overrides change it",

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from fulgurite.errors import ConfigurationError
 from fulgurite_runs import RunDirectory
+from fulgurite_runs.redact import RedactedText
 
-from fulgurite_cli.configuration import rebuild_from_config
+from fulgurite_cli.configuration import KEY, rebuild_from_config
 from fulgurite_cli.experiment import Experiment, as_experiment, build_experiment
 from fulgurite_cli.fit import load_experiment
 from fulgurite_cli.programs import find_program
@@ -41,7 +42,7 @@ def rebuild_experiment(
         # As for a program: modules beside it can be imported.
         sys.path.insert(0, os.getcwd())
         experiment = as_experiment(rebuild_from_config(config or {}, overrides, allow))
-        experiment.engine.config = config
+        experiment.engine.config = config | {KEY: RedactedText(config[KEY])}
         return experiment
     path = program or find_program(manifest)
     if path is None:

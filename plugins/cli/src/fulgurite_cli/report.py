@@ -1,34 +1,36 @@
 """What `--print` and `--help` show of a program's arguments and of its configuration."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from fulgurite_config import Name, Node, Required, iter_values
-from fulgurite_config.comparison import compute
+from fulgurite_config.codec import JSON_SOURCE
+from fulgurite_config.comparison import compute, iter_nodes_by_path
 from fulgurite_config.names import get_name
 from fulgurite_runs.redact import redact
 
 from fulgurite_cli.values import format_type, get_parameters, to_plain
 
-JSON_SOURCE = "JSON"
-"""What `fulgurite_config` says of values that were read from a file."""
 
-
-def format_config(config: Any, start_source: str) -> str:
+def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> str:
     """Return a line for each value of a configuration: path, value, and where it was set.
 
     Args:
         config: the configuration.
         start_source: what to say of values that were read from a file.
+        allow: the packages of functions in expressions.
     """
     rows = []
+    paths: dict[int, str] = {}
+    for path, node in iter_nodes_by_path(config):
+        paths.setdefault(id(node), path)
     for path, value, source in iter_values(config):
-        shown = _format_value(path, value)
-        resolved = compute(value)
+        shown = _format_value(path, value, paths)
+        resolved = compute(value, allow)
         if resolved is not value:
             source = f"{shown}, {source}"
-            shown = _format_value(path, resolved)
+            shown = _format_value(path, resolved, paths)
         rows.append((f"{path} = {shown}", source.replace(JSON_SOURCE, start_source)))
     return _align(rows)
 
@@ -64,12 +66,20 @@ def _returns_experiment(experiment: Callable[..., Any]) -> bool:
 def _iter_config_lines(config: Any) -> Iterator[str]:
     if isinstance(config, Node):
         for path, value, _ in iter_values(config):
-            yield f"{path}={_format_value(path, value)}"
+            about = f"  ({value.description})" if isinstance(value, Required) else ""
+            yield f"{path}={_format_value(path, value, {})}{about}"
 
 
-def _format_value(path: str, value: Any) -> str:
+def _format_value(path: str, value: Any, paths: Mapping[int, str]) -> str:
+    """Return a value as text.
+
+    Args:
+        path: of the value.
+        value: the value.
+        paths: the first path of each node, by its identity.
+    """
     if isinstance(value, Node):
-        return "(the node shown above)"
+        return f"(that of {paths.get(id(value), 'a value above')})"
     if isinstance(value, Required):
         return "..."
     if isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type):

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import re
 import signal
 import subprocess
 import sys
@@ -39,11 +40,19 @@ def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[
     runs: dict[str, list[str]] = {}
     for groups in itertools.product(*points):
         changes = list(itertools.chain.from_iterable(groups))
-        name = ",".join(changes).replace("/", "_")
+        name = make_run_name(changes)
         if name in runs:
             raise ConfigurationError(f"the sweep has {name} twice: leave one out")
         runs[name] = [*overrides, *changes]
     return runs
+
+
+def make_run_name(changes: Sequence[str]) -> str:
+    """Return what changes in a run as a folder may be called: Orbax takes `*`, `?` and `[` in a
+    path for a pattern."""
+    text = ",".join(changes).replace("**.", "").replace("*", "all")
+    text = text.replace("[", ".").replace("]", "")
+    return re.sub(r"[/\\?'\"\s]", "_", text)
 
 
 def run_sweep(program: str, options: argparse.Namespace) -> int:
@@ -91,7 +100,9 @@ def _build_command(
         command += ["--config", options.config]
     if options.from_run is not None:
         command += ["--from", options.from_run]
-    return command
+    if options.init_from is not None:
+        command += ["--init-from", options.init_from]
+    return [*command, "--resume", options.resume]
 
 
 def _run_commands(

@@ -65,6 +65,22 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
     }
 
 
+def get_arguments(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the program that made a run, by name; of a program that is a
+    configuration, its values by path.
+
+    Args:
+        manifest: of the run.
+    """
+    configuration = manifest.get("configuration")
+    if not isinstance(configuration, dict):
+        return {}
+    values = configuration.get("values")
+    if isinstance(configuration.get("config"), str) and isinstance(values, dict):
+        return values
+    return configuration
+
+
 def describe_plugins(plugins: PluginManager) -> list[dict[str, Any]]:
     """Return the plugins of an engine in order, as a manifest holds them.
 

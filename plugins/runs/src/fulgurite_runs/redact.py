@@ -6,6 +6,13 @@ from fulgurite.redact import MASK, is_secret_name, redact_text
 from fulgurite.triggers import Trigger
 
 
+class RedactedText(str):
+    """A text in which secrets are replaced already, as JSON that was redacted value by value: read
+    as a text, `"key": {` in it would be taken for a secret."""
+
+    __slots__ = ()
+
+
 def redact(value: Any, name: str = "") -> Any:
     """Return a JSON value without secrets.
 
@@ -21,6 +28,6 @@ def redact(value: Any, name: str = "") -> Any:
         return [redact(item) for item in value]
     if isinstance(value, Trigger):
         return repr(value)
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, RedactedText):
         return redact_text(value)
     return value
