@@ -136,7 +136,7 @@ def run(
         and engine.plugins.get_single_impl("restore_checkpoint") is not None
     )
     resume = "never" if options.resume == "never" else "auto"
-    with _exit_on_second_interrupt():
+    with _exit_on_second_interrupt(), _note_options():
         result = engine.fit(
             built.model,
             data,
@@ -396,6 +396,17 @@ def _merge_saved_config(
 def _is_hidden(value: Any) -> bool:
     """Return whether a manifest hides a value because it is a secret."""
     return MASK in json.dumps(value)
+
+
+@contextmanager
+def _note_options() -> Iterator[None]:
+    """Add to errors that name arguments of `fit` what they are called on the command line."""
+    try:
+        yield
+    except (CheckpointError, ConfigurationError) as error:
+        if "resume=" in str(error) or "init_from=" in str(error):
+            error.add_note("on the command line: --resume never, --init-from RUN")
+        raise
 
 
 @contextmanager
