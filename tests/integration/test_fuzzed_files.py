@@ -15,6 +15,7 @@ from fulgurite_config import from_json
 from fulgurite_config.errors import ConfigError
 from fulgurite_evaluators.results import _read_records
 from fulgurite_logging import iter_records
+from fulgurite_mlflow.backend import read_run_id
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.lock import read_owner
 from fulgurite_sharding.profiles import _read_profiles
@@ -66,6 +67,11 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], bytes]] = {
     "records": ("records.jsonl", read_records_of_a_run, LINE * 2),
     "profiles": ("fulgurite.toml", _read_profiles, b"[profiles.a]\nnum_processes = 2\n"),
     "project": ("pyproject.toml", _read_profiles, b"[tool.fulgurite.profiles.a]\nb = 2\n"),
+    "id at MLflow": (
+        "mlflow.json",
+        lambda path: read_run_id(path.parent),
+        b'{"run_id": "c0ffee00c0ffee00c0ffee00c0ffee00"}',
+    ),
     "events": ("events", lambda path: list(read_events(path)), b'\x18\0\0\0\0\0\0\0\xa3\x7fK"' * 3),
     "cut events": ("events", cut_events, b'\x18\0\0\0\0\0\0\0\xa3\x7fK"' * 3),
     "wandb": ("run.wandb", lambda path: list(read_run(path)), b":W&B\0\0\0" + b"\0" * 60),

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+from fulgurite.errors import ConfigurationError
 
 from fulgurite_mlflow.pictures import convert_media
 from fulgurite_mlflow.values import clean_name, flatten_configuration, flatten_numbers
 
 RUN_FILE = "mlflow.json"
+_MAX_RUN_FILE_SIZE = 10_000
 _SEND_INTERVAL = 2.0
 """Seconds for which metrics gather: a request takes milliseconds, whatever is in it."""
 # What MLflow takes in one request.
@@ -254,11 +256,22 @@ class Backend:
 
 
 def read_run_id(folder: Path) -> str | None:
-    """Return the id of the run of MLflow that was noted in a run's directory; None if none was."""
+    """Return the id of the run of MLflow that was noted in a run's directory; None if none was.
+
+    Raises:
+        ConfigurationError: the file is not one that this plugin writes.
+    """
     path = folder / RUN_FILE
     if not path.is_file():
         return None
-    run_id = json.loads(path.read_text()).get("run_id")
+    try:
+        # As bytes, and no more than this plugin ever writes.
+        with path.open("rb") as file:
+            run_id = json.loads(file.read(_MAX_RUN_FILE_SIZE)).get("run_id")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error}; remove it, and the run begins a new run of MLflow"
+        ) from error
     return run_id if isinstance(run_id, str) and run_id.isalnum() else None
 
 
