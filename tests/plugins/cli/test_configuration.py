@@ -208,6 +208,43 @@ def test_a_run_is_built_again_from_its_manifest_alone(
         rebuild_experiment(folder, None)
 
 
+class Named(Report):
+    """Stands in for an evaluator: two of a name are one."""
+
+    def __init__(self, name: str, data: Any) -> None:
+        super().__init__(1)
+        self.name, self.data = name, data
+
+    @property
+    def instance(self) -> str:
+        return self.name
+
+
+def test_evaluators_are_replaced_and_added_by_a_program_of_their_own_K5(tmp_path: Path) -> None:
+    def train() -> Any:
+        cfg = experiment()
+        cfg.engine.plugins = [L(Report, 3), L(Named, "test", 1), L(Named, "train", data=2)]
+        return cfg
+
+    def evaluate() -> Any:
+        cfg = L(size=5)
+        cfg.evaluators = [L(Named, name="test", data=cfg.ref.size), L(Named, "more", 7)]
+        return cfg
+
+    folder = str(tmp_path / "run")
+    run(train, ["rate=0.25", "steps=1", "--run", folder])
+    saved = RunDirectory(folder).read_manifest()["configuration"]
+    built = build_experiment(evaluate, [], saved, allow=["fulgurite"])
+    plugins = [plugin.plugin for plugin in built.engine.plugins.plugins.values()]
+    named = {plugin.name: plugin.data for plugin in plugins if isinstance(plugin, Named)}
+    assert named == {"test": 5, "train": 2, "more": 7}
+    assert built.model.keywords == {"rate": 0.25}
+    with pytest.raises(ConfigurationError, match="fulgurite:Engine.* give --allow fulgurite"):
+        build_experiment(evaluate, [], saved)
+    with pytest.raises(ConfigurationError, match="evaluators must be a list of calls"):
+        build_experiment(lambda: L(evaluators=3), [], saved, allow=["fulgurite", "tests"])
+
+
 def test_config_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(tmp_path / f"{name}.json") for name in "abcd"]
     cfg = experiment()

@@ -30,6 +30,8 @@ from fulgurite_config.names import get_name
 from fulgurite_config.nodes import iter_children
 from fulgurite_runs.redact import RedactedText, redact
 
+from fulgurite_cli.replacing import has_only_evaluators, replace_evaluators
+
 KEY = "config"
 """The key of a manifest's configuration that holds the JSON. It is one text there, since keys of
 manifests do not begin with `$`."""
@@ -60,7 +62,10 @@ def build_from_config(
 
 
 def rebuild_from_config(
-    saved_config: dict[str, Any], overrides: Sequence[str], allow: Sequence[str] | Node
+    saved_config: dict[str, Any],
+    overrides: Sequence[str],
+    program_config: Node | None,
+    allow: Sequence[str] = (),
 ) -> Any:
     """Return what the configuration of a run resolves to.
 
@@ -68,14 +73,17 @@ def rebuild_from_config(
         saved_config: the configuration in the run's manifest. It holds: an override that would
             change it is an error.
         overrides: texts `path=value`.
-        allow: the modules that it may name; or the configuration of a program, for the packages
-            that this one names and for secrets that the manifest hides.
+        program_config: of the program; what it names may be imported, and it knows the secrets that
+            the manifest hides. One that has only evaluators replaces or adds those of the run. None
+            without a program.
+        allow: further packages and modules that may be imported.
 
     Raises:
         ConfigurationError: an override differs, or the configuration cannot be resolved.
     """
-    program_config = allow if isinstance(allow, Node) else None
-    packages = find_packages(allow) if isinstance(allow, Node) else allow
+    packages = [*allow]
+    if program_config is not None:
+        packages += find_packages(program_config)
     try:
         saved = read_config(saved_config)
         load_targets(saved, packages)
@@ -88,11 +96,13 @@ def rebuild_from_config(
                     "leave it out"
                 )
         fill_secrets(changed, program_config)
+        if program_config is not None and has_only_evaluators(program_config):
+            replace_evaluators(changed, program_config)
         return resolve(changed, packages)
     except NotAllowedError as error:
-        if program_config is not None:
+        if program_config is not None and not has_only_evaluators(program_config):
             raise ConfigurationError(str(error)) from error
-        options = " ".join(f"--allow {name}" for name in [*packages, *error.packages])
+        options = " ".join(f"--allow {name}" for name in [*allow, *error.packages])
         raise ConfigurationError(
             f"the configuration names {', '.join(error.modules)}, which may not be imported; if "
             f"you trust it, give {options}"

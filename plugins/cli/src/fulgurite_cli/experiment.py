@@ -176,6 +176,7 @@ def build_experiment(
     *,
     run_dir: str | None = None,
     start_config: dict[str, Any] | None = None,
+    allow: Sequence[str] = (),
 ) -> Experiment:
     """Call an experiment's function with `name=value` overrides.
 
@@ -188,6 +189,7 @@ def build_experiment(
         run_dir: the run directory, handed to an experiment that has an argument `run_dir`, so that
             it can leave out plugins that need one.
         start_config: a configuration, as manifests hold it, that overrides may change.
+        allow: packages that a saved configuration may import, besides those of the program's own.
 
     Raises:
         ConfigurationError: an argument is unknown, missing, or not of its type, or the function
@@ -199,12 +201,13 @@ def build_experiment(
         if saved_config is None:
             resolved, engine_config = build_from_config(built, overrides, start_config)
         else:
-            resolved = rebuild_from_config(saved_config, overrides, built)
+            resolved = rebuild_from_config(saved_config, overrides, built, allow)
             engine_config = saved_config | {CONFIG_KEY: RedactedText(saved_config[CONFIG_KEY])}
-        built = as_experiment(resolved)
-        built.engine.program_file = inspect.getsourcefile(experiment)
-        built.engine.config = engine_config
-        return built
+        return _finish_experiment(as_experiment(resolved), experiment, engine_config)
+    if allow:
+        raise ConfigurationError(
+            "--allow is for a run whose program is a configuration: leave it out"
+        )
     arguments = _read_start_config(experiment, start_config or {}, parameters)
     arguments |= _parse_overrides(experiment, overrides, parameters)
     if RUN_DIR in parameters and run_dir is not None:
@@ -217,6 +220,27 @@ def build_experiment(
             if name not in parameters and not _is_hidden(value)
         }
         arguments |= _merge_saved_config(experiment, saved_config, arguments)
+    _check_complete(experiment, parameters, arguments)
+    built = experiment(**arguments) if parameters else built
+    _check_experiment(experiment, built)
+    if unknown and built.data is not None:
+        name, value = min(unknown.items())
+        raise ConfigurationError(
+            f"the run was started with {name}={value!r}, and {experiment.__name__} has no "
+            f"argument {name!r}: evaluate it with the program that trained it"
+        )
+    config = {name: parameter.default for name, parameter in parameters.items()} | arguments
+    config.pop(RUN_DIR, None)
+    config = {name: to_plain(value) for name, value in config.items()}
+    if run_dir is not None or built.engine.run_dir is not None:
+        _check_config(experiment, config)
+    return _finish_experiment(built, experiment, config)
+
+
+def _check_complete(
+    experiment: Factory, parameters: dict[str, Parameter], arguments: dict[str, Any]
+) -> None:
+    """Raise a `ConfigurationError` if an argument without a default is missing."""
     missing = [
         name
         for name, parameter in parameters.items()
@@ -226,7 +250,10 @@ def build_experiment(
         raise ConfigurationError(
             f"{experiment.__name__} needs {', '.join(f'{name}=...' for name in missing)}"
         )
-    built = experiment(**arguments) if parameters else built
+
+
+def _check_experiment(experiment: Factory, built: Any) -> None:
+    """Raise a `ConfigurationError` if a function returned no `Experiment`."""
     if isinstance(built, Node):
         raise ConfigurationError(
             f"{experiment.__name__} has arguments and returned a configuration: one that returns a "
@@ -237,18 +264,20 @@ def build_experiment(
             f"{experiment.__name__} returned {type(built).__name__}; return "
             "fulgurite_cli.Experiment(...)"
         )
-    if unknown and built.data is not None:
-        name, value = min(unknown.items())
-        raise ConfigurationError(
-            f"the run was started with {name}={value!r}, and {experiment.__name__} has no "
-            f"argument {name!r}: evaluate it with the program that trained it"
-        )
-    config = {name: parameter.default for name, parameter in parameters.items()} | arguments
-    config.pop(RUN_DIR, None)
+
+
+def _finish_experiment(
+    built: Experiment, experiment: Factory, engine_config: dict[str, Any]
+) -> Experiment:
+    """Tell the engine of an experiment which program made it, and of what.
+
+    Args:
+        built: the experiment.
+        experiment: the function of the program.
+        engine_config: its configuration, as manifests hold it.
+    """
     built.engine.program_file = inspect.getsourcefile(experiment)
-    built.engine.config = {name: to_plain(value) for name, value in config.items()}
-    if run_dir is not None or built.engine.run_dir is not None:
-        _check_config(experiment, built.engine.config)
+    built.engine.config = engine_config
     return built
 
 

@@ -21,7 +21,8 @@ def rebuild_experiment(
 
     Args:
         run_dir: the run's directory.
-        program: the program's file. None for the file of that name in the current directory; or, if
+        program: the program's file; one whose configuration has only `evaluators` puts them in the
+            place of the run's. None for the file of that name in the current directory; or, if
             `allow` is not empty, for none: the configuration in the manifest is resolved alone.
         overrides: arguments that the run does not record.
         allow: packages and modules that the configuration may import.
@@ -33,15 +34,10 @@ def rebuild_experiment(
     """
     manifest = RunDirectory(run_dir).read_manifest()
     config = manifest["configuration"]
-    if program is not None and allow:
-        raise ConfigurationError(
-            "--allow is for a run without its program, whose configuration says what to import: "
-            "leave out --allow or the program"
-        )
-    if allow:
+    if program is None and allow:
         # As for a program: modules beside it can be imported.
         sys.path.insert(0, os.getcwd())
-        experiment = as_experiment(rebuild_from_config(config or {}, overrides, allow))
+        experiment = as_experiment(rebuild_from_config(config or {}, overrides, None, allow))
         experiment.engine.config = config | {KEY: RedactedText(config[KEY])}
         return experiment
     path = program or find_program(manifest)
@@ -52,4 +48,5 @@ def rebuild_experiment(
             "or, for a run whose program is a configuration, give --allow PACKAGE for each package "
             "that may be imported"
         )
-    return build_experiment(load_experiment(path), overrides, config, run_dir=run_dir)
+    experiment = load_experiment(path)
+    return build_experiment(experiment, overrides, config, run_dir=run_dir, allow=allow)

@@ -104,8 +104,8 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PACKAGE",
-        help="build the run from its manifest alone, without PROGRAM; its configuration may import "
-        "this package (repeat it for several)",
+        help="the run's configuration may import this package (repeat it for several); without "
+        "PROGRAM, the run is built from its manifest alone",
     )
 
 
