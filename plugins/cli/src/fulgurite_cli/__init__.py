@@ -4,10 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fulgurite_cli.experiment import Experiment, build_experiment, run
+    from fulgurite_cli.experiment import Experiment, build_experiment
     from fulgurite_cli.explanation import explain
     from fulgurite_cli.fit import load_experiment
     from fulgurite_cli.rebuilding import rebuild_experiment
+    from fulgurite_cli.running import run
 
 __all__ = [
     "Experiment",
@@ -26,7 +27,7 @@ _MODULES = {
     "explain": "fulgurite_cli.explanation",
     "load_experiment": "fulgurite_cli.fit",
     "rebuild_experiment": "fulgurite_cli.rebuilding",
-    "run": "fulgurite_cli.experiment",
+    "run": "fulgurite_cli.running",
 }
 
 

@@ -78,7 +78,7 @@ def run_fit(arguments: list[str]) -> int:
         if not _is_mistake_of_user(error):
             raise
         parser.exit(2, f"error: {error}\n")
-    from fulgurite_cli.experiment import run
+    from fulgurite_cli.running import run
 
     run(experiment, rest, program=f"fulgurite fit {path}")
     return 0
