@@ -33,20 +33,6 @@ def parse_value(text: str) -> Any:
     return value if is_plain else text
 
 
-def convert_value(text: str, annotation: Any, path: Sequence[Key]) -> Any:
-    """Return a text as a value of an annotation; what it does not know is parsed as a constant.
-
-    Args:
-        text: the value as written.
-        annotation: the type of the argument.
-        path: of the argument, for the error.
-
-    Raises:
-        ConfigError: it is no value of that type.
-    """
-    return fit_value(parse_value(text), text, annotation, path)
-
-
 def fit_value(value: Any, text: str, annotation: Any, path: Sequence[Key]) -> Any:
     """Return a constant as a value of an annotation.
 
