@@ -135,15 +135,16 @@ def test_names_that_mlflow_cannot_tell_apart_are_left_out_with_one_warning(folde
     with pytest.warns(UserWarning, match=r"'train/a\(0\)' out.*'train/a\[0\]'") as caught:
         log(backend, 1, 2, **{"a(0)": 3.0})
     assert len(caught) == 1
-    with pytest.warns(UserWarning, match="'train/each' out"):  # a folder in a store of files
-        log(backend, 1, each=1.0)
+    # In a store of files a metric is a file, and no folder of others.
+    log(backend, 1, each=1.0)
     backend.close()
     metrics = read_metrics(folder.parent / "mlruns", backend.get_position()["run_id"])
     assert metrics == {
         "train/a_0_": [(1, 1.0), (2, 1.0)],
-        "train/_/_/b c": [(1, 2.0), (2, 2.0)],
-        "train/each/0": [(1, 0.0), (2, 0.0)],
-        "train/each/1": [(1, 1.0), (2, 1.0)],
+        "train/_._.b c": [(1, 2.0), (2, 2.0)],
+        "train/each": [(1, 1.0)],
+        "train/each.0": [(1, 0.0), (2, 0.0)],
+        "train/each.1": [(1, 1.0), (2, 1.0)],
     }
 
 

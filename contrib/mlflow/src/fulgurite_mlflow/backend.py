@@ -153,7 +153,7 @@ class Backend:
 
         milliseconds = int(1000 * (record.wall_time or time.time()))
         for full_name, value in flatten_numbers(record):
-            name = clean_name(full_name)
+            name = self._name_metric(full_name)
             if (name, record.step) in self._arrived or not self._is_accepted(full_name, name):
                 continue
             self._metrics.append(Metric(name, value, milliseconds, record.step))
@@ -164,7 +164,7 @@ class Backend:
             return True
         if full_name in self._refused_names:
             return False
-        other_name = self._find_conflict(name)
+        other_name = self._names.get(name)
         if other_name is None:
             self._names[name] = full_name
             return True
@@ -176,16 +176,14 @@ class Backend:
         )
         return False
 
-    def _find_conflict(self, name: str) -> str | None:
-        """Return the metric that is in the way of a new one; None if there is none."""
-        if name in self._names:
-            return self._names[name]
-        if self._uri.startswith("file:"):
-            # A file for each metric: where there is a file `loss`, there is no folder `loss`.
-            for other_name, other_full_name in self._names.items():
-                if name.startswith(f"{other_name}/") or other_name.startswith(f"{name}/"):
-                    return other_full_name
-        return None
+    def _name_metric(self, full_name: str) -> str:
+        """Return what a metric is called at MLflow."""
+        name = clean_name(full_name)
+        if not self._uri.startswith("file:"):
+            return name
+        # A file for each metric: where there is a file `loss`, there is no folder `loss`.
+        source, _, rest = name.partition("/")
+        return f"{source}/{rest.replace('/', '.')}"
 
     def _send_metrics(self) -> None:
         metrics, self._metrics = self._metrics, []
