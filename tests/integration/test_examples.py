@@ -238,9 +238,10 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch):
     (line,) = lines
     assert line.startswith("step 400/400") and line.endswith("done\n")
     assert all("text/html" in output["data"] for output in [*fit, *times])
-    assert [read_text(output).split()[0] for output in fit] == [
-        "module", "step", "compiled", "compiled", "time",
-    ]  # fmt: skip
+    first, *between, last = [read_text(output).split()[0] for output in fit]
+    assert (first, last) == ("module", "time")
+    # The line appears after a while, before or after the first program is compiled.
+    assert sorted(between) == ["compiled", "compiled", "step"]
     assert "image/png" in curves[0]["data"]
     assert error[0].output_type == "error" and len(error[0].traceback) < 10
 

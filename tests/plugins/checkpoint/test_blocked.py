@@ -19,6 +19,21 @@ from fulgurite_logging import JSONLLogger
 from trained import ZEROS, Counting, engine
 
 
+RELEASED = threading.Event()
+"""Set at the end of a test: threads that still read would be there in the tests after it."""
+
+
+@pytest.fixture(autouse=True)
+def release() -> Iterator[None]:
+    """End the threads that a test has abandoned."""
+    yield
+    RELEASED.set()
+    for thread in threading.enumerate():
+        if thread.name == "fulgurite-data":
+            thread.join()
+    RELEASED.clear()
+
+
 class Blocking:
     """Ten batches an epoch. One of them does not come, but a signal a little later.
 
@@ -43,9 +58,9 @@ class Blocking:
 
     def wait(self) -> None:
         until = time.monotonic() + self.seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until and not RELEASED.is_set():
             try:
-                time.sleep(self.seconds)
+                RELEASED.wait(self.seconds)
             except Exception:  # such as a client of a server does, which tries again
                 continue
 

@@ -40,7 +40,8 @@ def test_only_late_writes_of_tensorstore_are_left_out(
     frames = caught.value.__traceback__
     while not is_called_by_python and frames and frames.tb_frame.f_globals is globals():
         frames = frames.tb_next
-    sys.unraisablehook(SimpleNamespace(exc_value=caught.value, exc_traceback=frames))
+    unraisable: Any = SimpleNamespace(exc_value=caught.value, exc_traceback=frames)
+    sys.unraisablehook(unraisable)
     assert len(printed) == is_printed
 
 
