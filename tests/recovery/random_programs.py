@@ -122,6 +122,7 @@ class Saboteur:
         # Batches are read on another thread than actions are run on; never released.
         self.has_struck = threading.Lock()
         self.timer: threading.Timer | None = None
+        self.is_over = threading.Event()
 
     def come_to(self, place: str) -> None:
         """Have a fault happen if one is due at this place.
@@ -158,8 +159,8 @@ class Saboteur:
             raise OSError("the fault")
         if fault.kind == "block" and fault.place in BATCHES:
             self.send(signal.SIGTERM, delay=0.2)
-            # On a thread of its own it is abandoned, and goes on long after the program.
-            time.sleep(99)
+            # On a thread of its own it is abandoned, and goes on when the program is over.
+            self.is_over.wait(99)
             return
         number = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
         if fault.delay:
@@ -265,6 +266,7 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     finally:
         if saboteur.timer is not None:
             saboteur.timer.join()
+        saboteur.is_over.set()
     # Another reason is that of a plugin, with which the run is complete.
     if result.stop_reason == "SIGTERM":
         raise InterruptedError(result.stop_reason)
