@@ -33,10 +33,14 @@ def test_a_long_run_holds_no_more_at_its_end(
     for sample in samples:
         print(sample)
     # By then every program is compiled, and the history is as long as it ever gets.
-    settled, end = samples[1], samples[-1]
-    assert end.memory < settled.memory + 32
-    assert max(sample.descriptors for sample in samples[1:]) <= settled.descriptors + 2
-    assert {sample.threads for sample in samples[1:]} == {settled.threads}
+    settled, end = samples[1:5], samples[-1]
+    assert end.memory < samples[1].memory + 32
+    # While a checkpoint is written there are a few more for a moment.
+    for name in ("descriptors", "threads"):
+        before, after = (
+            min(getattr(sample, name) for sample in part) for part in (settled, samples[5:])
+        )
+        assert after <= before
     assert end.hours == pytest.approx(HOURS, abs=0.5)
     assert end.ticks == pytest.approx(HOURS * 6, abs=HOURS)
 

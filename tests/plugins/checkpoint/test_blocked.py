@@ -18,7 +18,6 @@ from fulgurite_evaluators import Evaluator
 from fulgurite_logging import JSONLLogger
 from trained import ZEROS, Counting, engine
 
-
 RELEASED = threading.Event()
 """Set at the end of a test: threads that still read would be there in the tests after it."""
 
