@@ -3,7 +3,8 @@
 The core needs it for one thing: the reasons of failures are records, which loggers write.
 
 A secret is known by what it is called, or by its shape: the tokens of well-known services begin in
-their own way. Neither finds all of them, so a program should take secrets from the environment.
+their own way. Neither finds all of them, so a program should take secrets from the environment, or
+say which values are secrets: `register_secret`.
 """
 
 import re
@@ -31,15 +32,25 @@ _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
 _SECRET_NAME = re.compile(NAME, re.IGNORECASE)
+# Of the whole process, because a text may come from anywhere in it, such as its command line.
+_REGISTERED: set[str] = set()
+
+
+def register_secret(value: str) -> None:
+    """Have a value replaced wherever it stands in a text, in this process."""
+    if value:
+        _REGISTERED.add(value)
 
 
 def redact_text(text: str) -> str:
     """Return the text with `***` for what is a secret.
 
-    That is: user and password in a URL; what is assigned to a name that is called like a secret,
-    `token=abc` or `{"api_key": "abc"}`, or follows an option that is, `--passwd abc`; what follows
-    `Bearer`; tokens of well-known services, and private keys.
+    That is: what was registered; user and password in a URL; what is assigned to a name that is
+    called like a secret, `token=abc` or `{"api_key": "abc"}`, or follows an option that is,
+    `--passwd abc`; what follows `Bearer`; tokens of well-known services, and private keys.
     """
+    for secret in _REGISTERED:
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
     text = _PRIVATE_KEY.sub(MASK, text)
     text = _USER.sub(rf"\1{MASK}@", text)
     text = _ASSIGNED.sub(rf"\1{MASK}", text)

@@ -410,3 +410,58 @@ def test_experiment_with_a_run_argument_receives_the_run_directory(tmp_path: Pat
     assert build_experiment(experiment, []).model == (2, None)
     program = build_experiment(experiment, ["steps=3"], run_dir=str(tmp_path))
     assert program.model == (3, str(tmp_path)) and program.engine.config == {"steps": 3}
+
+
+def test_values_of_secret_arguments_never_leave_memory(tmp_path: Path) -> None:
+    """Neither by the manifest nor by the command line, records or a message."""
+    program = tmp_path / "program.py"
+    program.write_text(SECRET_PROGRAM)
+    command = [sys.executable, str(program), "login=tr-oub/4dor", "--run", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "tr-oub/4dor\n"
+    texts = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert texts and not any(b"4dor" in text for text in texts)
+    assert any(b"login=***" in text for text in texts)
+    manifest = json.loads((tmp_path / "run" / "attempts" / "1").read_text())
+    assert manifest["configuration"] == {"login": "***", "steps": 2}
+    shown = subprocess.run([*command, "--print"], capture_output=True, text=True).stdout
+    assert "4dor" not in shown and "login=***" in shown
+
+
+SECRET_PROGRAM = """
+import fulgurite as fg
+import jax.numpy as jnp
+import numpy as np
+import optax
+from fulgurite_cli import Experiment, SecretStr, run
+from fulgurite_logging import EnvironmentLogger, JSONLLogger
+
+
+class Model(fg.Module):
+    weight: jnp.ndarray
+
+    def training_step(self, batch, ctx):
+        return fg.Output((self.weight * batch).mean())
+
+    def configure_optimizers(self):
+        return optax.sgd(0.1)
+
+
+class Tell:
+    @fg.hookimpl
+    def on_fit_start(self, run):
+        run.log_text("tell", {"text": f"connected by {self.login}, {self.value}"})
+
+
+def experiment(login: SecretStr, steps: int = 2) -> Experiment:
+    tell = Tell()
+    tell.login, tell.value = login, fg.redact.redact_text(login.get_secret_value())
+    plugins = [EnvironmentLogger(), JSONLLogger(), tell]
+    engine = fg.Engine(steps=steps, plugins=plugins, autoload=False)
+    print(login.get_secret_value())
+    return Experiment(engine, Model(jnp.ones(())), [np.ones(2, np.float32)] * 2)
+
+
+run(experiment)
+"""

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from fulgurite_cli.fit import load_experiment
     from fulgurite_cli.rebuilding import rebuild_experiment
     from fulgurite_cli.running import run
+    from fulgurite_cli.secrets import SecretStr
 
 __all__ = [
     "Experiment",
+    "SecretStr",
     "build_experiment",
     "explain",
     "load_experiment",
@@ -23,6 +25,7 @@ __all__ = [
 # and importing jax takes them from 0.1 s to more than a second.
 _MODULES = {
     "Experiment": "fulgurite_cli.experiment",
+    "SecretStr": "fulgurite_cli.secrets",
     "build_experiment": "fulgurite_cli.experiment",
     "explain": "fulgurite_cli.explanation",
     "load_experiment": "fulgurite_cli.fit",

@@ -8,6 +8,9 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.redact import MASK
+
+from fulgurite_cli.secrets import is_secret_type, make_secret
 
 
 class Parameter(NamedTuple):
@@ -45,7 +48,7 @@ def parse_value(name: str, text: str, annotation: Any) -> Any:
         name: of the argument, for the error.
         text: the value, as on the command line.
         annotation: bool, int, float, str, None, a Literal, a path, an Enum (whose members are
-            written by their names), a tuple or list of these, or a union.
+            written by their names), a `SecretStr`, a tuple or list of these, or a union.
 
     Raises:
         ConfigurationError: the text is no value of that type.
@@ -102,6 +105,8 @@ def _parse_scalar(text: str, annotation: Any) -> Any:
         return _look_up(annotation.__members__, text)
     if annotation in (str, int, float) or is_path(annotation):
         return annotation(text)
+    if is_secret_type(annotation):
+        return make_secret(annotation, text)
     raise ValueError(text)
 
 
@@ -115,6 +120,8 @@ def to_plain(value: Any) -> Any:
     """Return an argument as manifests hold it and as the command line takes it."""
     if isinstance(value, Enum):
         return value.name
+    if is_secret_type(type(value)):
+        return MASK
     return str(value) if isinstance(value, PurePath) else value
 
 
@@ -130,7 +137,10 @@ def from_plain(name: str, value: Any, annotation: Any) -> Any:
     if isinstance(value, list) and "tuple" in str(annotation):
         return tuple(value)
     members = get_args(annotation) or (annotation,)
-    if isinstance(value, str) and any(is_enum(member) or is_path(member) for member in members):
+    is_parsed = any(
+        is_enum(member) or is_path(member) or is_secret_type(member) for member in members
+    )
+    if isinstance(value, str) and is_parsed:
         return parse_value(name, value, annotation)
     return value
 

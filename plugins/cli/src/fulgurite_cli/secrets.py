@@ -1,0 +1,62 @@
+"""Arguments whose values are shown nowhere."""
+
+from typing import Any
+
+from fulgurite.redact import MASK, register_secret
+
+
+class SecretStr:
+    """A text that shows as `***`: the type of an argument that is a password or the like.
+
+    Its value stays in memory: manifests, records, telemetry and messages of this process show `***`
+    in its place, the command line included. `pydantic.SecretStr` does as well.
+
+    Example:
+        from fulgurite_cli import Experiment, SecretStr
+
+
+        def experiment(login: SecretStr, lr: float = 1e-3) -> Experiment:
+            data = connect(login.get_secret_value())
+            return Experiment(fg.Engine(steps=100), model=model, data=data)
+
+    Args:
+        value: the text.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        register_secret(value)
+        self._value = value
+
+    def get_secret_value(self) -> str:
+        """Return the text."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"SecretStr({MASK!r})"
+
+    def __str__(self) -> str:
+        return MASK
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretStr) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+def is_secret_type(annotation: Any) -> bool:
+    """Return whether a type is that of secrets: this one, or another with the same method."""
+    return isinstance(annotation, type) and hasattr(annotation, "get_secret_value")
+
+
+def make_secret(annotation: Any, text: str) -> Any:
+    """Return a secret of a type.
+
+    Args:
+        annotation: the type.
+        text: its value.
+    """
+    register_secret(text)
+    return annotation(text)
