@@ -7,6 +7,7 @@ survives a run.
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -789,6 +790,30 @@ def test_host_state_of_plugins_is_restored() -> None:
 
 # --- mistakes
 # ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host_states", "message"),
+    [
+        (
+            {"patience:fast": {"version": 3, "state": {"number": 4}}},
+            "plugin 'patience:fast' cannot go on from the host state that the checkpoint of step 4 "
+            "holds for it, of version 3 of that state: KeyError: 'count'. Resume from another",
+        ),
+        (
+            {"fulgurite.shared": {"version": 1, "state": {"tuner": 3}}},
+            "the checkpoint of step 4 holds {'tuner': 3} as run.shared, which is no dictionary of",
+        ),
+    ],
+)
+def test_host_states_that_no_run_wrote_are_an_error(host_states: Any, message: str) -> None:
+    memory = Memory(4)
+    engine(memory, Patience("fast"), steps=4).fit(Counting(), numbers([0]))
+    saved = memory.snapshots[4]
+    rest = json.loads(saved.rest) | {"host": host_states}
+    memory.snapshots[4] = replace(saved, rest=json.dumps(rest))
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        engine(memory, Patience("fast"), steps=9).fit(Counting(), numbers([0]), resume=LATEST)
 
 
 def test_without_a_checkpointer_nothing_can_be_resumed() -> None:

@@ -182,3 +182,8 @@ def test_arrays_are_numbers_and_no_larger_than_their_text(text: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 10**6
     finally:
         tracemalloc.stop()
+
+
+def test_a_key_that_nobody_writes_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'\$tuple' is no key that is written here"):
+        loads('{"a":[{"$tuple":[1]}]}')

@@ -1,5 +1,6 @@
 """Early stopping, time limits and spikes: when training ends, why, and with what."""
 
+import re
 import time
 from datetime import timedelta
 from typing import Any
@@ -196,6 +197,33 @@ def test_metrics_of_training_are_looked_at_as_they_were_logged() -> None:
 def test_what_makes_no_sense_is_an_error(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("plugin", "state", "message"),
+    [
+        (EarlyStopping("test/loss"), None, "it is None, and should have best, best_step, num_fai"),
+        (
+            EarlyStopping("test/loss"),
+            {"best": "1", "best_step": 2, "num_failed": 0},
+            "best is '1', which a run never writes",
+        ),
+        (
+            EarlyStopping("test/loss"),
+            {"best": 1.0, "best_step": 2, "num_failed": -1},
+            "num_failed is -1",
+        ),
+        (
+            SpikeDetection(factor=2.0),
+            {"num_spikes": 1, "looked_at": [0, True], "saved_steps": []},
+            "looked_at is",
+        ),
+        (TimeLimit("1h"), {"seconds": float("nan")}, "seconds is nan"),
+    ],
+)
+def test_a_host_state_that_no_run_wrote_is_an_error(plugin: Any, state: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plugin.set_host_state(state, version=1)
 
 
 def test_3s8_durations() -> None:

@@ -35,7 +35,7 @@ from fulgurite.fit.scheduler import (
     insert_epoch_end_action,
 )
 from fulgurite.fit.signals import StopRequests
-from fulgurite.fit.snapshot import Snapshot
+from fulgurite.fit.snapshot import SHARED, Snapshot, read_shared
 from fulgurite.fit.start import FitPlan
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.plugins.manager import plugin_error_context
@@ -49,9 +49,6 @@ from fulgurite.waits import WaitAbandoned
 # than 4), and no more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock
 # with many of them where several processes have several devices each.
 MAX_IN_FLIGHT = 4
-
-SHARED = "fulgurite.shared"
-"""Where a snapshot holds `run.shared`, among the host states of plugins."""
 
 
 class LoopState(Enum):
@@ -288,7 +285,7 @@ class Loop:
 
     def _continue_from(self, snapshot: Snapshot) -> None:
         self.metrics = dict(snapshot.metrics)
-        self.shared = deepcopy(snapshot.host_states.get(SHARED, {}).get("state", {}))
+        self.shared = read_shared(snapshot)
         self._data_position = snapshot.data_position
         self._pending_actions = snapshot.pending_actions
         if self.is_complete:

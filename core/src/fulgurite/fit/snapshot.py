@@ -1,13 +1,17 @@
 """References to checkpoints, and what a checkpoint holds."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.fit.records import Record
 from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import parse
 from fulgurite.triggers import StepRange
+
+SHARED = "fulgurite.shared"
+"""Where a snapshot holds `run.shared`, among the host states of plugins."""
 
 
 @runtime_checkable
@@ -104,3 +108,15 @@ class Snapshot:
     is_latest: bool = True
     run_dir: str | PathLike | None = None
     num_attempts: int | None = None
+
+
+def read_shared(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Return `run.shared` as a snapshot holds it; raise `CheckpointError` if it is not such."""
+    entry = snapshot.host_states.get(SHARED)
+    shared = deepcopy(entry["state"]) if entry else {}
+    if not isinstance(shared, dict) or not all(isinstance(part, dict) for part in shared.values()):
+        raise CheckpointError(
+            f"the checkpoint of step {int(snapshot.state.step)} holds {shared!r:.100} as "
+            f"run.shared, which is no dictionary of dictionaries: resume from another checkpoint"
+        )
+    return shared

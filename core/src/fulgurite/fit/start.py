@@ -15,7 +15,12 @@ from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    FulguriteError,
+    PluginError,
+)
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.program import (
     Program,
@@ -139,12 +144,27 @@ def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> No
     Args:
         plugins: of the engine.
         snapshot: None is a fresh start, at which nothing is restored.
+
+    Raises:
+        CheckpointError: a plugin cannot go on from its host state.
     """
-    host_states = snapshot.host_states if snapshot else {}
+    if snapshot is None:
+        return
     for hook in plugins.implementations("set_host_state"):
-        entry = host_states.get(hook.plugin.name)
-        if entry:
+        entry = snapshot.host_states.get(hook.plugin.name)
+        if not entry:
+            continue
+        try:
             hook(None, state=entry["state"], version=entry["version"])
+        except FulguriteError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"plugin {hook.plugin.name!r} cannot go on from the host state that the checkpoint "
+                f"of step {int(snapshot.state.step)} holds for it, of version {entry['version']} "
+                f"of that state: {type(error).__name__}: {error}. Resume from another checkpoint, "
+                f"or begin anew with resume='never'"
+            ) from error
 
 
 def plan_step_range(

@@ -23,11 +23,11 @@ from fulgurite_checkpoint.format import Commit, Entry, Verify
 from fulgurite_checkpoint.history import decode_history
 from fulgurite_checkpoint.validation import (
     check_list,
-    check_object,
     check_optional_text,
     parse_array_specs,
     parse_data_position,
     parse_host_states,
+    parse_metrics,
     parse_requested_length,
     parse_step_range,
 )
@@ -196,7 +196,7 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
             data_position=parse_data_position(host["data_position"]),
             pending_actions=tuple(check_list(index["pending_actions"], "pending_actions")),
             host_states=parse_host_states(host["host_states"]),
-            metrics=check_object(index["metrics"], "metrics"),
+            metrics=parse_metrics(index["metrics"]),
             requested_length=parse_requested_length(manifest["settings"]),
             history=decode_history(history),
             stop_reason=check_optional_text(index.get("stop_reason"), "stop_reason"),

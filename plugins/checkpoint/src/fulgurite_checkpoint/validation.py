@@ -106,9 +106,21 @@ def parse_host_states(value: Any) -> dict[str, Any]:
     """Return the states of plugins on the host, by name; raise `ValueError` if they are not."""
     states = check_object(value, "host_states")
     for name, state in states.items():
-        if state is not None and not {"state", "version"} <= check_object(state, name).keys():
+        if state is None:
+            continue
+        if not {"state", "version"} <= check_object(state, name).keys():
             raise ValueError(f"host_states.{name} lacks its state or its version")
+        if type(state["version"]) is not int:
+            raise ValueError(f"host_states.{name}.version is {state['version']!r:.100}")
     return states
+
+
+def parse_metrics(value: Any) -> dict[str, dict[str, Any]]:
+    """Return metrics by source and name; raise `ValueError` if they are not such."""
+    return {
+        source: check_object(metrics, f"metrics.{source}")
+        for source, metrics in check_object(value, "metrics").items()
+    }
 
 
 def parse_requested_length(settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
@@ -141,8 +153,7 @@ def check_commit_fields(content: Mapping[str, Any]) -> None:
         raise ValueError(f"{len(positions)} logger_positions of {len(hashes)} processes")
     for position in positions:
         check_object(position, "logger_positions")
-    for source, metrics in check_object(content["metrics"], "metrics").items():
-        check_object(metrics, f"metrics.{source}")
+    parse_metrics(content["metrics"])
     for name, seconds in check_object(content["timings"], "timings").items():
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise ValueError(f"timings.{name} is {seconds!r}; it must be a number")

@@ -36,7 +36,11 @@ def dumps(value: Any, *, sort_keys: bool = False) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """Return the value that `dumps` wrote as `text`. Imports and calls nothing."""
+    """Return the value that `dumps` wrote as `text`. Imports and calls nothing.
+
+    Raises:
+        ValueError: it did not write that.
+    """
     return json.loads(text, object_hook=_decode_object)
 
 
@@ -85,6 +89,9 @@ def _decode_object(pairs: dict[str, Any]) -> Any:
         return base64.b64decode(pairs["$bytes"], validate=True)
     if "$array" in pairs:
         return _decode_array(pairs)
+    for key in pairs:
+        if key.startswith("$"):
+            raise ValueError(f"{key!r:.100} is no key that is written here")
     return pairs
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -12,6 +12,8 @@ from fulgurite.errors import ConfigurationError, check_callable
 from fulgurite.metrics.direction import Mode, find_mode, resolve_mode
 from fulgurite.tree.specs import copy_arrays
 from fulgurite.triggers import as_trigger, is_exact
+
+from fulgurite_stopping.progress import read_progress
 
 
 @dataclass
@@ -168,21 +170,17 @@ class EarlyStopping:
     @fg.hookimpl
     def get_host_state(self) -> dict[str, Any]:
         """Return the best value and the number of checks since."""
-        return {
-            "best": self._progress.best,
-            "best_step": self._progress.best_step,
-            "num_failed": self._progress.num_failed,
-        }
+        return asdict(self._progress)
 
     @fg.hookimpl
-    def set_host_state(self, state: dict[str, Any], version: int) -> None:
+    def set_host_state(self, state: Any, version: int) -> None:
         """Go on with the best value of a checkpoint.
 
         Args:
             state: the value of `get_host_state`.
             version: of the plugin that wrote it.
         """
-        self._set_progress(_Progress(**state))
+        self._set_progress(read_progress(_Progress, state))
 
     def check_metric(self, run: fg.Run) -> fg.StopTraining | fg.ReplaceState | None:
         """Note the newest value, and return what follows from it."""

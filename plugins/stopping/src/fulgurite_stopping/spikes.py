@@ -1,7 +1,7 @@
 """The plugin that notices when the loss of a single step is far above those before it."""
 
 import math
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 import fulgurite as fg
@@ -9,6 +9,7 @@ import jax
 from fulgurite.errors import ConfigurationError, ModelError, check_one_of
 from jaxtyping import Array
 
+from fulgurite_stopping.progress import read_progress
 from fulgurite_stopping.rewind import read_trained
 from fulgurite_stopping.watch import SpikeState, WatchedUpdate
 
@@ -132,21 +133,17 @@ class SpikeDetection:
     @fg.hookimpl
     def get_host_state(self) -> dict[str, Any]:
         """Return what was acted on."""
-        return {
-            "num_spikes": self._progress.num_spikes,
-            "looked_at": list(self._progress.looked_at),
-            "saved_steps": list(self._progress.saved_steps),
-        }
+        return asdict(self._progress)
 
     @fg.hookimpl
-    def set_host_state(self, state: dict[str, Any], version: int) -> None:
+    def set_host_state(self, state: Any, version: int) -> None:
         """Go on from a checkpoint.
 
         Args:
             state: the value of `get_host_state`.
             version: of the plugin that wrote it.
         """
-        object.__setattr__(self, "_progress", _Progress(**state))
+        object.__setattr__(self, "_progress", read_progress(_Progress, state))
 
     def find_loss(self, output: fg.Output) -> Array:
         """Return the loss that is monitored."""

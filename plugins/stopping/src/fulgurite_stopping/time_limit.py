@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Timer
 from time import monotonic
+from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
@@ -102,14 +103,17 @@ class TimeLimit:
         return {"seconds": self._clock.seconds_used}
 
     @fg.hookimpl
-    def set_host_state(self, state: dict[str, float], version: int) -> None:
+    def set_host_state(self, state: Any, version: int) -> None:
         """Go on from the time that was used before.
 
         Args:
             state: the value of `get_host_state`.
             version: of the plugin that wrote it.
         """
-        self._clock.seconds_before = state["seconds"]
+        seconds = state["seconds"]
+        if type(seconds) not in (float, int) or not 0 <= seconds < math.inf:
+            raise ValueError(f"seconds is {seconds!r:.100}, which a run never writes")
+        self._clock.seconds_before = seconds
         self._clock.started = None
 
     def _stop_clock(self) -> None:

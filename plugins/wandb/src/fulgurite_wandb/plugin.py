@@ -192,11 +192,12 @@ class WandbLogger(RunPlugin):
         """Restore the run's id and the best values."""
         identity = state.get("id")
         if identity is not None and not (isinstance(identity, str) and identity.isalnum()):
-            raise ConfigurationError(
-                f"the checkpoint holds an invalid id of the wandb run: {str(identity)[:100]!r}"
-            )
+            raise ValueError(f"the id of the wandb run is {identity!r:.100}, which is none")
+        best = dict(state.get("best", {}))
+        if not all(type(value) in (float, int) for value in best.values()):
+            raise ValueError(f"the best values are {best!r:.100}, which should be numbers")
         self._id = identity
-        self._best = dict(state.get("best", {}))
+        self._best = best
         self._has_restored_id = True
 
     def _put(self, record: fg.Record) -> None:
