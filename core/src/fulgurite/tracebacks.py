@@ -71,6 +71,13 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def has_user_frames(error: BaseException) -> bool:
+    """Return whether an exception that was caught by Fulgurite passed through code of the user,
+    whose place is worth knowing."""
+    packages = _list_packages(list(_iter_frames(error.__traceback__)))
+    return any(package not in _OWN_PACKAGES | _LIBRARIES for package in packages)
+
+
 def _shorten(error: Exception) -> None:
     is_shorter = False
     for linked in _iter_chain(error):

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_cli import load_experiment, run
+from fulgurite_cli import SecretStr, load_experiment, run
 from fulgurite_cli.sweeping import plan_sweep
 
 PROGRAM = """
+import json
 import sys
 import types
 from pathlib import Path
@@ -24,6 +25,9 @@ def experiment(rate: float = 1.0, width: int = 1, run_dir: str = ""):
         (folder / "failed").touch()
         sys.exit(7)
     (folder / "COMPLETE").touch()
+    (folder / "attempts").mkdir(exist_ok=True)
+    config = {"rate": rate, "width": width}
+    (folder / "attempts" / "1").write_text(json.dumps({"configuration": config}))
     sys.exit(0)
 """
 
@@ -98,3 +102,33 @@ def test_a_sweep_runs_what_is_not_complete(
     assert "1 of 2 runs to do" in capfd.readouterr().out
     starts = {path.parent.name: path.read_text() for path in tmp_path.glob("sweep/*/starts")}
     assert starts == {"width=1": "2.0 1\n", "width=3": "2.0 3\n" * 2}
+    # Those that are complete, but were started with something else, are started again.
+    arguments[0] = "rate=3"
+    assert exit_code(*arguments, program=program) == 0
+    assert "2 of 2 runs to do" in capfd.readouterr().out
+    arguments[-1] += "/width=1"
+    assert exit_code(*arguments, program=program) == 2
+    assert "width=1 is a run: give a sweep a directory of its own" in capfd.readouterr().err
+
+
+def sign_in(api_key: str = "", login: SecretStr | None = None, rate: float = 1.0) -> Any:
+    raise AssertionError("a sweep builds nothing in this process")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sweep", "rate=1,2", "--sweep", "rate=3,4"], "rate is set twice"),
+        (["rate=3", "--sweep", "rate=1,2"], "rate is set twice, and one of these by --sweep"),
+        (["--sweep", "api_key=a,b"], "api_key is a secret"),
+        (["--sweep", "login=a,b"], "login is a secret"),
+        (["--sweep", "rate=1,x"], "rate=x: rate='x' is not float"),
+        (["--jobs", "2"], "--jobs is for the runs of a --sweep"),
+    ],
+)
+def test_what_a_sweep_cannot_be_is_an_error(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*arguments, "--run", str(tmp_path / "sweep"), program=sign_in) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()

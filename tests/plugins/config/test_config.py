@@ -3,15 +3,18 @@
 import copy as standard
 import subprocess
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import fulgurite_config as fc
+import numpy as np
 import optax
 import pytest
 from fulgurite_config import ConfigError, L, apply_overrides, from_json, resolve, to_json
+from fulgurite_config.overrides import check_types
 from fulgurite_config.values import parse_value
 from hypothesis import given, settings, strategies
 
@@ -550,6 +553,60 @@ def test_names_are_loaded_for_their_types() -> None:
     assert "wave" not in sys.modules
 
 
+def test_an_argument_that_nobody_knows_yet_is_another_error() -> None:
+    cfg = L(steps=3, net=L(f"{__name__}:Net", width=4))
+    for override in ("net.dropout=0.5", "**.dropout=0.5"):
+        with pytest.raises(fc.NotLoadedError, match="call load_targets"):
+            apply_overrides(cfg, [override])
+    with pytest.raises(ConfigError, match="Did you mean 'steps'"):
+        apply_overrides(cfg, ["stpes=4"])
+    fc.load_targets(cfg)
+    apply_overrides(cfg, ["**.dropout=0.5"])
+    assert cfg.net.dropout == 0.5
+
+
+def test_what_was_read_is_checked_as_what_is_written() -> None:
+    text = to_json(L(net=L(Net, width=4, dropout=0.5)))
+    renamed: Any = from_json(text.replace('"width"', '"widht"'))
+    with pytest.raises(
+        ConfigError, match=r"net.widht: .*Net has no argument 'widht'. Did you mean"
+    ):
+        resolve(renamed, [__name__])
+    other_type: Any = from_json(text.replace("0.5", '"half"'))
+    fc.load_targets(other_type, [__name__])
+    with pytest.raises(ConfigError, match="net.dropout=half is not float"):
+        check_types(other_type)
+
+
+class Scheduled:
+    def __init__(self, rate: "float | np.ndarray | Callable[[int], float]" = 0.1) -> None:
+        self.rate = rate
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("=3", "there is no path before '='"),
+        ("+rate=1", r"'\+rate': overrides add and delete nothing"),
+        ("~rate=1", "overrides add and delete nothing"),
+        ("call.rate=fast", "call.rate=fast is not a number"),
+        ("optimizer.weight_decay=fast", "optimizer.weight_decay=fast is not a number"),
+        ('call.rate=["sk-1"', r"^call.rate: what begins with \[ must be a value of Python"),
+    ],
+)
+def test_what_is_no_override_says_why(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        apply_overrides(L(call=L(Scheduled), optimizer=L(optax.adamw)), [override])
+
+
+def test_names_that_mean_something_else_are_no_values() -> None:
+    for name in ("ref", "aux"):
+        with pytest.raises(ConfigError, match=f"'{name}' cannot be the name of a value"):
+            L(**{name: 1})
+    with pytest.raises(ConfigError, match=r"overrides are a list of texts: write \['rate=1'\]"):
+        apply_overrides(L(rate=1), "rate=1")
+
+
 def test_values_of_a_nested_dictionary_are_set_or_none_of_them() -> None:
     cfg = L(net=L(Net), rate=0.1, boxes=[L(Box, 1), L(Box, 2)])
     values = {"net": {"width": 3}, "boxes[1].content": [1, 2], "boxes.*.label": "b"}
@@ -565,6 +622,12 @@ def test_values_of_a_nested_dictionary_are_set_or_none_of_them() -> None:
         with pytest.raises(ConfigError, match="width"):
             fc.apply_values(cfg, wrong)
         assert cfg == before
+    for nested, message in (
+        ({"net": {"wdith": 3}}, "net.wdith matches nothing: net has no 'wdith'. Did you mean"),
+        ({"net": {"$call": "os:system"}}, "values by name are constants"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fc.apply_values(cfg, nested)
 
 
 def test_initials_are_understood_and_long_lists_cut() -> None:

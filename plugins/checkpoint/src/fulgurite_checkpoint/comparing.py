@@ -72,8 +72,8 @@ def sort_runs(rows: Sequence[RunRow], name: str) -> list[RunRow]:
 
 def check_name(rows: Sequence[RunRow], name: str) -> None:
     """Raise `ConfigurationError` if no run has an argument, metric or column of this name."""
-    names = [key for row in rows for key in (*row.arguments, *row.metrics)]
-    names += list(RunRow.__dataclass_fields__)
+    names = {key for row in rows for key in (*row.arguments, *row.metrics)}
+    names |= set(RunRow.__dataclass_fields__)
     if rows and name not in names:
         raise ConfigurationError(
             f"no run has an argument or a metric {name!r}. {did_you_mean(name, names)}"

@@ -170,6 +170,11 @@ class Checkpointer(RunPlugin):
             directory is not None and directory.is_at(reference.path)
         )
         num_attempts = None if directory is None else directory.num_attempts
+        # Its owner deletes checkpoints while they are read. Of several processes, the first one may
+        # hold the lock already.
+        if directory is not None and is_same_run and reference.map is None:
+            if jax.process_index() == 0:
+                directory.check_unused()
         root = self._get_root(engine) if is_same_run else resolve_root(reference.path or "")
         if root is None:
             if reference.optional:

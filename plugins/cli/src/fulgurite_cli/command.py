@@ -1,11 +1,17 @@
 """The command `fulgurite`. It imports neither jax nor the core before a command needs them."""
 
 import argparse
+import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
+from typing import Any
 
 GROUP = "fulgurite.commands"
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,11 +40,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"error: {describe_source(others[0])} adds a command {name!r}, which already exists: "
             "uninstall one of them\n",
         )
+    interrupts = _note_interrupts()
     try:
         return entry.load()(arguments[1:]) or 0
     except BaseException as error:
+        # An import that is cut off may fail with any error.
+        if interrupts and not isinstance(error, SystemExit):
+            print("stopped by SIGINT", file=sys.stderr)
+            return INTERRUPTED
         error.add_note(f"command {name!r} ({describe_source(entry)})")
         raise
+
+
+def _note_interrupts() -> list[int]:
+    """Return a list that gets an entry with Ctrl-C, which raises `KeyboardInterrupt`. A second one
+    ends the process. Commands that train or wait have handlers of their own from then on."""
+    interrupts: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        interrupts.append(number)
+        if len(interrupts) > 1:
+            os._exit(INTERRUPTED)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, note)
+    return interrupts
 
 
 def find_commands() -> dict[str, list[EntryPoint]]:

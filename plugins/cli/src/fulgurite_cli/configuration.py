@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import MASK
+from fulgurite.redact import MASK, register_secret
 from fulgurite_config import (
     ConfigError,
+    L,
     Name,
     Node,
     NotAllowedError,
@@ -24,13 +25,15 @@ from fulgurite_config import (
     to_plain,
 )
 from fulgurite_config.codec import JSON_SOURCE
-from fulgurite_config.comparison import compute, iter_nodes_by_path
-from fulgurite_config.expressions import format_path
+from fulgurite_config.comparison import iter_nodes_by_path
+from fulgurite_config.expressions import Lazy, format_path
 from fulgurite_config.names import get_name
-from fulgurite_config.nodes import iter_children
+from fulgurite_config.nodes import get_state, iter_children, iter_nodes
+from fulgurite_config.overrides import check_types, get_annotation
 from fulgurite_runs.redact import RedactedText, redact
 
 from fulgurite_cli.replacing import has_only_evaluators, replace_evaluators
+from fulgurite_cli.secrets import is_secret_type
 
 KEY = "config"
 """The key of a manifest's configuration that holds the JSON. It is one text there, since keys of
@@ -55,10 +58,25 @@ def build_from_config(
     try:
         allow = find_packages(config)
         changed = override_config(config, overrides, start_config)
-        text = RedactedText(json.dumps(redact(to_plain(changed)), ensure_ascii=False))
-        return resolve(changed, allow), {KEY: text, VALUES: list_values(changed, allow)}
+        return resolve(wrap_secrets(changed), allow), _describe(changed)
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def plan_from_config(
+    config: Node, overrides: Sequence[str], start_config: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the form of a configuration that the manifest holds; nothing is resolved. Arguments
+    and errors are those of `build_from_config`."""
+    try:
+        return _describe(override_config(config, overrides, start_config))
+    except ConfigError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _describe(config: Node) -> dict[str, Any]:
+    text = RedactedText(json.dumps(redact(to_plain(config)), ensure_ascii=False))
+    return {KEY: text, VALUES: list_values(config)}
 
 
 def rebuild_from_config(
@@ -98,7 +116,7 @@ def rebuild_from_config(
         fill_secrets(changed, program_config)
         if program_config is not None and has_only_evaluators(program_config):
             replace_evaluators(changed, program_config)
-        return resolve(changed, packages)
+        return resolve(wrap_secrets(changed), packages)
     except NotAllowedError as error:
         if program_config is not None and not has_only_evaluators(program_config):
             raise ConfigurationError(str(error)) from error
@@ -130,11 +148,21 @@ def override_config(
         load_targets(config)
         apply_values(config, start_config or {}, JSON_SOURCE)
         apply_overrides(config, overrides)
+        register_secrets(config)
         return config
     changed = read_config(start_config)
-    load_targets(changed, find_packages(config))
+    try:
+        load_targets(changed, find_packages(config))
+    except NotAllowedError as error:
+        raise ConfigError(
+            f"the configuration from a file names {', '.join(error.modules)}, and the program's "
+            f"own names nothing of {', '.join(error.packages)}: a file may name only what is of "
+            "the same packages as what the program names"
+        ) from error
+    check_types(changed)
     apply_overrides(changed, overrides)
     fill_secrets(changed, config)
+    register_secrets(changed)
     return changed
 
 
@@ -151,6 +179,29 @@ def read_config(saved_config: dict[str, Any]) -> Any:
             "there is no configuration, but arguments by name: use the program that they are of"
         )
     return from_json(text)
+
+
+def register_secrets(config: Any) -> None:
+    """Have the texts of a configuration hidden that stand where a secret is wanted: an argument of
+    the type `SecretStr`, or what such a type is called with."""
+    for node in iter_nodes(config, set()):
+        state = get_state(node)
+        for name, value in (*enumerate(state.positional), *state.keywords.items()):
+            is_secret = is_secret_type(state.target) or is_secret_type(get_annotation(node, name))
+            if is_secret and isinstance(value, str):
+                register_secret(value)
+
+
+def wrap_secrets(config: Any) -> Any:
+    """Return a copy of a configuration in which each argument of the type `SecretStr` that is a
+    text is a call of that type."""
+    wrapped = copy(config)
+    for node in iter_nodes(wrapped, set()):
+        for name, value in dict(get_state(node).keywords).items():
+            annotation: Any = get_annotation(node, name)
+            if is_secret_type(annotation) and isinstance(value, str):
+                setattr(node, name, L(annotation, value))
+    return wrapped
 
 
 def fill_secrets(config: Any, program_config: Node | None) -> None:
@@ -182,20 +233,21 @@ def _iter_all_values(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, A
         yield from _iter_all_values(child, (*path, key))
 
 
-def list_values(config: Any, allow: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the values of a configuration by path, as a manifest holds them; of a reference what
-    it stands for, and of a call the name of what is called.
+def list_values(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration by path, as a manifest holds them, and of a call the
+    name of what is called. What follows from others by a reference is left out: where runs are
+    compared it would say the same again.
 
     Args:
         config: the configuration.
-        allow: the packages of functions in expressions.
     """
     values: dict[str, Any] = {}
     paths: dict[int, str] = {}
     for path, node in iter_nodes_by_path(config):
         paths.setdefault(id(node), path)
     for path, value, _ in iter_values(config):
-        value = compute(value, allow)
+        if isinstance(value, Lazy):
+            continue
         if isinstance(value, Node):
             value = f"that of {paths[id(value)]}"
         elif isinstance(value, Required):

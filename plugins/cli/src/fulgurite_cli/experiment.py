@@ -14,13 +14,14 @@ from fulgurite.errors import (
 from fulgurite.redact import MASK
 from fulgurite_config import ConfigError, Node
 from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.redact import RedactedText
+from fulgurite_runs.redact import RedactedText, redact
 
 from fulgurite_cli.configuration import (
     KEY as CONFIG_KEY,
     build_from_config,
     find_packages,
     override_config,
+    plan_from_config,
     rebuild_from_config,
 )
 from fulgurite_cli.report import format_arguments, format_config
@@ -130,12 +131,49 @@ def build_experiment(
             f"the run was started with {name}={value!r}, and {experiment.__name__} has no "
             f"argument {name!r}: evaluate it with the program that trained it"
         )
-    config = {name: parameter.default for name, parameter in parameters.items()} | arguments
-    config.pop(RUN_DIR, None)
-    config = {name: to_plain(value) for name, value in config.items()}
+    config = _describe_arguments(parameters, arguments)
     if run_dir is not None or built.engine.run_dir is not None:
         _check_config(experiment, config)
     return _finish_experiment(built, experiment, config)
+
+
+def plan_config(
+    experiment: Factory, overrides: Sequence[str], start_config: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the configuration that the manifest of a run will hold, without building anything.
+
+    Args:
+        experiment: the function.
+        overrides: texts `name=value`.
+        start_config: a configuration, as manifests hold it, that the overrides change.
+
+    Raises:
+        ConfigurationError: as `build_experiment`.
+    """
+    parameters = get_parameters(experiment)
+    config = None if parameters else experiment()
+    if isinstance(config, Node):
+        planned = plan_from_config(config, overrides, start_config)
+    else:
+        arguments = _read_start_config(experiment, start_config or {}, parameters)
+        arguments |= _parse_overrides(experiment, overrides, parameters)
+        _check_complete(experiment, parameters, arguments)
+        planned = _describe_arguments(parameters, arguments)
+    return json.loads(dumps(redact(planned)))
+
+
+def _describe_arguments(
+    parameters: dict[str, Parameter], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of an experiment as manifests hold them.
+
+    Args:
+        parameters: of its function.
+        arguments: that are not the defaults.
+    """
+    config = {name: parameter.default for name, parameter in parameters.items()} | arguments
+    config.pop(RUN_DIR, None)
+    return {name: to_plain(value) for name, value in config.items()}
 
 
 def _check_complete(
@@ -240,6 +278,11 @@ def _read_start_config(
 ) -> dict[str, Any]:
     """Return the arguments in a configuration, apart from hidden secrets."""
     arguments: dict[str, Any] = {}
+    if isinstance(start_config.get(CONFIG_KEY), str) and CONFIG_KEY not in parameters:
+        raise ConfigurationError(
+            f"the configuration is that of a program whose `experiment` returns one, and "
+            f"{experiment.__name__} has arguments: use the program that it is of"
+        )
     for name, value in start_config.items():
         if name not in parameters:
             raise ConfigurationError(

@@ -39,6 +39,7 @@ def run_explain(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     from fulgurite_cli.experiment import build_experiment
     from fulgurite_cli.fit import load_experiment
+    from fulgurite_cli.options import print_to_pipe
 
     try:
         experiment = load_experiment(options.program)
@@ -47,7 +48,7 @@ def run_explain(arguments: list[str]) -> int:
         parser.exit(2, f"error: {error}\n")
     if options.run is not None:
         built.engine.run_dir = options.run
-    print(explain(built.engine))
+    print_to_pipe(explain(built.engine))
     return 0
 
 
@@ -58,7 +59,7 @@ def explain(engine: Engine) -> str:
     Example:
         from fulgurite_cli import explain
 
-        print(explain(fg.Engine(steps=100)))
+        print_to_pipe(explain(fg.Engine(steps=100)))
     """
     sections = {
         "plugins, in the order in which they are called": _list_plugins(engine),

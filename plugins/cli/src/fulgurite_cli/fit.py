@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fulgurite_config import ConfigError, Node, apply_overrides
+from fulgurite_config import ConfigError, Node, NotLoadedError, apply_overrides
 
 from fulgurite_cli.options import FitParser, add_fit_options
 from fulgurite_cli.programs import find_mistyped_argument, find_program
@@ -113,6 +113,8 @@ def _check_overrides(
         return
     try:
         apply_overrides(config, overrides)
+    except NotLoadedError:
+        return  # it is known once what the configuration calls is imported
     except ConfigError as error:
         parser.exit(2, f"error: {error}\n")
 

@@ -2,25 +2,40 @@
 
 import argparse
 import inspect
+import json
 import os
+import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fulgurite import FitResult
-from fulgurite.errors import CheckpointError, ConfigurationError, PluginError, ProcessError
-from fulgurite.tracebacks import hide_internal_frames
+from fulgurite import Engine, FitResult
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    FulguriteError,
+    PluginError,
+    ProcessError,
+)
+from fulgurite.tracebacks import NOTE, VARIABLE, has_user_frames, hide_internal_frames
+from fulgurite_runs import RunDirectory
+from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.manifest import get_arguments
+from fulgurite_runs.redact import redact
 
-from fulgurite_cli.experiment import Factory, build_experiment, describe_values
+from fulgurite_cli.experiment import Factory, build_experiment, describe_values, plan_config
 from fulgurite_cli.options import TERMINATED, FitParser, add_fit_options, print_to_pipe
 from fulgurite_cli.processes import connect_processes
 from fulgurite_cli.report import list_arguments
 from fulgurite_cli.start_config import read_start_config
 from fulgurite_cli.sweeping import plan_sweep, run_sweep
 
+MISTAKES = (CheckpointError, ConfigurationError, PluginError, ProcessError)
+"""What is wrong with the command line, the program or the run directory."""
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": TERMINATED}
 
 
@@ -46,21 +61,29 @@ def run(
     """
     parser = _build_parser(experiment, program, sys.argv[1:] if argv is None else argv)
     options = parser.parse_intermixed_args(argv)
+    if options.jobs > 1 and not options.sweep:
+        parser.error("--jobs is for the runs of a --sweep")
     try:
         start_config, start_source = read_start_config(options)
-        if options.should_print or options.sweep:
+        if options.should_print:
             descriptions = describe_runs(experiment, options, start_config, start_source)
-            if options.should_print:
-                print_to_pipe("\n\n".join(descriptions))
-                sys.exit(0)
-            sys.exit(run_sweep(inspect.getfile(experiment), options))
+            print_to_pipe("\n\n".join(descriptions))
+            sys.exit(0)
+        if options.sweep:
+            sys.exit(
+                run_sweep(
+                    inspect.getfile(experiment),
+                    options,
+                    lambda overrides: plan_config(experiment, overrides, start_config),
+                )
+            )
         connect_processes()
         built = build_experiment(
             experiment, options.overrides, run_dir=options.run, start_config=start_config
         )
         if options.run is not None:
             built.engine.run_dir = options.run
-    except (CheckpointError, ConfigurationError, PluginError, ProcessError) as error:
+    except MISTAKES as error:
         parser.exit(2, f"error: {error}\n")
     if built.data is None:
         parser.exit(
@@ -75,13 +98,19 @@ def run(
         and engine.plugins.get_single_impl("restore_checkpoint") is not None
     )
     resume = "never" if options.resume == "never" else "auto"
-    with _exit_on_second_interrupt(), _note_options():
-        result = engine.fit(
-            built.model,
-            data,
-            resume=resume if can_resume else None,
-            init_from=options.init_from,
-        )
+    try:
+        with _exit_on_second_interrupt(), _shorten_warnings(), _note_options(engine):
+            result = engine.fit(
+                built.model,
+                data,
+                resume=resume if can_resume else None,
+                init_from=options.init_from,
+            )
+    except MISTAKES as error:
+        if _needs_traceback(error):
+            raise
+        notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()) if note != NOTE)
+        parser.exit(1, f"error: {error}\n{notes}")
     exit_codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
     if result.stop_reason in exit_codes:
         with suppress(OSError):  # what read it, such as `tee`, was ended by the same Ctrl-C
@@ -134,14 +163,55 @@ def describe_runs(
 
 
 @contextmanager
-def _note_options() -> Iterator[None]:
-    """Add to errors that name arguments of `fit` what they are called on the command line."""
+def _note_options(engine: Engine) -> Iterator[None]:
+    """Add to errors of a fit what a user of the command line can do: what the arguments of `fit`
+    are called there, and which arguments differ from those of the run that does not fit."""
     try:
         yield
     except (CheckpointError, ConfigurationError) as error:
         if "resume=" in str(error) or "init_from=" in str(error):
             error.add_note("on the command line: --resume never, --init-from RUN")
+        if isinstance(error, CheckpointError):
+            for change in _iter_changes(engine):
+                error.add_note(f"since the run was started, {change}")
         raise
+
+
+@contextmanager
+def _shorten_warnings() -> Iterator[None]:
+    """Show warnings of Fulgurite in one line: their place in it helps nobody."""
+    former = warnings.formatwarning
+
+    def format_warning(
+        message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if re.search(r"[/\\]fulgurite(_\w+)?[/\\]", filename):
+            return f"warning: {message}\n"
+        return former(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = former
+
+
+def _iter_changes(engine: Engine) -> Iterator[str]:
+    """Yield what differs between the arguments of a run and those of an engine that resumes it."""
+    if engine.run_dir is None or not RunDirectory(engine.run_dir).num_attempts:
+        return
+    saved = get_arguments(RunDirectory(engine.run_dir).read_manifest())
+    current = get_arguments({"configuration": json.loads(dumps(redact(engine.config)))})
+    for name in saved.keys() & current.keys():
+        if saved[name] != current[name]:
+            yield f"{name} was {saved[name]!r} and is {current[name]!r}"
+
+
+def _needs_traceback(error: Exception) -> bool:
+    """Return whether the place of an error is worth knowing: it is in the user's code, or it comes
+    from an exception there, or all tracebacks are asked for."""
+    is_final = error.__cause__ is None or isinstance(error.__cause__, FulguriteError | OSError)
+    return os.environ.get(VARIABLE) == "full" or has_user_frames(error) or not is_final
 
 
 @contextmanager

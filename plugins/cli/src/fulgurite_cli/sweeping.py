@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.redact import MASK, is_secret_name
 from fulgurite_config import ConfigError
-from fulgurite_config.sweeps import expand_axis
+from fulgurite_config.sweeps import expand_axis, split_commas
 from fulgurite_runs import RunDirectory
+from fulgurite_runs.manifest import get_arguments
 
 POLL = 0.05
 """Seconds between two looks whether a run has ended."""
@@ -31,12 +33,14 @@ def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[
         axes: texts as `fulgurite_config.sweep` takes them: `lr=1e-3,1e-2`.
 
     Raises:
-        ConfigurationError: an axis is none, or two runs would be the same.
+        ConfigurationError: an axis is none, something is set twice, or two runs would be the
+            same.
     """
     try:
         points = [expand_axis(axis) for axis in axes]
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
+    _check_paths(overrides, points)
     runs: dict[str, list[str]] = {}
     for groups in itertools.product(*points):
         changes = list(itertools.chain.from_iterable(groups))
@@ -47,6 +51,22 @@ def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[
     return runs
 
 
+def _check_paths(overrides: Sequence[str], points: Sequence[list[tuple[str, ...]]]) -> None:
+    """Raise a `ConfigurationError` if a path of an axis is set elsewhere too.
+
+    Args:
+        overrides: what all runs have.
+        points: of each axis, the overrides of each of its points.
+    """
+    paths = {override.partition("=")[0] for override in overrides}
+    for axis in points:
+        for override in axis[0]:
+            path = override.partition("=")[0]
+            if path in paths:
+                raise ConfigurationError(f"{path} is set twice, and one of these by --sweep")
+            paths.add(path)
+
+
 def make_run_name(changes: Sequence[str]) -> str:
     """Return what changes in a run as a folder may be called: Orbax takes `*`, `?` and `[` in a
     path for a pattern."""
@@ -55,31 +75,42 @@ def make_run_name(changes: Sequence[str]) -> str:
     return re.sub(r"[/\\?'\"\s]", "_", text)
 
 
-def run_sweep(program: str, options: argparse.Namespace) -> int:
-    """Run all runs of a sweep that are not complete yet, and return the exit code.
+def run_sweep(
+    program: str, options: argparse.Namespace, plan_config: Callable[[list[str]], dict[str, Any]]
+) -> int:
+    """Run all runs of a sweep that are not complete yet, or not with this configuration; return
+    the exit code.
 
     A signal is handed to the runs, which save and end; the same command goes on with the rest.
 
     Args:
         program: the program's file.
         options: of its command line.
+        plan_config: returns the configuration of a run with such overrides, as its manifest will
+            hold it, or raises an error of the overrides.
 
     Returns:
         0; 1 if a run failed; 130 or the code for SIGTERM after a signal.
 
     Raises:
-        ConfigurationError: there is no `--run`, or an axis is none.
+        ConfigurationError: there is no `--run`, it is a run itself, or an axis is none or
+            changes a secret.
     """
     if options.run is None:
         raise ConfigurationError(
             "a sweep needs a directory in which each run gets one of its own: give --run DIR"
         )
     runs = plan_sweep(options.overrides, options.sweep)
+    configs = {name: _plan(name, overrides, plan_config) for name, overrides in runs.items()}
+    for config in configs.values():
+        _check_no_secret(options.sweep, config)
     folder = Path(options.run)
+    if RunDirectory(folder).num_attempts:
+        raise ConfigurationError(f"{folder} is a run: give a sweep a directory of its own")
     commands = {
         name: _build_command(program, overrides, folder / name, options)
         for name, overrides in runs.items()
-        if not RunDirectory(folder / name).is_complete
+        if not _is_done(RunDirectory(folder / name), configs[name])
     }
     print(f"{len(commands)} of {len(runs)} runs to do in {folder}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +120,45 @@ def run_sweep(program: str, options: argparse.Namespace) -> int:
     if received:
         return 130 if received[0] == signal.SIGINT else options.preempted_exit_code
     return 1 if failed else 0
+
+
+def _plan(
+    name: str, overrides: list[str], plan_config: Callable[[list[str]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the configuration of a run of a sweep.
+
+    Args:
+        name: of the run, which an error of its overrides names.
+        overrides: texts `name=value`.
+        plan_config: returns the configuration.
+    """
+    try:
+        return plan_config(overrides)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from error
+
+
+def _check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
+    """Raise a `ConfigurationError` if an axis changes a secret, whose values would be the names of
+    folders.
+
+    Args:
+        axes: of the sweep.
+        config: of one of its runs, in which secrets are masked.
+    """
+    arguments = get_arguments({"configuration": config})
+    paths = [path for axis in axes for path in split_commas(axis.partition("=")[0])]
+    for path in paths:
+        if arguments.get(path) == MASK or is_secret_name(path.rpartition(".")[2]):
+            raise ConfigurationError(
+                f"{path} is a secret, and runs of a sweep are called by what they change: let the "
+                f"program choose the secret by an argument that is none"
+            )
+
+
+def _is_done(run: RunDirectory, config: dict[str, Any]) -> bool:
+    """Return whether a run is complete, and was started with a configuration."""
+    return run.is_complete and run.read_manifest().get("configuration") == config
 
 
 def _build_command(

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.redact import MASK
+from fulgurite_config import ConfigError
+from fulgurite_config.values import fit_value
 
 from fulgurite_cli.secrets import is_secret_type, make_secret
 
@@ -133,6 +135,9 @@ def from_plain(name: str, value: Any, annotation: Any) -> Any:
         name: of the argument, for the error.
         value: what the manifest holds.
         annotation: the type of the argument.
+
+    Raises:
+        ConfigurationError: it is no value of that type.
     """
     if isinstance(value, list) and "tuple" in str(annotation):
         return tuple(value)
@@ -142,7 +147,10 @@ def from_plain(name: str, value: Any, annotation: Any) -> Any:
     )
     if isinstance(value, str) and is_parsed:
         return parse_value(name, value, annotation)
-    return value
+    try:
+        return fit_value(value, str(value), annotation, (name,))
+    except ConfigError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def is_enum(annotation: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from fulgurite_config.codec import from_json, from_plain, to_json, to_plain
 from fulgurite_config.comparison import copy, copy_one_way, diff, iter_values, merge
-from fulgurite_config.errors import ConfigError, NotAllowedError
+from fulgurite_config.errors import ConfigError, NotAllowedError, NotLoadedError
 from fulgurite_config.expressions import apply
 from fulgurite_config.names import Name
 from fulgurite_config.nodes import REQUIRED, L, Node, Required, load_targets
@@ -19,6 +19,7 @@ __all__ = [
     "Name",
     "Node",
     "NotAllowedError",
+    "NotLoadedError",
     "Required",
     "Trial",
     "apply",

@@ -46,6 +46,11 @@ class NotAllowedError(ConfigError):
         )
 
 
+class NotLoadedError(ConfigError):
+    """An override sets an argument of a function that is not imported, so that nobody knows its
+    arguments."""
+
+
 def suggest(name: str, choices: Iterable[object]) -> str:
     """Return a sentence with the choice most like a name, or with all choices.
 

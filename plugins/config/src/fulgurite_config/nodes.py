@@ -300,13 +300,22 @@ def get_default(node: Node, name: str) -> Any:
 
 def iter_names(node: Node) -> Iterator[str]:
     """Yield the names that a node has or may have."""
-    state = get_state(node)
-    signature = get_signature(state.target)
-    names = dict.fromkeys(state.keywords)
-    for parameter in signature.parameters.values() if signature else ():
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            names.setdefault(parameter.name)
-    yield from names
+    yield from dict.fromkeys([*get_state(node).keywords, *_list_parameters(node)])
+
+
+def _list_parameters(node: Node) -> list[str]:
+    """Return the names of arguments in the signature of what a node calls."""
+    signature = get_signature(get_state(node).target)
+    return [
+        parameter.name
+        for parameter in (signature.parameters.values() if signature else ())
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+
+
+def is_loaded(node: Node) -> bool:
+    """Return whether the arguments of what a node calls are known: it is imported, or a section."""
+    return not isinstance(get_state(node).target, Name)
 
 
 def accepts(node: Node, name: str) -> bool:
@@ -316,7 +325,7 @@ def accepts(node: Node, name: str) -> bool:
     if signature is None:
         return True
     kinds = {parameter.kind for parameter in signature.parameters.values()}
-    return inspect.Parameter.VAR_KEYWORD in kinds or name in iter_names(node)
+    return inspect.Parameter.VAR_KEYWORD in kinds or name in _list_parameters(node)
 
 
 def set_value(node: Node, key: str | int, value: Any, source: str) -> None:
@@ -337,6 +346,10 @@ def set_value(node: Node, key: str | int, value: Any, source: str) -> None:
     place = f"{describe(node)}[{key}]" if isinstance(key, int) else f"{describe(node)}.{key}"
     check_value(value, place)
     if isinstance(key, str):
+        if key in RESERVED and state.target is None:
+            raise ConfigError(
+                f"{key!r} cannot be the name of a value: cfg.{key} means something else"
+            )
         if not accepts(node, key):
             raise ConfigError(
                 f"{describe(node)} has no argument {key!r}. {suggest(key, iter_names(node))}"

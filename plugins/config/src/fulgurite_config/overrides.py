@@ -6,16 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, get_type_hints
 
-from fulgurite_config.errors import ConfigError, suggest
+from fulgurite_config.errors import ConfigError, NotLoadedError, suggest
 from fulgurite_config.expressions import Evaluation, Lazy, format_expression, format_path
 from fulgurite_config.nodes import (
     EMPTY,
     Node,
     describe,
     get_default,
+    get_signature,
     get_state,
+    is_constant,
+    is_loaded,
     iter_children,
     iter_names,
+    iter_nodes,
     set_value,
 )
 from fulgurite_config.values import Key, fit_value, flatten_union, parse_value
@@ -66,7 +70,10 @@ def apply_overrides(config: Any, overrides: Sequence[str]) -> list[Change]:
 
     Raises:
         ConfigError: an override matches nothing, or its value is not of the argument's type.
+        NotLoadedError: it may match once `load_targets` has imported what is called.
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides are a list of texts: write [{overrides!r}]")
     with _undo_on_error() as undo:
         return [
             change for override in overrides for change in _apply_override(config, override, undo)
@@ -111,16 +118,25 @@ def _apply_override(config: Node, override: str, undo: Undo) -> Iterator[Change]
     if not equals:
         raise ConfigError(f"{override!r} is no override: write path=value")
     for match in _find_matches(config, path):
-        yield _apply(match, parse_value(text), text, f"override {override}", undo)
+        try:
+            value = parse_value(text)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        yield _apply(match, value, text, f"override {override}", undo)
 
 
 def _apply_nested(
     config: Any, values: Mapping[str, Any], above: tuple[Key, ...], source: str, undo: Undo
 ) -> Iterator[Change]:
     for name, value in values.items():
-        for parent, key, path in _find_matches(config, name):
+        if name.startswith("$"):
+            place = format_path((*above, name))
+            raise ConfigError(
+                f"{place}: values by name are constants. A call can only stand in a whole "
+                f"configuration, as to_json writes it"
+            )
+        for parent, key, place in _find_matches(config, name, above):
             current = Evaluation().compute(_read(parent, key))
-            place = (*above, *path)
             if isinstance(value, dict) and isinstance(current, Node):
                 yield from _apply_nested(current, value, place, source, undo)
             else:
@@ -128,17 +144,27 @@ def _apply_nested(
                 yield _apply((parent, key, place), value, text, source, undo)
 
 
-def _find_matches(config: Node, text: str) -> list[Match]:
+def _find_matches(config: Node, text: str, above: tuple[Key, ...] = ()) -> list[Match]:
+    """Return what a path leads to.
+
+    Args:
+        config: where the path begins.
+        text: the path.
+        above: where that is.
+    """
     pattern = parse_path(text)
     matches: list[Match] = []
     places: set[tuple[int, Key]] = set()
-    for match in _iter_matches(config, pattern, (), text):
+    text = f"{format_path(above)}.{text}" if above else text
+    for match in _iter_matches(config, pattern, above, text):
         place = (id(match[0]), match[1])
         if place not in places:
             matches.append(match)
         places.add(place)
     if not matches:
         last = str(pattern[-1])
+        for node in iter_nodes(config, set()):
+            _check_loaded(node, last, text)
         raise ConfigError(f"{text} matches nothing. {suggest(last, set(_iter_all_names(config)))}")
     return matches
 
@@ -151,6 +177,13 @@ def parse_path(text: str) -> Pattern:
     """
     keys: list[Key | _Wildcard] = []
     position = 0
+    if not text:
+        raise ConfigError("there is no path before '=': write path=value")
+    if text[0] in "+~":
+        raise ConfigError(
+            f"{text!r}: overrides add and delete nothing. Write path=value for what is there; what "
+            "may be left out gets a value of its own in the configuration that says so"
+        )
     while position < len(text):
         match = SEGMENT.match(text, position)
         if match is None:
@@ -220,11 +253,23 @@ def _check_key(value: Any, key: Any, path: tuple[Key, ...], text: str) -> None:
         count = len(get_state(value).positional)
         if -count <= key < count:
             return
+    if isinstance(value, Node):
+        _check_loaded(value, key, text)
     place = format_path(path) or "the configuration"
     if not isinstance(value, Node | dict | list | tuple):
         raise ConfigError(f"{text} matches nothing: {place} is {value!r}, which has no {key!r}")
     names = list(iter_names(value)) if isinstance(value, Node) else list(dict(iter_children(value)))
     raise ConfigError(f"{text} matches nothing: {place} has no {key!r}. {suggest(str(key), names)}")
+
+
+def _check_loaded(node: Node, key: Any, text: str) -> None:
+    """Raise a `NotLoadedError` if a node may have an argument, and nobody knows."""
+    if not is_loaded(node):
+        raise NotLoadedError(
+            f"{text} matches nothing that is known: the arguments of {describe(node)} are those "
+            f"that are set until it is imported. Set {key!r} where the configuration is written, "
+            "or call load_targets(config) before"
+        )
 
 
 def _read(parent: Any, key: Key) -> Any:
@@ -244,12 +289,13 @@ def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Chan
     parent, key, path = match
     is_set = not isinstance(parent, Node) or key in dict(iter_children(parent)) or key == "aux"
     old = _read(parent, key)
-    annotation = _get_annotation(parent, key)
+    annotation = get_annotation(parent, key)
     _check_replaceable(old, value, annotation, path)
     if annotation is None:
         annotation = _guess_annotation(parent, old)
     if annotation is not None:
         value = fit_value(value, text, annotation, path)
+        _check_number(old, value, annotation, path)
     if isinstance(parent, tuple):
         raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")
     undo.append((parent, key, old if is_set or isinstance(key, int) else EMPTY))
@@ -275,6 +321,42 @@ def _check_replaceable(old: Any, value: Any, annotation: Any, path: tuple[Key, .
     if isinstance(old, Lazy):
         how = f"it is {format_expression(old)}: set what that refers to, or its values"
     raise ConfigError(f"{place}={value} is no value for {describe(chosen)}: {how}")
+
+
+def _check_number(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) -> None:
+    """Raise a `ConfigError` if a text would take the place of a number, and the annotation has
+    numbers and no texts: `fit_value` leaves those to the function that have arrays among them."""
+    members = flatten_union(annotation)
+    is_number = isinstance(old, int | float) and not isinstance(old, bool)
+    if is_number and isinstance(value, str) and {int, float} & {*members} and str not in members:
+        raise ConfigError(f"{format_path(path)}={value} is not a number")
+
+
+def check_types(config: Any) -> None:
+    """Raise a `ConfigError` if a constant is not of the type of its argument.
+
+    Type checkers see that where a configuration is written; this is for what was read from a file.
+
+    Args:
+        config: the configuration, whose targets are loaded.
+    """
+    _check_types(config, (), set())
+
+
+def _check_types(value: Any, path: tuple[Key, ...], visited: set[int]) -> None:
+    if isinstance(value, Node):
+        if id(value) in visited:
+            return
+        visited.add(id(value))
+    for key, child in iter_children(value):
+        place = (*path, key)
+        if is_constant(child) and isinstance(value, Node):
+            annotation = get_annotation(value, key)
+            is_default = child is None and get_default(value, str(key)) is None
+            if annotation is not None and not is_default:
+                text = child if isinstance(child, str) else json.dumps(child)
+                fit_value(child, text, annotation, place)
+        _check_types(child, place, visited)
 
 
 def _guess_annotation(parent: Any, old: Any) -> Any:
@@ -306,7 +388,7 @@ def _iter_all_names(value: Any) -> Iterator[str]:
         yield from _iter_all_names(child)
 
 
-def _get_annotation(parent: Any, key: Key) -> Any:
+def get_annotation(parent: Any, key: Key) -> Any:
     """Return the annotation of an argument, or None."""
     if not isinstance(parent, Node) or isinstance(key, int):
         return None
@@ -321,4 +403,8 @@ def _get_annotation(parent: Any, key: Key) -> Any:
             continue
         if annotation is not None:
             return annotation
-    return None
+    # One annotation that cannot be read hides all of them above, as with optax.adamw.
+    signature = get_signature(target)
+    parameter = signature.parameters.get(key) if signature else None
+    is_known = parameter is not None and parameter.annotation is not EMPTY
+    return parameter.annotation if is_known and not isinstance(parameter.annotation, str) else None

@@ -27,7 +27,10 @@ def parse_value(text: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         if text[:1] in ("[", "(", "{", "'", '"'):
-            raise ConfigError(f"{text} is no value of Python: quote texts in it") from None
+            # Not the text, which may be a secret that is quoted wrongly.
+            raise ConfigError(
+                f"what begins with {text[0]} must be a value of Python: quote texts in it"
+            ) from None
         return text
     is_plain = isinstance(value, bool | int | float | str | list | tuple | dict | None)
     return value if is_plain else text

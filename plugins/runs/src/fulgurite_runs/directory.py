@@ -12,7 +12,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 
-from fulgurite_runs.lock import Lock, Owner, read_owner
+from fulgurite_runs.lock import Lock, Owner, check_unused, read_owner
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _RECORDS = re.compile(r"(?!telemetry\.)[a-z][a-z0-9_-]{0,63}\.(jsonl|csv)")
@@ -96,6 +96,10 @@ class RunDirectory:
         """Return who began the newest attempt, and the time of its last heartbeat in seconds since
         1970; None if nobody did."""
         return read_owner(self.path / "lock")
+
+    def check_unused(self) -> None:
+        """Raise `CheckpointError` if another process of this machine writes to the run."""
+        check_unused(self.path / "lock")
 
     def list_checkpoints(self) -> list[tuple[int, Path]]:
         """Return steps and directories of the complete checkpoints, oldest first."""

@@ -202,10 +202,7 @@ class Lock:
         if is_free and (owner is None or owner.ended or owner.is_local):
             return True
         if owner is None or owner.is_local or self._has_beaten_since(file):
-            raise CheckpointError(
-                f"{self._path.parent} is in use by {owner or 'another process'}: wait for its end, "
-                f"or choose another run directory"
-            )
+            raise _make_in_use_error(self._path, owner)
         return self._wait_for_death(file, owner, is_free)
 
     def _has_beaten_since(self, file: os.stat_result) -> bool:
@@ -262,6 +259,29 @@ def _close_inherited_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+def check_unused(path: Path) -> None:
+    """Raise `CheckpointError` if a process holds the lock file `path`, as far as the kernel knows.
+
+    It changes nothing, and what follows may still find that the run is in use.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return  # there is none, or taking it will say what is wrong with it
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and not _try_flock(descriptor):
+            raise _make_in_use_error(path, _parse_owner(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _make_in_use_error(path: Path, owner: Owner | None) -> CheckpointError:
+    return CheckpointError(
+        f"{path.parent} is in use by {owner or 'another process'}: wait for its end, or choose "
+        f"another run directory"
+    )
 
 
 def _try_flock(descriptor: int) -> bool:
