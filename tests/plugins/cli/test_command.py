@@ -279,6 +279,25 @@ def test_a_mistyped_override_is_answered_before_jax_is_imported(text: str, tmp_p
     assert done.stderr.endswith("code 2, heavy: []\n")
 
 
+SLOW_PROGRAM = """
+import os, signal
+
+# As a library that is interrupted while it is imported.
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:
+    raise AttributeError("partially initialized")
+"""
+
+
+def test_ctrl_c_during_imports_exits_with_130(tmp_path: Path):
+    file = tmp_path / "program.py"
+    file.write_text(SLOW_PROGRAM)
+    command = [sys.executable, "-m", "fulgurite_cli", "fit", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
+
+
 def test_only_a_program_in_this_directory_is_the_program_of_a_run(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

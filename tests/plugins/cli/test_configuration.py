@@ -16,8 +16,9 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_checkpoint.commands import compare
-from fulgurite_cli import Experiment, build_experiment, rebuild_experiment, run
+from fulgurite_cli import Experiment, SecretStr, build_experiment, rebuild_experiment, run
 from fulgurite_cli.config_command import run_config
+from fulgurite_cli.configuration import build_from_config, rebuild_from_config
 from fulgurite_config import L, Required, to_json
 from fulgurite_runs import RunDirectory, RunPlugin
 
@@ -95,6 +96,74 @@ def test_a_secret_stays_out_of_the_manifest() -> None:
         assert again.engine.config == saved
     with pytest.raises(ConfigurationError, match="hides the secret api_key: give api_key="):
         build_experiment(experiment, [], start_config=saved)
+
+
+class Login:
+    def __init__(self, phrase: SecretStr, place: str = "") -> None:
+        self.phrase = phrase
+        self.place = place
+
+
+def test_a_secret_type_makes_a_secret_of_any_argument() -> None:
+    def configure() -> Any:
+        cfg = experiment()
+        cfg.aux.phrase = ""
+        cfg.login = L(Login, "ope-nse/same", place="ope-nse/same here")
+        cfg.other = L(SecretStr, "fri/end")
+        return cfg
+
+    resolved, described = build_from_config(configure(), [], None)
+    secrets = (resolved.login.phrase, resolved.other)
+    assert [secret.get_secret_value() for secret in secrets] == ["ope-nse/same", "fri/end"]
+    assert resolved.login.place == "ope-nse/same here"
+    assert "same" not in str(described) and "fri/" not in str(described)
+    again = rebuild_from_config(described, [], configure())
+    assert again.login.phrase == resolved.login.phrase
+
+
+def test_what_differs_since_a_run_was_started_is_told_with_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, and not as a traceback, because no line of the user is at fault."""
+    folder = str(tmp_path / "run")
+
+    def exit_code(*arguments: str) -> Any:
+        with pytest.raises(SystemExit) as caught:
+            run(sized, arguments)
+        return caught.value.code
+
+    run(sized, ["--run", folder])
+    assert exit_code("width=3", "--run", folder) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: ") and "does not fit" in lines[0]
+    assert "since the run was started, width was 2 and is 3" in lines
+    assert not any("Traceback" in line or ".py" in line for line in lines)
+
+
+def sized() -> Any:
+    cfg = L(width=2)
+    cfg.engine = L(fg.Engine, steps=2, plugins=[L(Checkpointer, 1)], autoload=False)
+    cfg.model = L.partial(Sized, width=cfg.ref.width)
+    cfg.data = L(make_data)
+    return cfg
+
+
+class Sized(Net):
+    def __init__(self, width: int, *, key: jax.Array) -> None:
+        super().__init__(0.5, key=key)
+        self.weight = jnp.ones((width, 1))
+
+
+def test_a_configuration_of_another_kind_of_program_is_an_error() -> None:
+    saved = build_experiment(experiment).engine.config
+    with pytest.raises(ConfigurationError, match="that of a program whose `experiment` returns on"):
+        build_experiment(with_arguments, start_config=saved)
+    with pytest.raises(ConfigurationError, match="width=high is not int"):
+        build_experiment(with_arguments, start_config={"width": "high"})
+
+
+def with_arguments(width: int = 3) -> Experiment:
+    raise AssertionError("its arguments are wrong")
 
 
 def test_a_mistyped_override_ends_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:

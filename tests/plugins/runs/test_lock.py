@@ -84,15 +84,26 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- one machine
 
 
+def test_to_look_whether_a_run_is_unused_leaves_it_so(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    run.check_unused()
+    with run.lock():
+        pass
+    run.check_unused()
+    with run.lock():
+        pass
+
+
 def test_run_in_use_by_another_process_is_an_error_naming_it(
     tmp_path: Path, holder: Callable[..., Any]
 ):
     process = holder()
-    with pytest.raises(
-        CheckpointError, match=rf"in use by attempt 1, process {process.pid} on .*: wait"
-    ):
+    message = rf"in use by attempt 1, process {process.pid} on .*: wait"
+    with pytest.raises(CheckpointError, match=message):
         with RunDirectory(tmp_path).lock():
             pass
+    with pytest.raises(CheckpointError, match=message):
+        RunDirectory(tmp_path).check_unused()
     owner = RunDirectory(tmp_path).read_owner()  # readers need no lock
     assert owner and (owner[0].pid, owner[0].attempt, owner[0].is_running) == (process.pid, 1, True)
 
