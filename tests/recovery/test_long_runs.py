@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 from fulgurite_logging import iter_records
-from long_run import HOURS, NUM_EVALUATIONS, RECORDS_A_STEP, Sample
+from long_run import HOURS, NUM_EVALUATIONS, RECORDS_A_STEP, SAVE_EVERY, Sample
 
 PROGRAM = Path(__file__).with_name("long_run.py")
+LEAK_OF_A_SAVE = 0.04
+"""MiB. TensorStore 0.1.86 never releases the lists of its metrics, which Orbax 0.12.8 asks for with
+each save, and some native memory for each array: 28 KB for a save of this program, over 1,600 of
+them. The same run without a checkpointer grows by 0.04 KB a step."""
 
 
 @pytest.mark.parametrize(
@@ -34,7 +38,8 @@ def test_a_long_run_holds_no_more_at_its_end(
         print(sample)
     # By then every program is compiled, and the history is as long as it ever gets.
     settled, end = samples[1:5], samples[-1]
-    assert end.memory < samples[1].memory + 32
+    num_saves = (end.step - samples[1].step) / SAVE_EVERY
+    assert end.memory < samples[1].memory + 32 + LEAK_OF_A_SAVE * num_saves
     # While a checkpoint is written there are a few more for a moment.
     for name in ("descriptors", "threads"):
         before, after = (
