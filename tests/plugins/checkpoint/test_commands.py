@@ -443,3 +443,10 @@ def test_missing_run_or_checkpoint_is_an_error(
     run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in printed(capsys, *(argument.format(run=run) for argument in arguments), code=2)
+
+
+def test_runs_inside_of_a_run_are_listed_after_it(tmp_path: Path) -> None:
+    for run in (tmp_path / "a", tmp_path / "a" / "lr=1"):
+        (run / "attempts").mkdir(parents=True)
+    assert [row.run for row in list_runs(tmp_path / "a")] == ["a", "lr=1"]
+    assert [row.run for row in list_runs(tmp_path)] == ["a"]

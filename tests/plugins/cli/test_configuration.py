@@ -333,7 +333,7 @@ def test_config_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as caught:
         run_config(["diff", files[0], files[2]])
     assert caught.value.code == 2
-    assert "of different kinds" in capsys.readouterr().err
+    assert "one is a whole configuration, and the other holds" in capsys.readouterr().err
 
 
 def test_values_from_a_run_keep_their_types_and_defaults(

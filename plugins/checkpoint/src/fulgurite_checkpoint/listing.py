@@ -82,12 +82,12 @@ class CheckpointRow:
 
 
 def list_runs(directory: Path) -> list[RunRow]:
-    """Return the runs in a directory, by name; the directory itself, if it is one."""
+    """Return the runs in a directory, by name, and before them the directory itself, if it is
+    one."""
     if not directory.is_dir():
         raise CheckpointError(f"there is no directory {directory}: check the path")
-    if _is_run(directory):
-        return [_describe_run(directory)]
-    return [_describe_run(path) for path in sorted(filter(_is_run, directory.iterdir()))]
+    paths = [directory, *sorted(directory.iterdir())]
+    return [_describe_run(path) for path in paths if _is_run(path)]
 
 
 def list_checkpoints(run: str, verify: Verify = "size") -> list[CheckpointRow]:

@@ -54,8 +54,8 @@ def find_differences(
         return diff(read_config(first), read_config(second))
     if any(kinds):
         raise ConfigurationError(
-            "one run has a configuration and the other has arguments: their programs are of "
-            "different kinds, so there is nothing to compare"
+            "one is a whole configuration, and the other holds arguments or a part of the values: "
+            "give two runs of one program, or two files that fulgurite_config.to_json wrote"
         )
     names = dict.fromkeys([*first, *second])
     texts = {

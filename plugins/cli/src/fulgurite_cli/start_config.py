@@ -47,6 +47,8 @@ def read_config_file(path: str) -> dict[str, Any]:
         ConfigurationError: the file cannot be read, or is too large.
     """
     file = Path(path)
+    if file.is_dir():
+        raise ConfigurationError(f"{path} is a directory: give --from {path} if it is a run")
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ConfigurationError(

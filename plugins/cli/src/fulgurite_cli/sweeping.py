@@ -115,6 +115,8 @@ def run_sweep(
     print(f"{len(commands)} of {len(runs)} runs to do in {folder}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     failed, received = _run_commands(commands, folder, options.jobs)
+    if not received:
+        print(f"the runs are over; fulgurite runs {folder} compares them", flush=True)
     for name, code in failed.items():
         print(f"{name} failed with code {code}", file=sys.stderr)
     if received:
@@ -193,6 +195,7 @@ def _run_commands(
                 code = process.poll()
                 if code is not None:
                     del running[name]
+                    print(f"{name} has ended with code {code}", flush=True)
                     failed |= {name: code} if code and not received else {}
             time.sleep(POLL)
     return failed, received
