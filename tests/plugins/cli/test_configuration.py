@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fulgurite as fg
 import jax
@@ -108,7 +108,7 @@ def test_a_secret_type_makes_a_secret_of_any_argument() -> None:
     def configure() -> Any:
         cfg = experiment()
         cfg.aux.phrase = ""
-        cfg.login = L(Login, "ope-nse/same", place="ope-nse/same here")
+        cfg.login = L(Login, cast(Any, "ope-nse/same"), place="ope-nse/same here")
         cfg.other = L(SecretStr, "fri/end")
         return cfg
 

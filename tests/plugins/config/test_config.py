@@ -596,7 +596,7 @@ class Scheduled:
 )
 def test_what_is_no_override_says_why(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        apply_overrides(L(call=L(Scheduled), optimizer=L(optax.adamw)), [override])
+        apply_overrides(L(call=L(Scheduled), optimizer=L(optax.adamw, 0.1)), [override])
 
 
 def test_names_that_mean_something_else_are_no_values() -> None:

@@ -405,6 +405,7 @@ def get_annotation(parent: Any, key: Key) -> Any:
             return annotation
     # One annotation that cannot be read hides all of them above, as with optax.adamw.
     signature = get_signature(target)
-    parameter = signature.parameters.get(key) if signature else None
-    is_known = parameter is not None and parameter.annotation is not EMPTY
-    return parameter.annotation if is_known and not isinstance(parameter.annotation, str) else None
+    if signature is None or key not in signature.parameters:
+        return None
+    annotation = signature.parameters[key].annotation
+    return None if annotation is EMPTY or isinstance(annotation, str) else annotation
