@@ -518,6 +518,9 @@ def get_host_state() -> Any:
 def set_host_state(state: Any, version: int) -> None:
     """Restore what `get_host_state` returned.
 
+    Raise an exception if the state is something else, as a checkpoint that was edited may have it:
+    the fit ends before its first step, with a `CheckpointError` that names the plugin.
+
     Args:
         state: the value of `get_host_state`, read from a checkpoint.
         version: the `state_version` of the plugin that wrote it.

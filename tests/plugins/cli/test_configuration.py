@@ -107,17 +107,16 @@ class Login:
 def test_a_secret_type_makes_a_secret_of_any_argument() -> None:
     def configure() -> Any:
         cfg = experiment()
-        cfg.aux.phrase = ""
         cfg.login = L(Login, cast(Any, "ope-nse/same"), place="ope-nse/same here")
         cfg.other = L(SecretStr, "fri/end")
         return cfg
 
-    resolved, described = build_from_config(configure(), [], None)
+    resolved, saved = build_from_config(configure(), [], None)
     secrets = (resolved.login.phrase, resolved.other)
     assert [secret.get_secret_value() for secret in secrets] == ["ope-nse/same", "fri/end"]
     assert resolved.login.place == "ope-nse/same here"
-    assert "same" not in str(described) and "fri/" not in str(described)
-    again = rebuild_from_config(described, [], configure())
+    assert "same" not in str(saved) and "fri/" not in str(saved)
+    again = rebuild_from_config(saved, [], configure())
     assert again.login.phrase == resolved.login.phrase
 
 

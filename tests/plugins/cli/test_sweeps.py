@@ -120,8 +120,8 @@ def sign_in(api_key: str = "", login: SecretStr | None = None, rate: float = 1.0
     [
         (["--sweep", "rate=1,2", "--sweep", "rate=3,4"], "rate is set twice"),
         (["rate=3", "--sweep", "rate=1,2"], "rate is set twice, and one of these by --sweep"),
-        (["--sweep", "api_key=a,b"], "api_key is a secret"),
-        (["--sweep", "login=a,b"], "login is a secret"),
+        (["--sweep", "api_key=fi/rst,sec/ond"], "api_key is a secret"),
+        (["--sweep", "login=fi/rst,sec/ond"], "login is a secret"),
         (["--sweep", "rate=1,x"], "rate=x: rate='x' is not float"),
         (["--jobs", "2"], "--jobs is for the runs of a --sweep"),
     ],

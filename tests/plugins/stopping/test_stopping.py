@@ -218,6 +218,11 @@ def test_what_makes_no_sense_is_an_error(make: Any, message: str) -> None:
             {"num_spikes": 1, "looked_at": [0, True], "saved_steps": []},
             "looked_at is",
         ),
+        (
+            SpikeDetection(factor=2.0),
+            {"num_spikes": 1, "looked_at": [4], "saved_steps": []},
+            "looked_at is [4], which should be two steps",
+        ),
         (TimeLimit("1h"), {"seconds": float("nan")}, "seconds is nan"),
     ],
 )

@@ -23,6 +23,7 @@ from fulgurite_checkpoint.format import Commit, Entry, Verify
 from fulgurite_checkpoint.history import decode_history
 from fulgurite_checkpoint.validation import (
     check_list,
+    check_manifest,
     check_optional_text,
     parse_array_specs,
     parse_data_position,
@@ -187,9 +188,8 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
         index = read_json(path / "index.json")
         host = read_json(path / f"host-{process}.json")
         history = read_json(path / "history.json")
-        for plugin in manifest["plugins"]:
-            _check_strings(plugin["name"], plugin["distribution"], plugin["version"])
-        _check_strings(*manifest["model"], *index["arrays"], *index["pending_actions"])
+        check_manifest(manifest)
+        _check_strings(*index["arrays"], *index["pending_actions"])
         make_snapshot = partial(
             fg.Snapshot,
             step_range=parse_step_range(index["step_range"], commit.step),

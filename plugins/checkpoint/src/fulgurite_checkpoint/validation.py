@@ -123,6 +123,21 @@ def parse_metrics(value: Any) -> dict[str, dict[str, Any]]:
     }
 
 
+def check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if the description of a run is not such."""
+    for section in ("configuration", "versions", "devices"):
+        if manifest.get(section) is not None:
+            check_object(manifest[section], section)
+    for line in check_list(manifest["model"], "model"):
+        check_text(line, "model")
+    for plugin in check_list(manifest["plugins"], "plugins"):
+        for name in ("name", "distribution", "version"):
+            check_text(plugin[name], f"plugins.{name}")
+        if not isinstance(plugin["decisive"], bool):
+            raise ValueError(f"plugins.decisive is {plugin['decisive']!r:.100}")
+        check_object(plugin["settings"], "plugins.settings")
+
+
 def parse_requested_length(settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return the steps and epochs of a fit, one of them None; raise `ValueError` if they are not
     such."""

@@ -143,7 +143,10 @@ class SpikeDetection:
             state: the value of `get_host_state`.
             version: of the plugin that wrote it.
         """
-        object.__setattr__(self, "_progress", read_progress(_Progress, state))
+        progress = read_progress(_Progress, state)
+        if len(progress.looked_at) != 2:
+            raise ValueError(f"looked_at is {progress.looked_at!r:.100}, which should be two steps")
+        object.__setattr__(self, "_progress", progress)
 
     def find_loss(self, output: fg.Output) -> Array:
         """Return the loss that is monitored."""
