@@ -314,6 +314,8 @@ def test_completion_lists_commands_and_the_arguments_of_a_program(program: str):
     assert {"fit", "plugins", "config"} <= set(list_words(["f"]))
     assert list_words(["fit", "prog"]) == []
     assert list_words(["fit", program, "st"]) == ["steps="]
+    assert {"--run", "--sweep", "--help"} <= set(list_words(["fit", program, "--"]))
+    assert list_words(["config", ""]) == ["diff"]
     done = run("completion", "words", "--", "fit", program, "")
     assert (done.stdout, done.stderr) == ("steps=\n", LIGHT)
     assert "complete -o default -F _fulgurite fulgurite" in run("completion", "zsh").stdout

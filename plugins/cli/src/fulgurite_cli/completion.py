@@ -1,8 +1,10 @@
 """The command `fulgurite completion`: what the Tab key completes in a shell."""
 
 import argparse
+import re
 
 from fulgurite_cli.command import find_commands
+from fulgurite_cli.options import FitParser, add_fit_options
 from fulgurite_cli.programs import read_argument_names
 
 BASH = """_fulgurite() {
@@ -40,6 +42,10 @@ def list_words(line: list[str]) -> list[str]:
     """
     if len(line) <= 1:
         return sorted(find_commands())
+    if line[0] == "fit" and line[-1].startswith("-"):
+        parser = FitParser()
+        add_fit_options(parser)
+        return sorted(set(re.findall(r"(?<!\S)--[a-z-]+", parser.format_help())))
     if len(line) == 2:  # a program: the shell completes files
-        return []
+        return ["diff"] if line[0] == "config" else []
     return [f"{name}=" for name in read_argument_names(line[1]) or []]
