@@ -445,6 +445,7 @@ def test_runs_of_configurations_are_shown_and_compared_by_values(
     assert configuration["values"]["model"].endswith("test_configuration:Net")
     assert "engine.steps" not in configuration["values"]  # it follows from another one
     assert configuration["values"]["rate"] == 0.25
+    assert configuration["values"]["engine.seed"] == 0  # a default, which may change
     compare([str(tmp_path / "a"), str(tmp_path / "b")])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "rate 0.25 0.5" in lines

@@ -28,7 +28,14 @@ from fulgurite_config.codec import JSON_SOURCE
 from fulgurite_config.comparison import iter_nodes_by_path
 from fulgurite_config.expressions import Lazy, format_path
 from fulgurite_config.names import get_name
-from fulgurite_config.nodes import get_state, iter_children, iter_nodes
+from fulgurite_config.nodes import (
+    get_default,
+    get_state,
+    is_constant,
+    iter_children,
+    iter_names,
+    iter_nodes,
+)
 from fulgurite_config.overrides import check_types, get_annotation
 from fulgurite_runs.redact import RedactedText, redact
 
@@ -235,16 +242,18 @@ def _iter_all_values(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, A
 
 def list_values(config: Any) -> dict[str, Any]:
     """Return the values of a configuration by path, as a manifest holds them, and of a call the
-    name of what is called. What follows from others by a reference is left out: where runs are
-    compared it would say the same again.
+    name of what is called and the defaults, which a later version may change. What follows from
+    others by a reference is left out: where runs are compared it would say the same again.
 
     Args:
-        config: the configuration.
+        config: the configuration, whose targets are loaded.
     """
     values: dict[str, Any] = {}
     paths: dict[int, str] = {}
     for path, node in iter_nodes_by_path(config):
         paths.setdefault(id(node), path)
+        if paths[id(node)] == path:
+            values |= _list_defaults(node, path)
     for path, value, _ in iter_values(config):
         if isinstance(value, Lazy):
             continue
@@ -256,6 +265,21 @@ def list_values(config: Any) -> dict[str, Any]:
             value = get_text(value)
         values[path] = redact(value, path.rpartition(".")[2])
     return values
+
+
+def _list_defaults(node: Node, path: str) -> dict[str, Any]:
+    """Return the defaults of a call that nothing has replaced, as far as they are constants.
+
+    Args:
+        node: the call.
+        path: where it is.
+    """
+    defaults = {}
+    for name in iter_names(node):
+        default = get_default(node, name)
+        if name not in get_state(node).keywords and is_constant(default):
+            defaults[f"{path}.{name}"] = redact(default, name)
+    return defaults
 
 
 def get_text(value: Any) -> str:
