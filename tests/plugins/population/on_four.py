@@ -5,14 +5,37 @@ import re
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite_population import Population
+from fulgurite_evaluators import Evaluator
+from fulgurite_population import Evolution, Population
 from populations import Net, fit, list_leaves, make_batches
 
 COLLECTIVE = r"= \(?\w+\[([\d,]*)\].* (?:all-|collective-|reduce-scatter)[\w-]*\("
 
 
+def compare_members_that_vary() -> None:
+    """Compare members that differ in their learning rates and evolve, on four devices and on one."""
+    batches = make_batches(4)
+
+    def fit_on(num_devices: int | None) -> fg.FitResult:
+        population = Population(
+            seeds=range(4),
+            vary={"learning_rate": [1e-4, 1e-3, 1e-2, 1e-1], "scale": [1, 2, 1, 2]},
+            evolution=Evolution(every=2, monitor="test/loss"),
+            num_devices=num_devices,
+        )
+        return fit(Net, batches, 4, population, Evaluator("test", batches[:1], every=2))
+
+    divided, whole = fit_on(4), fit_on(None)
+    assert divided.history["population/parent[0]"].size
+    assert np.asarray(divided.module.members.scale).tolist() == [1, 2, 1, 2]
+    leaves = [list_leaves((result.module, result.state.opt_state)) for result in (divided, whole)]
+    for leaf, expected in zip(*leaves, strict=True):
+        np.testing.assert_allclose(leaf, expected, atol=1e-6)
+
+
 def main() -> None:
-    """Compare a population on four devices with one on a single device."""
+    """Compare populations on four devices with those on a single device."""
+    compare_members_that_vary()
     texts = []
     spy = fg.LambdaPlugin(on_compile=lambda name, compiled: texts.append(compiled.as_text()))
     batches = make_batches(5)

@@ -107,7 +107,11 @@ def copy_arrays(tree: PyTree) -> PyTree:
     Weak types are stripped: such a leaf would come back strong from a checkpoint and compile the
     step again.
     """
-    return jax.tree.map(_copy_leaf, tree)
+    # In a trace an array that is no tracer, such as one that a function has in its closure, becomes
+    # a constant of the program. Where the program is one of a mesh, to ask for the device of that
+    # array is an error, and what leaves the program is a copy anyway.
+    is_tracing = isinstance(jnp.empty(()), Tracer)
+    return jax.tree.map(lambda leaf: _copy_leaf(leaf, is_tracing), tree)
 
 
 def deduplicate_arrays(tree: PyTree) -> PyTree:
@@ -175,13 +179,14 @@ def _format_leaf(path: str, leaf: Any) -> str:
     return f"{path} {leaf.dtype}[{','.join(map(str, leaf.shape))}]".strip()
 
 
-def _copy_leaf(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any, is_tracing: bool) -> Any:
     if not is_array(leaf):
         return leaf
     if _is_key(leaf):
         data = jnp.copy(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and not leaf.weak_type:
+    is_computed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+    if is_computed and not is_tracing and not leaf.weak_type:
         # A copy as a program took 12 ms to compile for each shape.
         return jax.device_put(leaf, leaf.sharding, may_alias=False)
     return jax.lax.convert_element_type(jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype))
