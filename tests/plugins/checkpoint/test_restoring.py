@@ -357,6 +357,13 @@ def test_non_strict_restore_takes_common_leaves(old: Any) -> None:
     assert float(state.module.weight) == float(result.module.weight) != 0
 
 
+def test_non_strict_restore_of_nothing_is_an_error(old: Any) -> None:
+    reference = fg.CheckpointRef(old[0], map={"module.weight": "module.encoder"}, strict=False)
+    says = r"no array in common\. Only in the new state: module\.weight; only in the checkpoint: module\.e"
+    with pytest.raises(CheckpointError, match=says):
+        beginning(reference)
+
+
 def test_optimizer_state_is_initialized_from_the_loaded_weights(old: Any) -> None:
     class Keeping(Old):
         def configure_optimizers(self) -> optax.GradientTransformation:

@@ -37,7 +37,7 @@ class CheckpointRef:
         map: to read only a part: paths of the new state, each with the path in the checkpoint that
             fills it, such as `{"module.encoder": "module.backbone"}`. None is everything.
         strict: whether every array below the paths of `map` must have its counterpart, on both
-            sides.
+            sides. Otherwise those that both sides have are read; there must be one for each pair.
     """
 
     path: str | PathLike | None

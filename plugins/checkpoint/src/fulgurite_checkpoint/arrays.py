@@ -1,7 +1,7 @@
 """Arrays by path, and every call of Orbax, whose names still change."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fulgurite_checkpoint.orbax_errors import mute_failed_saves
 Spec = tuple[tuple[int, ...], str]
 """Shape and dtype, as the index holds them."""
 _MAX_ROWS = 20
+_MAX_NAMES = 4
 
 
 _TRAINING_FIELDS = ("opt_state", "metric_window", "nonfinite")
@@ -222,8 +223,8 @@ def apply_mapping(
         source: the checkpoint.
 
     Raises:
-        CheckpointError: there is nothing below a path or, if `strict`, an array has no counterpart
-            on the other side.
+        CheckpointError: there is nothing below a path, or nothing in common below a pair of them;
+            or, if `strict`, an array has no counterpart on the other side.
     """
     names: dict[str, str] = {}
     mapping = {**mapping, **_map_model_state(needed, saved, mapping, strict, source)}
@@ -248,6 +249,14 @@ def apply_mapping(
             raise CheckpointError(
                 f"init_from: {target_path!r} and {source_path!r} differ; strict=False takes what "
                 "both have:\n" + "\n".join(rows)
+            )
+        if unpaired and not targets.keys() & sources.keys():
+            raise CheckpointError(
+                f"init_from: {target_path!r} of the new state and {source_path!r} of {source} have "
+                f"no array in common. Only in the new state: {_format_few(targets.values())}; only "
+                f"in the checkpoint: {_format_few(sources.values())}. Use the plugins that the "
+                "saved model was made with, such as adapters of the same names at the same layers, "
+                "or name other paths in CheckpointRef(map=...)"
             )
         names |= {targets[path]: sources[path] for path in targets if path in sources}
     return names
@@ -295,6 +304,12 @@ def _format_nothing_below(path: str, side: str, names: Mapping[str, Any]) -> str
     return (
         f"init_from: there is no array below {path!r} in {side}. There is: {', '.join(tops[:12])}"
     )
+
+
+def _format_few(names: Iterable[str]) -> str:
+    """Return the first names of arrays, and that there are more."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:_MAX_NAMES]) + (", ..." if len(ordered) > _MAX_NAMES else "")
 
 
 def _find_below(prefix: str, names: Mapping[str, Any]) -> dict[Any, str]:

@@ -87,7 +87,7 @@ class Checkpointer(RunPlugin):
         weights_only: whether to leave out the state of the optimizer and what else only training
             needs. Evaluations, predictions and `init_from` read such checkpoints; a run cannot
             resume from them. A selection by `fg.select` or `fg.exclude` is what to save of the
-            module; `fg.CheckpointRef(path, map={"module": "module"}, strict=False)` fills it in.
+            module; `fg.CheckpointRef(path, strict=False)` fills it in.
         verify: what to check before a checkpoint is read: `full` (every byte), `size`, or `none`.
         on_missing_plugin: what to do if a plugin that affects the numbers was active when a
             checkpoint was saved and is not now, or the other way round: `error`, `warn` or
