@@ -95,22 +95,23 @@ def test_updates_have_the_bits_of_a_loop_by_hand():
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
     opt_state = optimizer.init(params)
 
-    def compute_loss(params: Any, base: Any, batch: Any) -> Any:
+    def compute_loss(params: Any, base: Any, scale: Any, batch: Any) -> Any:
         def predict(x: Any) -> Any:
             down, up = params
-            hidden = base.body(x) + 0.5 * (up @ (down @ x))
+            hidden = base.body(x) + scale * (up @ (down @ x))
             return base.head(jnp.tanh(hidden))
 
         return jnp.mean((jax.vmap(predict)(batch[0]) - batch[1]) ** 2)
 
     @eqx.filter_jit
-    def step(params: Any, opt_state: Any, base: Any, batch: Any) -> Any:
-        grads = jax.grad(compute_loss)(params, base, batch)
+    def step(params: Any, opt_state: Any, base: Any, scale: Any, batch: Any) -> Any:
+        grads = jax.grad(compute_loss)(params, base, scale, batch)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
+    batch = (jnp.asarray(X), jnp.asarray(Y))
     for _ in range(3):
-        params, opt_state = step(params, opt_state, model, (jnp.asarray(X), jnp.asarray(Y)))
+        params, opt_state = step(params, opt_state, model, jnp.float32(0.5), batch)
     result = engine.fit(model, make_data())
     trained = result.module.body.adapters["default"]
     np.testing.assert_array_equal(trained.down, params[0])
@@ -122,27 +123,37 @@ def test_updates_have_the_bits_of_a_loop_by_hand():
 
 @pytest.mark.full
 def test_train_too_trains_a_head():
+    """Its adapters, too, but not their scale."""
     model = Net(key=jax.random.key(0))
-    module = (
-        make_engine(Lora("body", rank=2, train_too="head.weight")).fit(model, make_data()).module
-    )
+    lora = Lora("**", rank=2, scale=0.5, train_too="head")
+    module = make_engine(lora).fit(model, make_data()).module
     assert (np.asarray(module.head.weight) != np.asarray(model.head.weight)).any()
-    assert_same((module.body.weight, module.head.bias), (model.body.weight, model.head.bias))
+    assert_same((module.body.weight, module.body.bias), (model.body.weight, model.body.bias))
+    assert module.head.adapters["default"].scale == 0.5
 
 
 @pytest.mark.parametrize("is_made", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_checkpoints_of_adapters_fit_the_base(tmp_path: Path, is_made: bool):
-    """They hold nothing else of the module; `load_weights` fills them in by path. A base that the
-    engine is yet to make is that of the run, whose key the checkpoint holds."""
+    """They hold nothing else of the module; `load_weights` fills them in by path, with the scale that
+    they were trained with. A base that the engine is yet to make is that of the run, whose key the
+    checkpoint holds."""
     model = Net(key=jax.random.key(0)) if is_made else Net
     saver = Checkpointer(every=3, weights_only=fg.select(select_adapters()))
-    result = make_engine(Lora(rank=2), saver, run_dir=tmp_path / "run").fit(model, make_data())
+    result = make_engine(Lora(rank=2, scale=0.5), saver, run_dir=tmp_path / "run").fit(
+        model, make_data()
+    )
     index = (tmp_path / "run" / "checkpoints" / "step-3" / "index.json").read_text()
     assert "module.body.adapters" in index
     assert "module.body.weight" not in index and "opt_state" not in index
-    weights = fg.CheckpointRef(tmp_path / "run", map={"module": "module"}, strict=False)
-    reader = make_engine(Lora(rank=2), Checkpointer(every=100, directory=tmp_path / "other"))
-    assert_same(reader.load_weights(model, weights).module, result.module)
+    weights = fg.CheckpointRef(tmp_path / "run", strict=False)
+    other = Checkpointer(every=100, directory=tmp_path / "other")
+    reader = make_engine(Lora(rank=2), other)
+    loaded = reader.load_weights(model, weights).module
+    assert_same(loaded, result.module)
+    assert loaded.body.adapters["default"].scale == 0.5
+    for plugins in ([other], [Lora(rank=2, name="other"), other]):
+        with pytest.raises(CheckpointError, match=r"no array in common.*adapters\.default\.down"):
+            make_engine(*plugins).load_weights(model, weights)
     with pytest.raises(CheckpointError, match="strict=False takes what both have"):
         reader.load_weights(model, tmp_path / "run")
 
@@ -212,8 +223,9 @@ def test_paths_of_the_base_stay():
 @pytest.mark.full
 def test_a_stack_of_layers_has_a_stack_of_adapters():
     stack = eqx.filter_vmap(lambda key: eqx.nn.Linear(4, 4, key=key))(jax.random.split(KEY, 3))
-    module = set_up_matrices(add_adapters(stack, rank=2, key=KEY))
+    module = set_up_matrices(add_adapters(stack, rank=2, scale=0.5, key=KEY))
     assert module.adapters["default"].down.shape == (3, 2, 4)
+    assert module.adapters["default"].scale.shape == (3,)
     merged = remove_adapters(merge(module))
     for index in range(3):
         layer, plain = jax.tree.map(

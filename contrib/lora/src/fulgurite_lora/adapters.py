@@ -176,6 +176,13 @@ def select_adapters(name: str | None = None) -> Callable[[PyTree], Any]:
     return list_adapters
 
 
+def list_scales(module: PyTree) -> tuple[Any, ...]:
+    """Return the scales of all adapters of a model."""
+    return tuple(
+        adapter.scale for layer in list_layers(module) for adapter in layer.adapters.values()
+    )
+
+
 def as_selector(where: Where) -> fg.Selector:
     """Return the selection that a pattern, a function or a selection is."""
     return where if isinstance(where, fg.Selector) else fg.select(where)

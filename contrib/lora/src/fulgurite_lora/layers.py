@@ -30,14 +30,15 @@ class Adapter(eqx.Module):
         down: `(..., rank, in)`; further axes are those of a stack of layers.
         up: `(..., out, rank)`.
         dropout: of what goes in.
-        scale: a factor.
+        scale: a factor for each layer. It is an array so that it is saved and loaded with the
+            matrices, which mean nothing without it; it has no gradient, and the plugin freezes it.
         axis_name: of a `vmap` over examples, each of which then has dropout of its own.
     """
 
     down: Float[Array, "*stack rank in"]
     up: Float[Array, "*stack out rank"]
     dropout: eqx.nn.Dropout
-    scale: float = eqx.field(static=True)
+    scale: Float[Array, "*stack"]
     axis_name: str | None = eqx.field(static=True)
 
     @staticmethod
@@ -66,12 +67,13 @@ class Adapter(eqx.Module):
         shape = (*stack, rank, in_size)
         down = jax.random.uniform(key, shape, weight.dtype, minval=-bound, maxval=bound)
         up = jnp.zeros((*stack, out_size, rank), weight.dtype)
-        return Adapter(down, up, eqx.nn.Dropout(dropout), scale, axis_name)
+        scales = jnp.full(stack, scale, weight.dtype)
+        return Adapter(down, up, eqx.nn.Dropout(dropout), scales, axis_name)
 
     @property
     def change(self) -> Float[Array, "*stack out in"]:
         """What merging adds to the weight of the layer."""
-        return self.scale * (self.up @ self.down)
+        return self.scale[..., None, None] * (self.up @ self.down)
 
     def __call__(
         self, x: Float[ArrayLike, " in"], *, key: Key[Array, ""] | None = None
@@ -87,7 +89,7 @@ class Adapter(eqx.Module):
             if key is None:
                 key = fg.make_rng(STREAM, axis_name=self.axis_name)
             x = self.dropout(x, key=key)
-        return self.scale * (self.up @ (self.down @ x))
+        return jax.lax.stop_gradient(self.scale) * (self.up @ (self.down @ x))
 
 
 class LoraLinear(eqx.nn.Linear):

@@ -9,7 +9,13 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_optimizers import Freeze
 from jaxtyping import Array, Key
 
-from fulgurite_lora.adapters import Where, add_adapters, as_selector, select_adapters
+from fulgurite_lora.adapters import (
+    Where,
+    add_adapters,
+    as_selector,
+    list_scales,
+    select_adapters,
+)
 from fulgurite_lora.layers import STREAM
 
 
@@ -18,8 +24,9 @@ class Lora:
     """Adds adapters of low rank to linear layers, and trains them alone.
 
     Everything else is frozen: it has no gradient, no optimizer state and no weight decay. Where the
-    model has adapters of this name already, such as in a run that goes on, they are trained on;
-    those of other names take part as they are.
+    model has adapters of this name already, they are trained on with the scale given here;
+    those of other names take part as they are. Adapters from a checkpoint come with the scale that
+    they were trained with.
 
     Example:
         from fulgurite_lora import Lora, merge
@@ -95,4 +102,4 @@ class Lora:
         trained = fg.select(select_adapters(self.name))
         if self.train_too is not None:
             trained = trained | as_selector(self.train_too)
-        return Freeze(~trained).wrap_update_rule(module, rule)
+        return Freeze(~trained | fg.select(list_scales)).wrap_update_rule(module, rule)
