@@ -100,7 +100,8 @@ class NormMonitor:
 @dataclass(frozen=True)
 class LearningRateMonitor:
     """Log the learning rate of the step's update as `learning_rate/OPTIMIZER`, and that of each
-    group of `optax.partition` as `learning_rate/OPTIMIZER/GROUP`.
+    group of `optax.partition` as `learning_rate/OPTIMIZER/GROUP`. Where a rate is an array, such as
+    that of all members of a population, the record holds the array.
 
     It reads the schedule, or the number, that an optimizer of optax was given; or the rate in the
     state of one that is wrapped in `optax.inject_hyperparams`. If no optimizer shows its rate, that
@@ -167,7 +168,7 @@ def _find_learning_rates(opt_state: Any) -> list[Any]:
         value
         for _, value in optax.tree.get_all_with_path(opt_state, "learning_rate")
         # A schedule's own state has the same name, and is no number.
-        if jnp.isscalar(value) or (isinstance(value, jax.Array) and value.ndim == 0)
+        if jnp.isscalar(value) or isinstance(value, jax.Array)
     ]
 
 
