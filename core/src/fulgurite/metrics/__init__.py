@@ -22,6 +22,7 @@ from fulgurite.metrics.basic import (
     Std,
     Sum,
 )
+from fulgurite.metrics.direction import Mode, find_mode, resolve_mode
 
 __all__ = [
     "Accuracy",
@@ -34,6 +35,7 @@ __all__ = [
     "Metric",
     "MetricAccumulator",
     "Min",
+    "Mode",
     "RunningMetric",
     "Std",
     "Sum",
@@ -41,5 +43,7 @@ __all__ = [
     "Values",
     "apply_mask",
     "as_class_indices",
+    "find_mode",
+    "resolve_mode",
     "to_float",
 ]

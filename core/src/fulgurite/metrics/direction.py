@@ -51,6 +51,9 @@ def resolve_mode(monitor: str, mode: Mode | None, where: str) -> Mode:
 
     Raises:
         ConfigurationError: `mode` is neither `min` nor `max`, or the name does not tell.
+
+    Example:
+        fg.metrics.resolve_mode("test/accuracy", None, "MyPlugin")  # "max"
     """
     if mode is not None:
         if mode not in get_args(Mode):
