@@ -1,5 +1,8 @@
 """Populations: the cases 7S1 to 7S6, evolution, and mistakes."""
 
+# pyright: reportArgumentType=false
+
+import re
 from dataclasses import replace
 
 import equinox as eqx
@@ -10,15 +13,33 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError
+from fulgurite_evaluators import Evaluator
+from fulgurite_logging import LearningRateMonitor
+from fulgurite_lora import Lora
+from fulgurite_optimizers import Freeze, GradientAccumulation
 from fulgurite_population import Evolution, Population
+from fulgurite_sam import Sam
 from fulgurite_testing import TinyModel, check_plugin
-from populations import NUMBERS, Net, Point, assert_same_bits, fit, list_leaves, make_batches
+from populations import (
+    NUMBERS,
+    Net,
+    Point,
+    assert_same_bits,
+    fit,
+    list_leaves,
+    make_batches,
+    sgd,
+)
+
+KEY = jax.random.key(0)
 
 
 def test_7s1_each_member_has_its_own_rate():
     population = Population(seeds=(0, 1), vary={"learning_rate": [0.1, 0.2]})
-    result = fit(Point, NUMBERS, 3, population, log_every=1)
+    result = fit(Point, NUMBERS, 3, population, LearningRateMonitor(), log_every=1)
     np.testing.assert_allclose(result.module.members.p, [0.729, 0.512], rtol=1e-6)
+    rates = result.history["train/learning_rate/default"]
+    np.testing.assert_allclose(rates, [[0.1, 0.2]] * 3, rtol=1e-6)
     # 7S4: each member's loss, and mean and deviation over them, of the last step.
     metrics = result.metrics["train"]
     losses = np.array([0.81, 0.64]) ** 2 / 2
@@ -116,6 +137,8 @@ def test_7s5_a_member_continues_as_a_run_of_its_own():
 def test_7s6_what_is_no_array_cannot_differ():
     with pytest.raises(ConfigurationError, match="cannot be vmapped: use a sweep"):
         fit(Point, NUMBERS, 1, Population(seeds=range(2), vary={"width": [16, 32]}))
+    with pytest.raises(ConfigurationError, match="cannot be vmapped: use a sweep"):
+        Population(seeds=range(2), vary={"activation": [jax.nn.relu, jax.nn.tanh]})
 
     widths = iter([8, 16] * 9)
 
@@ -140,8 +163,109 @@ def test_7s6_gradients_are_clipped_for_each_member():
     np.testing.assert_allclose(result.module.members.p, [0.95, 0.09], rtol=1e-6)
 
 
+def test_arrays_are_named_by_their_paths():
+    biases = np.arange(16, dtype=np.float32).reshape(2, 8)
+    population = Population(seeds=range(2), vary={"net.layers[0].bias": biases, "scale": [1, 2]})
+    members = population.stack(Net)(key=jax.random.key(0)).members
+    np.testing.assert_array_equal(members.net.layers[0].bias, biases)
+    assert members.scale.tolist() == [1, 2]
+    for name, meant in {
+        "net.layers[0].bais": "net.layers[0].bias",
+        "learning_rat": "learning_rate",
+    }.items():
+        with pytest.raises(ConfigurationError, match=re.escape(f"Did you mean {meant!r}?")):
+            fit(Net, make_batches(1), 1, Population(seeds=range(2), vary={name: [0.0, 1.0]}))
+
+
+class Scheduled(Point):
+    """A number whose rate has a schedule, which another number scales."""
+
+    def configure_optimizers(self):
+        scale = optax.inject_hyperparams(optax.scale)(step_size=1.0)
+        return optax.chain(sgd(lambda step: 0.1), scale)
+
+
+def test_a_scheduled_hyperparameter_varies_by_a_scale():
+    population = Population(seeds=range(2), vary={"step_size": [1.0, 2.0]})
+    result = fit(Scheduled, NUMBERS, 2, population)
+    np.testing.assert_allclose(result.module.members.p, [0.81, 0.64], rtol=1e-6)
+    with pytest.raises(ConfigurationError, match="a schedule computes anew at each step.*chain"):
+        fit(Scheduled, NUMBERS, 1, Population(seeds=range(2), vary={"learning_rate": [0.1, 0.2]}))
+
+
+@pytest.mark.parametrize(
+    "make_plugin",
+    [
+        Sam,
+        pytest.param(lambda: Lora("net", rank=2), marks=pytest.mark.full),
+        pytest.param(lambda: Freeze("net.layers[0]"), marks=pytest.mark.full),
+        pytest.param(lambda: GradientAccumulation(2), marks=pytest.mark.full),
+    ],
+)
+def test_plugins_that_wrap_the_rule_may_be_listed_in_any_order(make_plugin):
+    results = []
+    for is_first in (True, False):
+        population = Population(seeds=range(2))
+        plugins = [make_plugin(), population] if is_first else [population, make_plugin()]
+        results.append(fit(Net, make_batches(2), 2, *plugins))
+    for leaf, expected in zip(*(list_leaves(result.module) for result in results), strict=True):
+        np.testing.assert_allclose(leaf, expected, atol=1e-6)
+
+
+def test_a_rule_around_the_population_that_takes_it_apart_is_named():
+    class Other:
+        @fg.hookimpl
+        def wrap_update_rule(self, rule):
+            return Sam().wrap_update_rule(rule)
+
+    with pytest.raises(ModelError, match="list that plugin before Population"):
+        fit(Point, NUMBERS, 1, Population(seeds=range(2)), Other())
+
+
+def test_best_says_what_it_needs():
+    population = Population(seeds=range(2), vary={"p": [1.0, 2.0]})
+    result = fit(Point, NUMBERS, 1, population)
+    assert population.best(result, "train/loss").index == 0
+    assert population.best(result, "train/loss", "max").index == 1
+    with pytest.raises(ConfigurationError, match=r"write SOURCE/NAME.*There are: train/loss"):
+        population.best(result, "loss")
+    with pytest.raises(ConfigurationError, match=r"metric 'train/los'. Did you mean 'train/loss'"):
+        population.best(result, "train/los")
+    with pytest.raises(ConfigurationError, match="result is a TrainState; give what fit returned"):
+        population.best(result.state, "train/loss")
+    named = replace(result, metrics={"test": {"acc[0]": 0.1, "acc[1]": 0.9}})
+    with pytest.raises(ConfigurationError, match="give mode='max' or mode='min'"):
+        population.best(named, "test/acc")
+    accurate = replace(result, metrics={"test": {"accuracy[0]": 0.1, "accuracy[1]": 0.9}})
+    assert population.best(accurate, "test/accuracy").index == 1
+
+
+@pytest.mark.parametrize(
+    ("monitor", "log_every", "message"),
+    [
+        ("tst/loss", 1, "there is no evaluator 'tst'"),
+        ("train/los", 1, "Did you mean 'train/loss'"),
+        (
+            "train/loss",
+            2,
+            "logged first at step 2: give Engine\\(log_every=...\\) a number below 2",
+        ),
+        ("train/loss", None, "metrics of training are logged never"),
+        ("test/loss", 1, "the evaluator 'test' first runs at step 3: let it run every 2 steps"),
+    ],
+)
+def test_evolution_is_checked_before_the_first_step(monitor, log_every, message):
+    evolution = Evolution(every=2, monitor=monitor, mode="min")
+    population = Population(seeds=range(2), evolution=evolution)
+    test = Evaluator("test", NUMBERS[:1], every=3)
+    with pytest.raises(ConfigurationError, match=message):
+        fit(Point, NUMBERS, 3, population, test, log_every=log_every)
+
+
 def test_evolution_orders_members():
     evolution = Evolution(every=1, monitor="train/loss", share=0.5)
+    assert evolution.mode == "min"
+    assert Evolution(every=1, monitor="test/accuracy").mode == "max"
     assert evolution.choose_parents([3.0, 1.0, 2.0, 4.0], [True] * 4) == [2, 1, 2, 1]
     assert evolution.choose_parents([1.0] * 4, [True] * 4) == [0, 1, 2, 3]
     best_is_large = replace(evolution, mode="max", share=0.25)
@@ -155,13 +279,30 @@ def test_evolution_orders_members():
     [
         (lambda: Population(seeds=()), "one integer"),
         (lambda: Population(seeds=(-1,)), "one integer"),
+        (lambda: Population(seeds=4), "one integer"),
+        (lambda: Population(seeds=(1, 1)), "members of the same seed are the same"),
         (lambda: Population(seeds=(0, 1), vary={"learning_rate": [1]}), "give one for each"),
+        (lambda: Population(seeds=(0, 1), vary={"learning_rate": 0.1}), "a list with one value"),
+        (lambda: Population(seeds=(0, 1), vary={"learning_rate": "ab"}), "a list with one value"),
+        (lambda: Population(seeds=(0, 1), vary={"learning_rate": ["a", "b"]}), "give numbers"),
+        (lambda: Population(seeds=(0, 1), vary=["learning_rate"]), "values of all members by name"),
+        (lambda: Population(seeds=(0, 1), exact="yes"), "exact is 'yes'; choose True or False"),
+        (lambda: Population(seeds=(0, 1), evolution=50), "give an Evolution"),
         (lambda: Population(seeds=(0, 1, 2), num_devices=2), "must divide"),
-        (lambda: Evolution(every=0, monitor="a"), "number of steps"),
-        (lambda: Evolution(every=1, monitor="a", share=0.9), "share"),
-        (lambda: Evolution(every=1, monitor="a", factors=()), "positive"),
-        (lambda: Evolution(1, "a", mode="best"), "mode"),  # pyright: ignore[reportArgumentType]
-        (lambda: Population(seeds=(0,), evolution=Evolution(1, "a")), "two members"),
+        (lambda: Population(seeds=(0, 1), num_devices="all"), "positive integer"),
+        (
+            lambda: Population(seeds=(0, 1)).stack(Point(key=KEY)),
+            "model is a Point; give what makes",
+        ),
+        (lambda: Evolution(every=0, monitor="a/loss"), "positive integer"),
+        (lambda: Evolution(every=1, monitor="loss"), "write SOURCE/NAME"),
+        (lambda: Evolution(every=1, monitor="a/loss[0]"), "without an index"),
+        (lambda: Evolution(every=1, monitor="a/acc"), "give mode='max' or mode='min'"),
+        (lambda: Evolution(every=1, monitor="a/loss", share=0.9), "share"),
+        (lambda: Evolution(every=1, monitor="a/loss", factors=()), "positive"),
+        (lambda: Evolution(every=1, monitor="a/loss", factors=("a",)), "positive"),
+        (lambda: Evolution(1, "a/loss", mode="best"), "mode"),
+        (lambda: Population(seeds=(0,), evolution=Evolution(1, "a/loss")), "two members"),
     ],
 )
 def test_mistakes_are_found_early(make, message):

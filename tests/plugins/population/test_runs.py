@@ -36,6 +36,22 @@ def test_7s4_evaluations_report_each_member():
         population.best(result, "test/f1")
 
 
+@pytest.mark.full
+def test_evolution_multiplies_what_varies_alone():
+    """A decay of Adam above 1 would end its member."""
+
+    class Adam(Point):
+        def configure_optimizers(self):
+            return optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+
+    evolution = Evolution(every=3, monitor="train/loss", factors=(1.25,))
+    population = Population(seeds=(0, 1), vary={"learning_rate": [0.1, 0.2]}, evolution=evolution)
+    result = fit(Adam, NUMBERS * 2, 4, population, log_every=1)
+    rates = optax.tree.get(result.state.opt_state, "learning_rate")
+    np.testing.assert_allclose(rates, [0.25, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(optax.tree.get(result.state.opt_state, "b1"), [0.9, 0.9], rtol=1e-6)
+
+
 class Normalized(fg.Module):
     """A layer of batch normalization."""
 

@@ -4,23 +4,27 @@ Source: Jaderberg et al., Population Based Training of Neural Networks (2017).
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, check_positive_int, did_you_mean
+from fulgurite.metrics import Mode, resolve_mode
 
+from fulgurite_population.metrics import AcrossMembers
 from fulgurite_population.rule import get_hyperparameter
 
 
 @dataclass(frozen=True)
 class Evolution:
     """How members that do badly are replaced: each becomes a copy of one that does well, with its
-    weights and its optimizer state, whose hyperparameters are multiplied by one of `factors`.
+    weights and its optimizer state. Those hyperparameters of the copy that the population varies
+    are multiplied by one of `factors`.
 
     Which factor is drawn from the engine's seed and the step, so that a resumed run draws the same.
     A member that is frozen is the worst, and is trained again as a copy.
@@ -37,35 +41,100 @@ class Evolution:
         every: the steps between two replacements.
         monitor: the metric by which members are compared, `SOURCE/NAME` without an index, such as
             `test/loss` of an evaluator that runs at the same steps. Metrics of training are those
-            logged last before.
+            logged last before, so that `log_every` must be smaller than `every`.
         share: the share of members that is replaced, at most a half.
         factors: what hyperparameters are multiplied by.
-        mode: whether the smallest or the largest value is the best.
+        mode: whether the smallest (`min`) or the largest (`max`) value is the best. None to tell it
+            from the metric's name.
     """
 
     every: int
     monitor: str
     share: float = 0.25
     factors: tuple[float, ...] = (0.8, 1.25)
-    mode: Literal["min", "max"] = "min"
+    mode: Mode | None = None
 
     def __post_init__(self) -> None:
-        if type(self.every) is not int or self.every < 1:
-            raise ConfigurationError(f"Evolution: every is {self.every!r}; give a number of steps")
-        if not 0 < self.share <= 0.5:
+        check_positive_int(self.every, "Evolution: every")
+        is_name = isinstance(self.monitor, str) and "/" in self.monitor
+        if not is_name or self.monitor.endswith("]"):
+            raise ConfigurationError(
+                f"Evolution: monitor is {self.monitor!r}; write SOURCE/NAME without an index, as "
+                "in test/loss"
+            )
+        if not _is_number(self.share) or not 0 < self.share <= 0.5:
             raise ConfigurationError(
                 f"Evolution: share is {self.share!r}; it must be above 0, and at most 0.5"
             )
-        if not self.factors or not all(factor > 0 for factor in self.factors):
+        are_numbers = isinstance(self.factors, tuple) and all(map(_is_number, self.factors))
+        if not are_numbers or not self.factors or not all(factor > 0 for factor in self.factors):
             raise ConfigurationError(
-                f"Evolution: factors is {self.factors!r}; give positive numbers"
+                f"Evolution: factors is {self.factors!r}; give a tuple of positive numbers"
             )
-        if self.mode not in ("min", "max"):
-            raise ConfigurationError(f"Evolution: mode is {self.mode!r}; choose 'max' or 'min'")
+        object.__setattr__(self, "mode", resolve_mode(self.monitor, self.mode, "Evolution"))
 
-    def evolve(self, run: fg.Run) -> fg.ReplaceState | None:
+    def check(self, run: fg.Run) -> None:
+        """Raise a ConfigurationError if the metric of each member will not be there when members
+        are first compared.
+
+        Args:
+            run: before its first step.
+        """
+        source, _, name = self.monitor.partition("/")
+        if f"{name}[0]" in run.metrics.get(source, {}):
+            return  # a resumed run has measured it before
+        self._check_exists(run, source, name)
+        self._check_measured_before(run, source)
+
+    def _check_exists(self, run: fg.Run, source: str, name: str) -> None:
+        sources = {"train", *run.engine.evaluators}
+        if source not in sources:
+            raise ConfigurationError(
+                f"Evolution: monitor is {self.monitor!r}, and there is no evaluator {source!r}. "
+                f"{did_you_mean(source, sources)}"
+            )
+        types = run.engine.get_metric_types(run.state, source)
+        names = {key.removesuffix("[0]") for key in types if not key.endswith("]") or "[0]" in key}
+        # A metric of several numbers has one class for all of them.
+        is_part = types.get(name.rpartition("/")[0]) is AcrossMembers
+        if name not in names and not is_part:
+            known = sorted(f"{source}/{known_name}" for known_name in names)
+            raise ConfigurationError(
+                f"Evolution: no member has a metric {self.monitor!r}. "
+                f"{did_you_mean(self.monitor, known)}"
+            )
+
+    def _check_measured_before(self, run: fg.Run, source: str) -> None:
+        first = fg.Every(self.every).next(run.step, run.step_range)
+        if first is None or first >= (run.step_range.stop or math.inf):
+            return  # they are never compared
+        start = f"Evolution: members are first compared at step {first}, by {self.monitor!r}"
+        if source == "train":
+            first_log = _find_first_step(run, "log")
+            # Decisions are made before the metrics of the same step are logged.
+            if first_log is None or first_log >= first:
+                time = "never" if first_log is None else f"first at step {first_log}"
+                raise ConfigurationError(
+                    f"{start}, and metrics of training are logged {time}: give "
+                    f"Engine(log_every=...) a number below {self.every}, or monitor an evaluation"
+                )
+            return
+        first_evaluation = _find_first_step(run, f"evaluator:{source}.evaluate")
+        # A plugin may run its evaluation at times of its own.
+        if first_evaluation is not None and first_evaluation > first:
+            raise ConfigurationError(
+                f"{start}, and the evaluator {source!r} first runs at step {first_evaluation}: let "
+                f"it run every {self.every} steps too"
+            )
+
+    def evolve(self, run: fg.Run, hyperparameters: Collection[str]) -> fg.ReplaceState | None:
         """Return the state in which the worst members are copies of the best; None at the end of
-        training, where nobody would train the copies."""
+        training, where nobody would train the copies.
+
+        Args:
+            run: the run.
+            hyperparameters: the names of those that are multiplied.
+        """
         if run.step >= (run.step_range.stop or math.inf):
             return None
         state = run.state
@@ -80,7 +149,7 @@ class Evolution:
         run.log_scalars(
             "population", {f"parent[{index}]": parent for index, parent in enumerate(parents)}
         )
-        return fg.ReplaceState(copy_members(state, parents, factors))
+        return fg.ReplaceState(copy_members(state, parents, factors, hyperparameters))
 
     def choose_parents(self, values: list[float], is_alive: Any) -> list[int]:
         """Return the index of the member that each member continues from.
@@ -105,15 +174,31 @@ class Evolution:
         return parents
 
 
-def copy_members(state: fg.TrainState, parents: list[int], factors: Any) -> fg.TrainState:
-    """Return the state in which each member is a copy of its parent.
+def _find_first_step(run: fg.Run, action_name: str) -> int | None:
+    """Return the next step at which an action runs, if it is known.
 
-    Random keys and what differs by path in the module stay with the index.
+    Args:
+        run: the run.
+        action_name: of the action.
+    """
+    for action in run.engine.actions:
+        if action.name == action_name:
+            return action.trigger.next(run.step - 1, run.step_range)
+    return None
+
+
+def copy_members(
+    state: fg.TrainState, parents: list[int], factors: Any, hyperparameters: Collection[str]
+) -> fg.TrainState:
+    """Return the state in which each member is a copy of its parent. Random keys stay with the
+    index.
 
     Args:
         state: of the population.
         parents: for each member, the member to copy.
         factors: `(members,)`, for the hyperparameters of each.
+        hyperparameters: the names of those that are multiplied. Others, such as the decay of a
+            moment, may be valid in a narrow range alone.
     """
     indices = jnp.asarray(parents)
     multipliers = jnp.asarray(factors)
@@ -122,7 +207,7 @@ def copy_members(state: fg.TrainState, parents: list[int], factors: Any) -> fg.T
         if not eqx.is_array(leaf):
             return leaf
         copied = leaf[indices]
-        if get_hyperparameter(path) is None or not eqx.is_inexact_array(leaf):
+        if get_hyperparameter(path) not in hyperparameters:
             return copied
         return (copied * multipliers).astype(leaf.dtype)
 
@@ -132,3 +217,7 @@ def copy_members(state: fg.TrainState, parents: list[int], factors: Any) -> fg.T
     frozen_at = jnp.where(is_copy, -1, state.module.frozen_at)
     module = replace(state.module, members=members, frozen_at=frozen_at)
     return state.replace(module=module, model_state=model_state, opt_state=opt_state)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

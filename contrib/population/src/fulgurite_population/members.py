@@ -9,6 +9,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from fulgurite_population.metrics import describe_members
@@ -125,6 +126,11 @@ def take_member(tree: PyTree, index: int) -> PyTree:
         index: of the member.
     """
     return jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, tree)
+
+
+def list_paths(members: PyTree) -> list[str]:
+    """Return the paths of all arrays of a model."""
+    return [path for path, _ in leaves_with_paths(eqx.filter(members, eqx.is_array))]
 
 
 def stack_models(models: list[Any]) -> Any:

@@ -1,19 +1,34 @@
 """The plugin: what is trained, what differs between members, and which one is best."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.errors import (
+    ConfigurationError,
+    ModelError,
+    check_one_of,
+    check_positive_int,
+    did_you_mean,
+)
+from fulgurite.metrics import Mode, resolve_mode
+from fulgurite.tree.paths import map_to_paths
 
 from fulgurite_population.evolution import Evolution
-from fulgurite_population.members import Members, check_index, stack_models, take_member
+from fulgurite_population.members import (
+    Members,
+    check_index,
+    list_paths,
+    stack_models,
+    take_member,
+)
 from fulgurite_population.rule import PopulationUpdate
 
 
@@ -52,13 +67,16 @@ class Population:
         seeds: one for each member.
         vary: what else differs, one value for each member: by the name of a hyperparameter of
             `optax.inject_hyperparams`, or by the path of an array of the module, such as
-            `net.temperature`.
+            `temperature` or `net.layers[0].bias`.
         exact: whether members run one after the other, each with the bits of a run of its own.
             Otherwise they run together, which is faster and differs from them by rounding.
         evolution: how members that do badly are replaced during training; None for not at all.
         num_devices: the number of devices to divide the members among, a divisor of their number;
             it needs `fulgurite-sharding`. None for all members on one device.
     """
+
+    # Rules that look at the arrays of a module are of a member, within that of the population.
+    after = ("backbone_finetuning", "freeze", "lora", "sam")
 
     seeds: Sequence[int] = (0, 1, 2, 3)
     vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -67,25 +85,38 @@ class Population:
     num_devices: int | None = None
 
     def __post_init__(self) -> None:
-        seeds = tuple(self.seeds)
+        seeds = tuple(self.seeds) if isinstance(self.seeds, Iterable) else ()
         if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
             raise ConfigurationError(
                 f"Population: seeds is {self.seeds!r}; give one integer, not negative, for each "
                 "member, such as range(8)"
             )
         object.__setattr__(self, "seeds", seeds)
+        if not isinstance(self.vary, Mapping):
+            raise ConfigurationError(
+                f"Population: vary is {self.vary!r}; give the values of all members by name, such "
+                'as {"learning_rate": [0.1, 0.01]}'
+            )
+        if len(set(seeds)) < len(seeds) and not self.vary:
+            raise ConfigurationError(
+                f"Population: seeds is {self.seeds!r}; members of the same seed are the same "
+                "unless vary says in what they differ"
+            )
         for name, values in self.vary.items():
-            if len(values) != len(seeds):
-                raise ConfigurationError(
-                    f"Population: vary[{name!r}] has {len(values)} values for {len(seeds)} "
-                    "members: give one for each"
-                )
+            _check_values(name, values, len(seeds))
+        check_one_of(self.exact, (True, False), "Population: exact")
+        if not isinstance(self.evolution, Evolution | None):
+            raise ConfigurationError(
+                f"Population: evolution is {self.evolution!r}; give an Evolution(...) or None"
+            )
         if self.evolution is not None and len(seeds) < 2:
             raise ConfigurationError("Population: evolution needs two members at least")
-        num_devices = self.num_devices
-        if num_devices is not None and (num_devices < 1 or len(seeds) % num_devices):
+        if self.num_devices is None:
+            return
+        check_positive_int(self.num_devices, "Population: num_devices")
+        if len(seeds) % self.num_devices:
             raise ConfigurationError(
-                f"Population: num_devices is {num_devices!r}; it must divide the number of "
+                f"Population: num_devices is {self.num_devices!r}; it must divide the number of "
                 f"members, {len(seeds)}"
             )
 
@@ -96,6 +127,12 @@ class Population:
             model: called as `model(key=key)` with the key of each member; returns a module, or a
                 pair of a module and its `eqx.nn.State`.
         """
+        # A module may be callable too, but it makes no other one.
+        if isinstance(model, eqx.Module) or not callable(model):
+            raise ConfigurationError(
+                f"Population.stack: model is a {type(model).__name__}; give what makes the model "
+                "of a member, called as model(key=key), such as its class"
+            )
 
         def make_members(*, key: Any) -> Any:
             del key  # each member has its own
@@ -118,11 +155,17 @@ class Population:
                 f"Population trains what its stack(model) makes, not {type(module).__name__}: "
                 "engine.fit(population.stack(model), data)"
             )
-        paths = _list_paths(module.members)
+        paths = list_paths(module.members)
         hyperparameters = {
             name: jnp.asarray(values) for name, values in self.vary.items() if name not in paths
         }
         return PopulationUpdate(rule, hyperparameters)
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Check that members can be compared, if they are to evolve."""
+        if self.evolution is not None:
+            self.evolution.check(run)
 
     @fg.hookimpl
     def sharding_strategy(self) -> fg.ShardingStrategy | None:
@@ -148,7 +191,7 @@ class Population:
         """Schedule the report at the end, and the evolution of the population, if it has one."""
         actions = [fg.ScheduledAction("report", fg.AtEnd(), self.report_frozen)]
         if self.evolution is not None:
-            evolve = self.evolution.evolve
+            evolve = partial(self.evolution.evolve, hyperparameters=tuple(self.vary))
             actions.append(
                 fg.ScheduledAction("evolve", self.evolution.every, evolve, stage="decide")
             )
@@ -171,33 +214,38 @@ class Population:
         frozen_at = np.asarray(result.module.frozen_at)
         return {int(index): int(frozen_at[index]) for index in np.flatnonzero(frozen_at >= 0)}
 
-    def best(self, result: fg.FitResult, monitor: str, mode: Literal["min", "max"] = "min") -> Best:
+    def best(self, result: fg.FitResult, monitor: str, mode: Mode | None = None) -> Best:
         """Return the best member by a metric, of those that are finite.
+
+        The metrics are the newest of the fit. If training ends with other weights than it measured,
+        as with `EarlyStopping(restore_best=True)`, choose by `engine.evaluate(result.state, data)`,
+        which has the metrics of each member too.
 
         Args:
             result: of the fit.
             monitor: the metric, `SOURCE/NAME`, such as `test/loss`.
-            mode: whether the smallest or the largest value is the best.
+            mode: whether the smallest (`min`) or the largest (`max`) value is the best. None to
+                tell it from the metric's name.
 
         Raises:
-            ConfigurationError: there is no such metric, or no member has a finite value.
+            ConfigurationError: there is no such metric, its name does not tell the mode, or no
+                member has a finite value.
         """
-        if mode not in ("min", "max"):
-            raise ConfigurationError(f"best: mode is {mode!r}; choose 'max' or 'min'")
+        if not isinstance(result, fg.FitResult) or not isinstance(result.module, Members):
+            raise ConfigurationError(
+                f"best: result is a {type(result).__name__}; give what fit returned for this "
+                "population, which has the metrics"
+            )
+        _check_monitor(result, monitor)
+        mode = resolve_mode(monitor, mode, "best")
         source, _, name = monitor.partition("/")
-        metrics = result.metrics.get(source, {})
         frozen = self.list_frozen(result)
-        values = {}
-        for index in range(len(self.seeds)):
-            if f"{name}[{index}]" not in metrics:
-                known = sorted(key[:-3] for key in metrics if key.endswith("[0]"))
-                raise ConfigurationError(
-                    f"best: no member has a metric {monitor!r}; the source {source!r} has "
-                    f"{', '.join(known) or 'none'}"
-                )
-            value = float(metrics[f"{name}[{index}]"])
-            if index not in frozen and math.isfinite(value):
-                values[index] = value
+        values = {
+            index: float(result.metrics[source][f"{name}[{index}]"])
+            for index in range(len(self.seeds))
+            if index not in frozen
+        }
+        values = {index: value for index, value in values.items() if math.isfinite(value)}
         if not values:
             raise ConfigurationError(f"best: no member has a finite {monitor!r}")
         index = (min if mode == "min" else max)(values, key=values.__getitem__)
@@ -231,23 +279,71 @@ class Population:
 
     def _set_arrays(self, members: Any) -> Any:
         """Return the stacked module with the arrays that `vary` names by their paths."""
-        leaves, tree = jax.tree_util.tree_flatten_with_path(members)
-        replaced = []
-        for path, leaf in leaves:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            if name in self.vary and eqx.is_array(leaf):
-                values = jnp.asarray(self.vary[name], leaf.dtype)
-                if values.shape != leaf.shape:
-                    raise ConfigurationError(
-                        f"Population: vary[{name!r}] has the shape {values.shape}, the array of "
-                        f"all members has {leaf.shape}"
-                    )
-                leaf = values
-            replaced.append(leaf)
-        return tree.unflatten(replaced)
+
+        def replace_array(path: str, leaf: Any) -> Any:
+            if path not in self.vary or not eqx.is_array(leaf):
+                return leaf
+            values = jnp.asarray(self.vary[path], leaf.dtype)
+            if values.shape != leaf.shape:
+                raise ConfigurationError(
+                    f"Population: vary[{path!r}] has the shape {values.shape}, the array of "
+                    f"all members has {leaf.shape}"
+                )
+            return values
+
+        return jax.tree.map(replace_array, map_to_paths(members), members)
 
 
-def _list_paths(members: Any) -> set[str]:
-    """Return the paths of all arrays of a module."""
-    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(members, eqx.is_array))
-    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves}
+def _check_values(name: str, values: Any, num_members: int) -> None:
+    """Raise a ConfigurationError if these are not numbers, or arrays, of each member.
+
+    Args:
+        name: what varies.
+        values: its values.
+        num_members: the number of members.
+    """
+    label = f"Population: vary[{name!r}]"
+    is_list = isinstance(values, Sequence) or (eqx.is_array_like(values) and np.ndim(values) > 0)
+    if isinstance(values, str) or not is_list:
+        raise ConfigurationError(
+            f"{label} is {values!r}; give a list with one value for each member"
+        )
+    if len(values) != num_members:
+        raise ConfigurationError(
+            f"{label} has {len(values)} values for {num_members} members: give one for each"
+        )
+    try:
+        kind = np.asarray(values).dtype.kind
+    except (TypeError, ValueError):  # arrays of several shapes
+        kind = None
+    # The kinds of bool, int, unsigned int, float and complex; bfloat16 is a `V` to NumPy.
+    if kind is None or kind not in "biufcV":
+        raise ConfigurationError(
+            f"{label} is {values!r}; give numbers, or arrays of one shape. What is none, such as a "
+            "function, cannot be vmapped: use a sweep of several runs"
+        )
+
+
+def _check_monitor(result: fg.FitResult, monitor: Any) -> None:
+    """Raise a ConfigurationError if members have no such metric.
+
+    Args:
+        result: of the fit.
+        monitor: `SOURCE/NAME`.
+    """
+    known = [
+        f"{source}/{name.removesuffix('[0]')}"
+        for source, metrics in result.metrics.items()
+        for name in metrics
+        if name.endswith("[0]")
+    ]
+    if monitor in known:
+        return
+    if not isinstance(monitor, str) or "/" not in monitor:
+        raise ConfigurationError(
+            f"best: monitor is {monitor!r}; write SOURCE/NAME, as in test/loss. "
+            f"{did_you_mean(str(monitor), known)}"
+        )
+    raise ConfigurationError(
+        f"best: no member has a metric {monitor!r}. {did_you_mean(monitor, known)}"
+    )

@@ -1,6 +1,7 @@
 """The update rule of a population: each member is updated by the rule of a run of its own."""
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,13 +9,14 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, ModelError, did_you_mean
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_population.members import (
     Members,
     average_alive,
     count_examples,
+    list_paths,
     make_member_ctx,
     map_members,
 )
@@ -36,10 +38,12 @@ class PopulationUpdate(fg.UpdateRule):
         self._rewrapped: dict[int, PopulationUpdate] = {}
 
     def init(self, module: Members) -> PyTree:
+        _check_members(module)
         states = map_members(self.rule.init, module.members, exact=False)
-        return set_hyperparameters(states, self.hyperparameters)
+        return set_hyperparameters(states, self.hyperparameters, list_paths(module.members))
 
     def trainable_mask(self, module: Members) -> PyTree[bool]:
+        _check_members(module)
         return replace(module, members=self.rule.trainable_mask(module.members), frozen_at=False)
 
     def list_optimizers(self) -> dict[str, fg.OptimizerSpec]:
@@ -56,6 +60,7 @@ class PopulationUpdate(fg.UpdateRule):
         self, forward: Callable[..., fg.Output], state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
         module: Members = state.module
+        _check_members(module)
 
         def update(parts: PyTree, key: Any) -> tuple[PyTree, fg.Output]:
             new, output = self.rule(
@@ -164,25 +169,36 @@ def select_members(is_alive: Bool[Array, " members"], after: PyTree, before: PyT
     return jax.tree.map(choose, after, before)
 
 
-def set_hyperparameters(opt_state: PyTree, values: Mapping[str, Array]) -> PyTree:
+def set_hyperparameters(
+    opt_state: PyTree, values: Mapping[str, Array], paths: Collection[str]
+) -> PyTree:
     """Return an optimizer state with hyperparameters of each member.
 
     Args:
         opt_state: with the states of `optax.inject_hyperparams`, stacked over members.
         values: `(members,)` each, by name.
+        paths: of the arrays of the module, which may have been meant.
 
     Raises:
-        ConfigurationError: the state has no such hyperparameter.
+        ConfigurationError: the state has no such hyperparameter, or a schedule computes it.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(opt_state)
     names = [get_hyperparameter(path) or "" for path, _ in leaves]
+    scheduled = {get_scheduled(path) for path, _ in leaves}
     for name in values:
+        if name in scheduled:
+            raise ConfigurationError(
+                f"Population: vary has {name!r}, which a schedule computes anew at each step: give "
+                "optax.inject_hyperparams a number for it. To scale a schedule, chain "
+                "optax.inject_hyperparams(optax.scale)(step_size=1.0) behind the optimizer, and "
+                "vary step_size"
+            )
         if name not in names:
-            known = ", ".join(sorted({name for name in names if name})) or "none"
             raise ConfigurationError(
                 f"Population: vary has {name!r}, which is neither the path of an array of the "
-                f"module nor a hyperparameter in the optimizer's state (there: {known}). Make it "
-                "one by optax.inject_hyperparams(optax.adam)(learning_rate=...). What is no array, "
+                "module nor a hyperparameter in the optimizer's state. "
+                f"{did_you_mean(name, {*filter(None, names), *paths})} A hyperparameter is made "
+                "by optax.inject_hyperparams(optax.adam)(learning_rate=...). What is no array, "
                 "such as a width, cannot be vmapped: use a sweep of several runs"
             )
     replaced = [
@@ -196,6 +212,25 @@ def get_hyperparameter(path: Sequence[Any]) -> str | None:
     """Return the name of the hyperparameter at a path of an optimizer state; None for others."""
     is_inside = len(path) > 1 and getattr(path[-2], "name", None) == "hyperparams"
     return str(path[-1].key) if is_inside else None
+
+
+def get_scheduled(path: Sequence[Any]) -> str | None:
+    """Return the name of the hyperparameter whose schedule has its state at a path of an optimizer
+    state; None for others."""
+    for key, next_key in itertools.pairwise(path):
+        if getattr(key, "name", None) == "hyperparams_states":
+            return str(next_key.key)
+    return None
+
+
+def _check_members(module: Any) -> None:
+    """Raise a ModelError if a rule around that of the population has taken the population apart."""
+    if not isinstance(module, Members):
+        raise ModelError(
+            f"Population updates a module of type Members, and a plugin that is listed after it "
+            f"wraps its update rule and hands it {type(module).__name__}: list that plugin before "
+            "Population"
+        )
 
 
 def _get_parts(state: fg.TrainState) -> PyTree:
