@@ -49,12 +49,28 @@ def test_stacked_modules_have_further_axes_K23() -> None:
     start(jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), layer))
 
 
+class Stack(eqx.Module):
+    """Any number of matrices."""
+
+    matrices: Float[Array, "*stack inputs outputs"]
+
+
+def test_arrays_without_elements_fit_K23() -> None:
+    start(Layer(jnp.ones((3, 2)), None, scale=Stack(jnp.zeros((0, 3)))))
+    none_stacked = Layer(jnp.zeros((0, 3, 2)), jnp.zeros((0, 2)))
+    start(Layer(jnp.ones((3, 2)), None, scale=none_stacked))
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
         (
             Layer(jnp.ones((3, 2)), jnp.ones(3)),
             r'layers\[1\]\.bias is float32\[3\]; Layer declares Float\[Array, "outputs"\]',
+        ),
+        (
+            Layer(jnp.zeros((0, 3, 2)), jnp.zeros((0, 3))),
+            r"layers\[1\]\.weight is float32\[0,3,2\]",
         ),
         (Layer(jnp.ones(3), jnp.ones(3)), r"layers\[1\]\.weight is float32\[3\]"),
         (Layer(jnp.ones((3, 2), int), None), r"layers\[1\]\.weight is int32\[3,2\].*Float"),

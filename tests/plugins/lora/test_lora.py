@@ -170,6 +170,15 @@ def test_a_layer_whose_matrix_is_zero_computes_what_the_base_does():
     assert (jax.vmap(changed)(X) != expected).any()
 
 
+def test_adapters_of_rank_zero_train_nothing_but_a_head():
+    model = Net(key=jax.random.key(0))
+    lora = Lora("body", rank=0, train_too="head")
+    module = make_engine(lora).fit(model, make_data()).module
+    assert module.body.adapters["default"].down.shape == (0, 4)
+    assert_same(remove_adapters(module).body, model.body)
+    assert (np.asarray(module.head.weight) != np.asarray(model.head.weight)).any()
+
+
 def test_merged_weights_compute_the_same():
     model = Net(key=jax.random.key(0))
     module = set_up_matrices(add_adapters(model, rank=2, scale=0.5, key=KEY))

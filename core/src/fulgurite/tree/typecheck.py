@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jaxtyping
 
 from fulgurite.errors import DataError, ModelError, error_context
@@ -195,7 +196,8 @@ def _find_field_mismatch(
                 continue
             if num_stacked > value.ndim:
                 return name, value, ""
-            example = value[(0,) * num_stacked] if num_stacked else value
+            # Not the first item, because a stack may have none.
+            example = jnp.empty(value.shape[num_stacked:], value.dtype) if num_stacked else value
             if not isinstance(example, hint):
                 return name, value, f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
     return None
