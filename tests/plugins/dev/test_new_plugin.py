@@ -1,6 +1,7 @@
 """`fulgurite new-plugin`: what it writes installs with pip, passes its own tests, and trains by its
 name."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,10 @@ from fulgurite_dev.new_plugin import KINDS
 
 ROOT = Path(__file__).parents[3]
 TRAIN = """
+import re
+import sys
+from pathlib import Path
+
 import fulgurite as fg
 from fulgurite_testing import TinyModel, tiny_data
 print(fg.__file__)
@@ -23,6 +28,9 @@ for name in ("new_logger", "new_traced", "new_evaluator"):
     engine = fg.Engine(steps=8, plugins=[{name: arguments.get(name, {})}], autoload=False, **settings)
     result = engine.fit(TinyModel, tiny_data())
     print(list(engine.plugins.plugins), int(result.state.step), result.failures)
+for folder in sys.argv[1:]:
+    readme = Path(folder, "README.md").read_text()
+    exec(re.search("```python\\n(.*?)```", readme, re.DOTALL)[1], {})
 """
 
 
@@ -61,7 +69,7 @@ def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
     )
     assert len(list(wheels.iterdir())) == len(members) + len(KINDS)
     call(*pip, "install", "--no-deps", "--ignore-installed", *wheels.iterdir())
-    file, *trained = call(python, "-c", TRAIN, cwd=tmp_path).splitlines()
+    file, *trained = call(python, "-c", TRAIN, *folders, cwd=tmp_path).splitlines()
     assert Path(file).is_relative_to(site)
     assert trained == [f"['new_{kind}'] 8 {{}}" for kind in KINDS]
     call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders, cwd=tmp_path)
@@ -71,7 +79,8 @@ def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
 def test_a_member_of_contrib_is_written_into_a_checkout(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """26: sources and README in contrib/, tests beside those of all others; nothing else."""
+    """26: sources and README in contrib/, tests beside those of all others; nothing else. The
+    example in the README runs."""
     monkeypatch.chdir(tmp_path)
     command = ["new-plugin", "fresh-noise", "--kind", kind, "--contrib"]
     with pytest.raises(SystemExit):
@@ -89,6 +98,12 @@ def test_a_member_of_contrib_is_written_into_a_checkout(
     }
     source = member / "src" / "fulgurite_fresh_noise"
     assert {path.name for path in source.iterdir()} == {"__init__.py", "plugin.py", "py.typed"}
+    monkeypatch.syspath_prepend(member / "src")
+    for module in ("fulgurite_fresh_noise", "fulgurite_fresh_noise.plugin"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    readme = (member / "README.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    exec(example, {})
     tests = tmp_path / "tests" / "plugins" / "fresh_noise" / "test_fresh_noise.py"
     assert "check_plugin" in tests.read_text()
     with pytest.raises(SystemExit):

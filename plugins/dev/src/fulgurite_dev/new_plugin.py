@@ -17,6 +17,12 @@ DEPENDENCIES = {
     "evaluator": '"fulgurite>=0.1,<0.2"',
 }
 """What the package of each kind depends on, as written into its pyproject.toml."""
+README_ARGUMENTS = {
+    "logger": 'run_dir="runs/example", plugins=[$cls()]',
+    "traced": "plugins=[$cls()]",
+    "evaluator": "plugins=[$cls(data, every=10)]",
+}
+"""What the example in the README of each kind passes to the engine."""
 TEMPLATES = Path(__file__).parent / "templates"
 TEMPLATE_NAMES = ("Any", "ConfigurationError", "FileLogger", "LogBackend", "Path", "Rows")
 """Names that the templates use, so that no plugin's class may have them."""
@@ -117,7 +123,13 @@ def _get_template_values(name: str, kind: str, folder: Path) -> dict[str, str]:
     if folder.exists():
         raise ConfigurationError(f"{folder} already exists: choose another --folder or name")
     _check_not_taken(name, module, cls)
-    return {"name": name, "module": module, "cls": cls, "dependencies": DEPENDENCIES[kind]}
+    return {
+        "name": name,
+        "module": module,
+        "cls": cls,
+        "dependencies": DEPENDENCIES[kind],
+        "arguments": Template(README_ARGUMENTS[kind]).substitute(cls=cls),
+    }
 
 
 def _write_templates(source: Path, target: Path, values: dict[str, str]) -> None:
