@@ -565,6 +565,14 @@ def test_two_plugins_that_declare_one_random_stream_clash() -> None:
         engine(plugin("left", **STREAM), plugin("right", **STREAM))
 
 
+def test_two_plugins_may_share_a_random_stream() -> None:
+    """One object says that it is meant."""
+    stream = fg.RngStream("noise", train=True)
+    shared = {"register_rng_streams": lambda self: [stream]}
+    both = engine(plugin("left", **shared), plugin("right", **shared))
+    assert both.make_rng_streams(jax.random.key(0)).streams["noise"] is stream
+
+
 def test_two_plugins_that_declare_one_evaluator_clash() -> None:
     with pytest.raises(PluginError, match="Evaluator 'test' comes from both 'left' and 'right'"):
         engine(plugin("left", **EVALUATOR), plugin("right", **EVALUATOR))

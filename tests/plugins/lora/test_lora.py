@@ -25,6 +25,7 @@ from fulgurite_lora import (
     unmerge,
     use_adapters,
 )
+from fulgurite_optimizers import Freeze
 from fulgurite_testing import TinyModel, check_plugin, tiny_data
 
 KEY = jax.random.key(3)
@@ -216,6 +217,53 @@ def test_a_second_adapter_is_trained_beside_the_first():
     second = make_engine(Lora("body", rank=1, name="second")).fit(first, make_data()).module
     assert_same(second.body.adapters["first"], first.body.adapters["first"])
     assert np.asarray(second.body.adapters["second"].up).any()
+
+
+def test_several_plugins_train_the_adapters_of_each():
+    """By hand: the two low-rank changes are parameters of one optimizer. Their layers have different
+    ranks and scales, and the adapters that the model came with stay as they are."""
+    base = Net(key=jax.random.key(0))
+    model = set_up_matrices(add_adapters(base, "body", rank=1, name="old", key=KEY))
+    plugins = [Lora("body", rank=2, scale=0.5, name="first"), Lora("head", rank=1, name="second")]
+    engine = make_engine(*plugins)
+    start = engine.init_state(model, make_data()).module
+    params: Any = tuple(
+        (adapter.down, adapter.up)
+        for adapter in (start.body.adapters["first"], start.head.adapters["second"])
+    )
+    old = model.body.adapters["old"].change
+    optimizer = optax.adamw(1e-2, weight_decay=0.1)
+
+    def compute_loss(params: Any) -> Any:
+        (down, up), (head_down, head_up) = params
+        hidden = X @ (base.body.weight + old + 0.5 * up @ down).T + base.body.bias
+        preds = jnp.tanh(hidden) @ (base.head.weight + head_up @ head_down).T + base.head.bias
+        return jnp.mean((preds[:, 0] - Y) ** 2)
+
+    opt_state = optimizer.init(params)
+    for _ in range(3):
+        updates, opt_state = optimizer.update(jax.grad(compute_loss)(params), opt_state, params)
+        params = optax.apply_updates(params, updates)
+    assert {"lora:first", "lora:second"} <= set(engine.plugins.plugins)
+    module = engine.fit(model, make_data()).module
+    trained = (module.body.adapters["first"], module.head.adapters["second"])
+    for adapter, (down, up) in zip(trained, params, strict=True):
+        np.testing.assert_allclose(adapter.down, down, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(adapter.up, up, rtol=1e-4, atol=1e-6)
+    assert_same(remove_adapters(module, "first", "second"), model)
+
+
+@pytest.mark.full
+def test_several_plugins_of_one_name_have_ranks_of_their_own():
+    """Dropout of both draws from the one stream, and another wrapper may stand between them."""
+    model = Net(key=jax.random.key(0))
+    plugins = [Lora("body", rank=2, dropout=0.5), Freeze("head.bias"), Lora("head", rank=1)]
+    module = make_engine(*plugins).fit(model, make_data()).module
+    assert module.body.adapters["default"].down.shape == (2, 4)
+    assert module.head.adapters["default"].down.shape == (1, 6)
+    assert np.asarray(module.body.adapters["default"].up).any()
+    assert np.asarray(module.head.adapters["default"].up).any()
+    assert_same(remove_adapters(module), model)
 
 
 def test_paths_of_the_base_stay():

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Key
 
-STREAM = "lora"
-"""The random stream of the dropout of adapters."""
+STREAM = fg.RngStream("lora")
+"""The random stream of the dropout of all adapters."""
 
 
 class Adapter(eqx.Module):
@@ -87,7 +87,7 @@ class Adapter(eqx.Module):
         x = jnp.asarray(x)
         if not self.dropout.inference and self.dropout.p > 0:
             if key is None:
-                key = fg.make_rng(STREAM, axis_name=self.axis_name)
+                key = fg.make_rng(STREAM.name, axis_name=self.axis_name)
             x = self.dropout(x, key=key)
         return jax.lax.stop_gradient(self.scale) * (self.up @ (self.down @ x))
 

@@ -6,17 +6,16 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
-from fulgurite_optimizers import Freeze
 from jaxtyping import Array, Key
 
 from fulgurite_lora.adapters import (
     Where,
     add_adapters,
     as_selector,
-    list_scales,
     select_adapters,
 )
 from fulgurite_lora.layers import STREAM
+from fulgurite_lora.rule import AdapterUpdate, find_adapter_update
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,8 @@ class Lora:
     Everything else is frozen: it has no gradient, no optimizer state and no weight decay. Where the
     model has adapters of this name already, they are trained on with the scale given here;
     those of other names take part as they are. Adapters from a checkpoint come with the scale that
-    they were trained with.
+    they were trained with. Several such plugins train the adapters of each, so that layers may have
+    different ranks.
 
     Example:
         from fulgurite_lora import Lora, merge
@@ -67,10 +67,15 @@ class Lora:
                 f"Lora: dropout is {self.dropout!r}; it must be at least 0 and below 1"
             )
 
+    @property
+    def instance(self) -> str | None:
+        """Several such plugins have adapters of different names, or are numbered."""
+        return None if self.name == "default" else self.name
+
     @fg.hookimpl
     def register_rng_streams(self) -> list[fg.RngStream]:
         """Declare the stream of dropout, so that no other random numbers change."""
-        return [fg.RngStream(STREAM)]
+        return [STREAM]
 
     @fg.hookimpl
     def transform_module(self, module: Any, key: Key[Array, ""]) -> Any:
@@ -102,4 +107,8 @@ class Lora:
         trained = fg.select(select_adapters(self.name))
         if self.train_too is not None:
             trained = trained | as_selector(self.train_too)
-        return Freeze(~trained | fg.select(list_scales)).wrap_update_rule(module, rule)
+        other = find_adapter_update(rule)
+        if other is None:
+            return AdapterUpdate(module, rule, trained)
+        other.train_too(trained)
+        return rule

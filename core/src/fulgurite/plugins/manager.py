@@ -186,7 +186,7 @@ class PluginManager:
         items = [(plugin, item) for plugin, answer in answers for item in answer]
         if combine is Combine.BY_NAME:
             (item_class,) = get_args(self.hooks[hook].returns)
-            named_items = [(plugin, {item.name: item}) for plugin, item in items]
+            named_items = [(plugin, {item.name: item}) for plugin, item in _drop_shared(items)]
             return merge_by_name(named_items, item_class.__name__)
         return items
 
@@ -348,6 +348,20 @@ def plugin_error_context(
     """
     where = "" if step is None else f", step {step}"
     return error_context(lambda: f"plugin {plugin.name!r} ({plugin.distribution}), {what}{where}")
+
+
+def _drop_shared(
+    items: list[tuple[RegisteredPlugin, Any]],
+) -> list[tuple[RegisteredPlugin, Any]]:
+    """Return the items without those that another plugin before has given.
+
+    By identity: what several plugins share on purpose, such as the stream of several instances of
+    one plugin, is a single object.
+    """
+    owners: dict[int, RegisteredPlugin] = {}
+    return [
+        (plugin, item) for plugin, item in items if owners.setdefault(id(item), plugin) is plugin
+    ]
 
 
 def merge_by_name(

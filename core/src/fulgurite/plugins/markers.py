@@ -24,7 +24,10 @@ class Combine(Enum):
     ALL = "All of them, in order."
     EACH = "Each plugin for itself."
     EXCLUSIVE = "One answer: two are an error that names both plugins."
-    BY_NAME = "All of them, by name; a name twice is an error that names both plugins."
+    BY_NAME = (
+        "All of them, by name; a name twice is an error that names both plugins, unless both give "
+        "the same object."
+    )
     MERGE = "Merged by name; a name twice is an error that names both plugins."
     FOLD = "Folded: each gets what the one before it returned."
     CHAIN = "Chained in order."
