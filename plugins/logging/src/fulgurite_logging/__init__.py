@@ -21,7 +21,10 @@ from fulgurite_logging.norms import (
     NormMonitor as NormMonitor,
 )
 from fulgurite_logging.null import NullLogger as NullLogger
-from fulgurite_logging.reading import iter_records as iter_records
+from fulgurite_logging.reading import (
+    iter_records as iter_records,
+    iter_telemetry as iter_telemetry,
+)
 from fulgurite_logging.table import CSVLogger as CSVLogger
 from fulgurite_logging.writer import (
     BackgroundWriter as BackgroundWriter,

@@ -8,7 +8,7 @@ import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite_runs import json_codec
 
-from fulgurite_logging.jsonl import EXACT_FILE
+from fulgurite_logging.jsonl import EXACT_FILE, TELEMETRY_FILE
 
 LONGEST_LINE = 1 << 24
 
@@ -39,6 +39,41 @@ def iter_records(run: Path) -> Iterator[fg.Record]:
     types = {"kind": str, "source": str, "step": int, "values": dict}
     for line in iter_lines(path, "record", types):
         yield fg.Record(line["kind"], line["source"], line["step"], line["values"])
+
+
+def iter_telemetry(run: Path) -> Iterator[fg.Record]:
+    """Yield the records of a run that are telemetry, of all its attempts, in the order in which
+    they came about: nothing, if there are none.
+
+    Example:
+        from pathlib import Path
+
+        from fulgurite_logging import JSONLLogger, iter_telemetry
+
+        fg.Engine(steps=100, run_dir="runs/a", plugins=[JSONLLogger()]).fit(model, data)
+        for record in iter_telemetry(Path("runs/a")):
+            print(record.attempt, record.step, record.source, record.values)
+
+    Args:
+        run: the directory of a run.
+
+    Raises:
+        ConfigurationError: the file is damaged.
+    """
+    path = run / TELEMETRY_FILE
+    if not path.is_file():
+        return
+    types = {"kind": str, "source": str, "step": int, "values": dict}
+    for line in iter_lines(path, "record", types):
+        yield fg.Record(
+            line["kind"],
+            line["source"],
+            line["step"],
+            line["values"],
+            "telemetry",
+            line.get("attempt"),
+            line.get("wall_time"),
+        )
 
 
 def iter_lines(path: Path, item: str, types: dict[str, type]) -> Iterator[dict[str, Any]]:
