@@ -50,6 +50,14 @@ def fit(folder: Path, *plugins: Any, **arguments: Any) -> fg.FitResult:
     return engine.fit(Line, fg.DataSource(BATCHES), **arguments)
 
 
+class Telling:
+    """Tells something in the middle, which is telemetry."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("tell", fg.At(4), lambda run: run.notify("telling", "half"))]
+
+
 def get_client(store: Path) -> Any:
     from mlflow.tracking import MlflowClient
 
@@ -205,16 +213,28 @@ def test_records_of_the_time_without_a_server_are_sent_later(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     dead = ["--tracking-uri", "http://127.0.0.1:1"]
     with pytest.warns(UserWarning, match="mlflow"):
-        history = fit(folder, MLflowLogger(tracking_uri=dead[1]), JSONLLogger()).history
+        plugins = [JSONLLogger(), Checkpointer(every=2, monitor="train/loss"), Telling()]
+        history = fit(folder, MLflowLogger(tracking_uri=dead[1]), *plugins).history
     assert run_mlflow([str(folder), *dead]) == 2
     assert "start its server" in capsys.readouterr().err
     assert run_mlflow([str(folder), "--experiment", "late"]) == 0
     store = folder.parent / "mlruns"
-    (run_id,) = re.findall("sent 16 values to the run ([0-9a-f]+)", capsys.readouterr().out)
+    ((number, run_id),) = re.findall(
+        "sent ([0-9]+) values to the run ([0-9a-f]+)", capsys.readouterr().out
+    )
     expected = [*zip(history.steps("train/loss"), history["train/loss"], strict=True)]
-    assert read_metrics(store, run_id)["train/loss"] == expected
+    metrics = read_metrics(store, run_id)
+    assert metrics["train/loss"] == expected
+    assert len(metrics["train/steps_per_second"]) > 0
+    assert int(number) == sum(map(len, metrics.values()))
     run = get_client(store).get_run(run_id)
     assert (run.info.status, run.data.params["settings.steps"]) == ("FINISHED", "8")
+    assert run.data.tags["best_checkpoint.metric"] == "train/loss"
+    artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+    assert json.loads((artifacts / "config/checkpoints.json").read_text())["best"]["step"] == int(
+        run.data.tags["best_checkpoint.step"]
+    )
+    assert (artifacts / "telling/message/0000000004.txt").read_text() == "half"
     assert run_mlflow([str(folder)]) == 0
     assert "sent 0 values" in capsys.readouterr().out
     assert read_metrics(store, run_id)["train/loss"] == expected
@@ -230,6 +250,53 @@ def test_the_command_says_what_is_wrong(folder: Path, capsys: pytest.CaptureFixt
         answer = subprocess.run(command, capture_output=True, text=True)
     assert "is in use" in answer.stderr and "Traceback" not in answer.stderr
     assert not (folder.parent / "mlruns").exists()
+
+
+def test_telemetry_of_several_attempts_is_sent_once(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    fit(folder, JSONLLogger())
+    lines = [
+        {"kind": "scalars", "source": "t", "step": step, "values": {"x": value}, "attempt": attempt}
+        for attempt, step, value in [(1, 2, 0.5), (1, 4, 0.25), (2, 4, 0.75), (2, 6, 1.0)]
+    ]
+    (folder / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run_mlflow([str(folder)]) == 0
+    (run_id,) = re.findall("values to the run ([0-9a-f]+)", capsys.readouterr().out)
+    metrics = read_metrics(folder.parent / "mlruns", run_id)
+    assert metrics["t/x"] == [(2, 0.5), (4, 0.25), (6, 1.0)]
+
+
+@pytest.mark.full
+def test_a_database_is_a_store(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.chdir(folder.parent)  # where MLflow puts the files of a database
+    uri = f"sqlite:///{folder.parent / 'mlflow.db'}"
+    logger = MLflowLogger("tests", tracking_uri=uri)
+    history = fit(folder, logger).history
+    run_id = str(logger.run_id)
+    sent = MlflowClient(uri).get_metric_history(run_id, "train/loss")
+    assert [metric.value for metric in sent] == list(history["train/loss"])
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("sqlite:///mlflow.db", r"needs sqlalchemy, .* pip install 'fulgurite-mlflow\[sqlite\]'"),
+        ("mysql+pymysql://user:secret@host/db", r"a store in mysql needs sqlalchemy"),
+        ("ftp://host/mlruns", "begins with ftp:, which MLflow does not know; give the path"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_an_error_before_the_first_step(
+    folder: Path, uri: str, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)  # as if it were not installed
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        fit(folder, MLflowLogger(tracking_uri=uri))
+    assert "secret" not in str(caught.value)
+    (folder / "records.jsonl").write_text("")
+    assert run_mlflow([str(folder), "--tracking-uri", uri]) == 2
 
 
 @pytest.mark.full

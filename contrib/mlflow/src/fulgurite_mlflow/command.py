@@ -3,11 +3,13 @@
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite_logging import iter_records
+from fulgurite_logging import iter_records, iter_telemetry
 from fulgurite_runs import RunDirectory
 
 from fulgurite_mlflow.backend import Backend, RunIdentity, read_run_id
@@ -15,23 +17,23 @@ from fulgurite_mlflow.values import FOLDER, build_uri
 
 
 def run_mlflow(arguments: list[str]) -> int:
-    """Run `fulgurite mlflow RUN`: send the metrics and texts that were recorded while no server
-    could be reached.
+    """Run `fulgurite mlflow RUN`: send what was recorded while no server could be reached.
 
     Args:
         arguments: the command line after the name of the command.
     """
     parser = argparse.ArgumentParser(
         "fulgurite mlflow",
-        description="Sends what MLflow lacks of a run that was logged with 'jsonl' as well: the "
-        "metrics and texts of the time when no server could be reached. What has arrived is not "
-        "sent again.",
+        description="Sends what MLflow lacks of a run that was logged with 'jsonl' as well, such "
+        "as what was recorded while no server could be reached: metrics, texts, the configuration "
+        "and what else is known of the run, and the tags of the best checkpoint. Metrics that have "
+        "arrived are not sent again. Media are not sent: 'jsonl' holds none.",
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="the directory of a run")
     parser.add_argument(
         "--tracking-uri",
         metavar="URI",
-        help="the server or the folder of MLflow (default: the environment variable "
+        help="the server, folder or database of MLflow (default: the environment variable "
         f"MLFLOW_TRACKING_URI, or else {FOLDER} beside the run's directory)",
     )
     parser.add_argument(
@@ -51,11 +53,11 @@ def run_mlflow(arguments: list[str]) -> int:
 
 
 def send_missing(run: Path, tracking_uri: str | None = None, experiment: str = "Default") -> int:
-    """Send the metrics and texts that MLflow lacks of a run, and return the number of metrics.
+    """Send what MLflow lacks of the records of a run, and return the number of metrics.
 
     Args:
         run: the directory of the run, which nobody may be training.
-        tracking_uri: the server or the folder of MLflow, as for `MLflowLogger`.
+        tracking_uri: where MLflow is, as for `MLflowLogger`.
         experiment: the name of the experiment, if MLflow does not know the run yet.
 
     Raises:
@@ -65,7 +67,7 @@ def send_missing(run: Path, tracking_uri: str | None = None, experiment: str = "
     from mlflow.exceptions import MlflowException
 
     directory = RunDirectory(run)
-    records = [record for record in iter_records(directory.path) if record.kind != "media"]
+    records = [*iter_records(directory.path), *_iter_first_telemetry(directory.path)]
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or directory.path.parent / FOLDER
     identity = RunIdentity(experiment, directory.path.name, {}, directory.path, None)
     with directory.lock():
@@ -82,3 +84,21 @@ def send_missing(run: Path, tracking_uri: str | None = None, experiment: str = "
                 "--tracking-uri"
             ) from error
     return backend.num_sent
+
+
+def _iter_first_telemetry(run: Path) -> Iterator[fg.Record]:
+    """Yield the telemetry of a run. Of a number that several attempts have recorded for one step,
+    the first stays, as it does when an attempt after another sends it.
+
+    Args:
+        run: the directory of the run.
+    """
+    known: set[tuple[str, str, int]] = set()
+    for record in iter_telemetry(run):
+        if record.kind != "scalars":
+            yield record
+            continue
+        names = {name: (record.source, name, record.step) for name in record.values}
+        values = {name: record.values[name] for name, key in names.items() if key not in known}
+        known.update(names.values())
+        yield replace(record, values=values)

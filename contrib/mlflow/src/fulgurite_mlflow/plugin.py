@@ -25,8 +25,8 @@ class MLflowLogger(FileLogger):
     one that it replaces in the directory is marked as killed.
 
     If the server cannot be reached, or does not answer, training continues without the logger and
-    says so once. With a `JSONLLogger` beside it nothing is lost: `fulgurite mlflow RUN` sends what
-    MLflow lacks.
+    says so once. With a `JSONLLogger` beside it nothing but media is lost: `fulgurite mlflow RUN`
+    sends what MLflow lacks.
 
     Example:
         from fulgurite_mlflow import MLflowLogger
@@ -36,9 +36,10 @@ class MLflowLogger(FileLogger):
 
     Attributes:
         experiment: the name of the experiment at MLflow.
-        tracking_uri: the server or the folder of MLflow; the environment variable
-            `MLFLOW_TRACKING_URI` if None, and without that the folder `mlruns` beside the run's
-            directory.
+        tracking_uri: the server or the folder of MLflow, or a database such as
+            `sqlite:///runs/mlflow.db`, for which `fulgurite-mlflow[sqlite]` must be installed; the
+            environment variable `MLFLOW_TRACKING_URI` if None, and without that the folder `mlruns`
+            beside the run's directory.
         name: of the run at MLflow; that of the run's directory if None.
         tags: of the run at MLflow.
         required: whether training ends when the logger fails.

@@ -3,14 +3,22 @@
 import posixpath
 import re
 from collections.abc import Iterator
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
 import numpy as np
+from fulgurite.errors import ConfigurationError
 
 FOLDER = "mlruns"
 """The store beside the directory of a run."""
+
+_SERVERS = {"databricks", "file", "http", "https"}
+_DATABASES = {"mssql", "mysql", "postgresql", "sqlite"}
+# The entry points of what else MLflow can be taught to write to.
+_STORE_PLUGINS = "mlflow.tracking_store"
 
 # What MLflow takes in the name of a metric or parameter: letters, digits and these.
 _REFUSED = re.compile(r"[^\w.\- :/]")
@@ -30,10 +38,29 @@ def clean_name(name: str) -> str:
 
 
 def build_uri(uri: str | Path) -> str:
-    """Return the address of a server as it is, and the path of a folder as an address."""
-    if isinstance(uri, str) and (":" in uri or uri == "databricks"):
-        return uri
-    return Path(uri).absolute().as_uri()
+    """Return the address of a server as it is, and the path of a folder as an address.
+
+    Raises:
+        ConfigurationError: MLflow cannot use it. MLflow itself would say so at the first record.
+    """
+    if not isinstance(uri, str) or (":" not in uri and uri != "databricks"):
+        return Path(uri).absolute().as_uri()
+    scheme = uri.partition(":")[0].partition("+")[0]
+    if scheme in _DATABASES:
+        missing = [name for name in ("alembic", "sqlalchemy") if find_spec(name) is None]
+        if missing:
+            raise ConfigurationError(
+                f"MLflow: a store in {scheme} needs {' and '.join(missing)}, which mlflow-skinny "
+                "does not bring: pip install 'fulgurite-mlflow[sqlite]', or mlflow"
+            )
+    elif scheme not in _SERVERS:
+        names = {entry_point.name for entry_point in entry_points(group=_STORE_PLUGINS)}
+        if scheme not in names:
+            raise ConfigurationError(
+                f"MLflow: the tracking URI begins with {scheme}:, which MLflow does not know; give "
+                "the path of a folder, http://SERVER:PORT, or sqlite:///FILE"
+            )
+    return uri
 
 
 def flatten_numbers(record: fg.Record) -> Iterator[tuple[str, float]]:
