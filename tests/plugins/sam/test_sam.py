@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ModelError
+from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite_optimizers import (
     Freeze,
     GradientAccumulation,
@@ -136,6 +136,20 @@ def train_by_hand(engine: fg.Engine, offset: float | None = None, clip: float | 
 @pytest.mark.full
 def test_plugin_passes_the_conformance_check():
     check_plugin(Sam, bad_arguments=[{"radius": -1.0}, {"offset": float("nan")}])
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"radius": "x"}, {"radius": True}, {"offset": None}, {"adaptive": "yes"}]
+)
+def test_arguments_of_another_type_are_errors(arguments: Any):
+    with pytest.raises(ConfigurationError, match=f"Sam: {next(iter(arguments))} is "):
+        Sam(**arguments)
+
+
+def test_two_of_them_are_an_error():
+    engine = make_engine(Sam(), Freeze("fixed"), Sam())
+    with pytest.raises(ConfigurationError, match="listed twice.*leave one of them out"):
+        engine.fit(Quartic(jnp.float32(0), jnp.float32(0)), fg.ArrayData(np.zeros(2), 2))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, check_one_of
 
 from fulgurite_sam.rule import Ascent, SharpnessAwareUpdate
 
@@ -18,7 +19,8 @@ class Sam:
     weights. A step costs two forward and backward passes. Losses, metrics, predictions and model
     state, such as the statistics of a BatchNorm layer, are those at the weights; both passes draw
     the same random numbers. The norm of `g` is logged as `train/sam/ascent_norm`, with several
-    optimizers as `train/sam/NAME/ascent_norm`.
+    optimizers as `train/sam/NAME/ascent_norm`; with `adaptive`, that of `g` with each
+    element multiplied by the size of its weight.
 
     The method is that of Foret et al., "Sharpness-Aware Minimization for Efficiently Improving
     Generalization", 2021; with `adaptive` that of Kwon et al., "ASAM", 2021, where the radius is
@@ -48,13 +50,22 @@ class Sam:
     def __post_init__(self) -> None:
         for name in ("radius", "offset"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < math.inf:
                 raise ConfigurationError(
                     f"Sam: {name} is {value!r}; it must be a number that is not negative"
                 )
+        check_one_of(self.adaptive, (True, False), "Sam: adaptive")
 
     @fg.hookimpl
     def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
         """Return a rule whose gradients are those at the worst point."""
+        inner_rule: Any = rule
+        while inner_rule is not None:
+            if isinstance(inner_rule, SharpnessAwareUpdate):
+                raise ConfigurationError(
+                    "Sam is listed twice, and a gradient has one worst point: leave one of them out"
+                )
+            inner_rule = getattr(inner_rule, "rule", None)
         offset = self.offset if self.adaptive else None
         return SharpnessAwareUpdate(rule, Ascent(self.radius, offset))

@@ -175,7 +175,7 @@ class TwoPoints(NamedTuple):
     Attributes:
         output: at the weights, without gradients.
         losses: those of the optimizer by name, with gradients of the worst point.
-        norm: of the gradient at the weights.
+        norm: of the gradient at the weights; stretched, if the ball is.
     """
 
     output: fg.Output
