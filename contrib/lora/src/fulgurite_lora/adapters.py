@@ -7,13 +7,15 @@ from typing import Any
 import equinox as eqx
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.errors import ConfigurationError, check_name, did_you_mean
+from fulgurite.tree.paths import from_keys
 from jaxtyping import Key, PyTree
 
 from fulgurite_lora.layers import Adapter, LoraLinear, get_fields
 
 Where = fg.Selector | str | Callable[[Any], Any]
 """What `fg.select` takes, or a selection by it."""
+_MAX_PATHS = 6
 
 
 def add_adapters(
@@ -41,7 +43,7 @@ def add_adapters(
         module: the model.
         where: the layers, `eqx.nn.Linear`, by their paths, as `fg.select` takes them; those of an
             attention layer are found by its path.
-        rank: of each adapter.
+        rank: of each adapter; one above the smaller side of a layer gains nothing there.
         scale: a factor for what the adapters compute; alpha / rank in the paper.
         dropout: the probability with which an element of what goes into an adapter becomes 0.
         axis_name: of the `vmap` over examples, each of which then has dropout of its own.
@@ -51,6 +53,7 @@ def add_adapters(
     Raises:
         ConfigurationError: no linear layer is selected, or the adapter is there with another rank.
     """
+    check_name(name, "add_adapters: name")
     is_selected = jax.tree.leaves(as_selector(where)(module), is_leaf=is_linear)
     nodes, structure = jax.tree_util.tree_flatten_with_path(module, is_leaf=is_linear)
     leaves = []
@@ -58,7 +61,7 @@ def add_adapters(
     for (path, node), flags in zip(nodes, is_selected, strict=True):
         if is_linear(node) and flags.weight:
             num_adapters += 1
-            text = jax.tree_util.keystr(path)
+            text = str(from_keys(path))
             adapter = Adapter.init(
                 node.weight,
                 rank,
@@ -70,10 +73,11 @@ def add_adapters(
             node = _add_adapter(node, name, adapter, text)
         leaves.append(node)
     if not num_adapters:
-        paths = [jax.tree_util.keystr(path) for path, node in nodes if is_linear(node)]
+        paths = [str(from_keys(path)) for path, node in nodes if is_linear(node)]
+        more = ", ..." if len(paths) > _MAX_PATHS else ""
         raise ConfigurationError(
             f"{where!r} selects no eqx.nn.Linear, and adapters are for these; there are "
-            f"{', '.join(paths[:6]) or 'none'}"
+            f"{', '.join(paths[:_MAX_PATHS]) or 'none'}{more}"
         )
     return jax.tree.unflatten(structure, leaves)
 
@@ -184,8 +188,19 @@ def list_scales(module: PyTree) -> tuple[Any, ...]:
 
 
 def as_selector(where: Where) -> fg.Selector:
-    """Return the selection that a pattern, a function or a selection is."""
-    return where if isinstance(where, fg.Selector) else fg.select(where)
+    """Return the selection that a pattern, a function or a selection is.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if isinstance(where, fg.Selector):
+        return where
+    if not isinstance(where, str) and not callable(where):
+        raise ConfigurationError(
+            f"layers are selected by a pattern such as 'head', a function of the module, or "
+            f"fg.select('head', 'body'), not by {where!r}"
+        )
+    return fg.select(where)
 
 
 def list_layers(module: PyTree) -> list[LoraLinear]:

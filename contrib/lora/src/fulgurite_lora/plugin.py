@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, check_name
 from jaxtyping import Array, Key
 
 from fulgurite_lora.adapters import (
@@ -38,7 +38,7 @@ class Lora:
     Attributes:
         where: the layers, `eqx.nn.Linear`, by their paths, as `fg.select` takes them; those of an
             attention layer are found by its path.
-        rank: of each adapter.
+        rank: of each adapter; one above the smaller side of a layer gains nothing there.
         scale: a factor for what the adapters compute; alpha / rank in the paper.
         dropout: the probability with which an element of what goes into an adapter becomes 0.
         axis_name: of the `vmap` over examples, each of which then has dropout of its own.
@@ -56,16 +56,20 @@ class Lora:
     train_too: Where | None = None
 
     def __post_init__(self) -> None:
+        as_selector(self.where)
+        if self.train_too is not None:
+            as_selector(self.train_too)
         if type(self.rank) is not int or self.rank < 0:
             raise ConfigurationError(
                 f"Lora: rank is {self.rank!r}; it must be an integer that is not negative"
             )
-        if not math.isfinite(self.scale):
-            raise ConfigurationError(f"Lora: scale is {self.scale!r}; it must be finite")
-        if not 0 <= self.dropout < 1:
+        if not _is_number(self.scale) or not math.isfinite(self.scale):
+            raise ConfigurationError(f"Lora: scale is {self.scale!r}; it must be a finite number")
+        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ConfigurationError(
                 f"Lora: dropout is {self.dropout!r}; it must be at least 0 and below 1"
             )
+        check_name(self.name, "Lora: name")
 
     @property
     def instance(self) -> str | None:
@@ -112,3 +116,7 @@ class Lora:
             return AdapterUpdate(module, rule, trained)
         other.train_too(trained)
         return rule
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
