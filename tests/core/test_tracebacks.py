@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite import tracebacks
-from fulgurite.errors import ModelError
+from fulgurite.errors import FulguriteError, ModelError, PluginError
 
 ROOT = Path(__file__).parents[2]
 DATA = fg.ArrayData({"x": np.ones((8, 3), np.float32)}, batch_size=4)
@@ -68,6 +68,25 @@ def test_an_error_of_ours_shows_the_call_and_the_sentence() -> None:
     error = fit_and_catch(NoOutput)
     assert isinstance(error, ModelError)
     assert [frame.name for frame in traceback.extract_tb(error.__traceback__)] == ["fit_and_catch"]
+
+
+def test_an_error_that_passed_no_code_of_the_user_has_no_frames_of_it() -> None:
+    def train(*plugins: Any) -> Any:
+        try:
+            return fg.Engine(steps=1, autoload=False, plugins=plugins)
+        except FulguriteError as error:
+            traceback = error.__traceback__
+            assert traceback is not None  # this frame is the one that catches
+            return error.with_traceback(traceback.tb_next)
+
+    def forbid() -> Any:
+        raise PluginError("not today")
+
+    assert not tracebacks.has_user_frames(train("no_such_plugin"))
+    try:
+        forbid()
+    except PluginError as error:
+        assert tracebacks.has_user_frames(error)
 
 
 def test_errors_that_led_to_an_error_are_shortened_too() -> None:

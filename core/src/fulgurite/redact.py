@@ -49,7 +49,8 @@ def redact_text(text: str) -> str:
     called like a secret, `token=abc` or `{"api_key": "abc"}`, or follows an option that is,
     `--passwd abc`; what follows `Bearer`; tokens of well-known services, and private keys.
     """
-    for secret in _REGISTERED:
+    # The longest first: a secret may be a part of another one, of which the rest would be left.
+    for secret in sorted(_REGISTERED, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
     text = _PRIVATE_KEY.sub(MASK, text)
     text = _USER.sub(rf"\1{MASK}@", text)

@@ -17,6 +17,7 @@ import fulgurite as fg
 import pytest
 from fulgurite.errors import CheckpointError
 from fulgurite_checkpoint import SaveError
+from fulgurite_runs import RunDirectory
 from trained import Act, counting, steps_in
 
 
@@ -225,3 +226,13 @@ def read_only(path: Path) -> None:
 
 if __name__ == "__main__":
     read_only(Path(sys.argv[1]))
+
+
+def test_a_run_in_use_is_said_before_its_checkpoints_are_read(tmp_path: Path) -> None:
+    """Its owner deletes them meanwhile, which would look like damage."""
+    counting(tmp_path, steps=3, max_to_keep=None)
+    (tmp_path / "checkpoints" / "step-3" / "index.json").write_text("{}")
+    with RunDirectory(tmp_path).lock(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CheckpointError, match="is in use by"):
+            counting(tmp_path, steps=4, resume="auto")

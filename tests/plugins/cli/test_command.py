@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -293,9 +294,23 @@ except BaseException:
 def test_ctrl_c_during_imports_exits_with_130(tmp_path: Path):
     file = tmp_path / "program.py"
     file.write_text(SLOW_PROGRAM)
-    command = [sys.executable, "-m", "fulgurite_cli", "fit", str(file)]
+    # In the background of a shell the signal is ignored, and that stays so.
+    program = (
+        "import signal, sys; from fulgurite_cli.command import main; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "fit", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
+
+
+def test_a_command_leaves_the_handler_of_signals_as_it_was():
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["plugins"]) == 0
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def test_only_a_program_in_this_directory_is_the_program_of_a_run(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from fulgurite_checkpoint.commands import compare
 from fulgurite_cli import Experiment, SecretStr, build_experiment, rebuild_experiment, run
 from fulgurite_cli.config_command import run_config
 from fulgurite_cli.configuration import build_from_config, rebuild_from_config
+from fulgurite_cli.running import shorten_warnings
 from fulgurite_config import L, Required, to_json
 from fulgurite_runs import RunDirectory, RunPlugin
 
@@ -159,6 +161,23 @@ def test_a_configuration_of_another_kind_of_program_is_an_error() -> None:
         build_experiment(with_arguments, start_config=saved)
     with pytest.raises(ConfigurationError, match="width=high is not int"):
         build_experiment(with_arguments, start_config={"width": "high"})
+
+
+def test_types_in_a_whole_configuration_are_checked() -> None:
+    cfg = experiment()
+    cfg.engine.seed = "zero"
+    with pytest.raises(ConfigurationError, match="engine.seed=zero is not int"):
+        build_experiment(experiment, start_config={"config": to_json(cfg)})
+
+
+def test_warnings_of_fulgurite_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that resumes with another rate is told so, without the line of ours that says it."""
+    place = str(Path(fg.__file__).parent / "engine.py")
+    with shorten_warnings():
+        ours = warnings.formatwarning("rate was 1", UserWarning, place, 3)
+        other = warnings.formatwarning("old", UserWarning, "/tmp/mine.py", 3, "x = 1")
+    assert ours == "warning: rate was 1\n"
+    assert other.startswith("/tmp/mine.py:3: UserWarning: old")
 
 
 def with_arguments(width: int = 3) -> Experiment:

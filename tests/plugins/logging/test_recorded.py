@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.redact import redact_text
+from fulgurite.redact import redact_text, register_secret
 from fulgurite_logging import (
     CompilationMonitor,
     ConsoleLogger,
@@ -227,6 +227,12 @@ def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch
 )
 def test_secrets_are_redacted(text: str, expected: str) -> None:
     assert redact_text(text) == expected
+
+
+def test_a_secret_that_is_a_part_of_another_one_leaves_nothing_of_it() -> None:
+    for secret in ("har/bour", "har/bour/light", "har/bour/light/house"):
+        register_secret(secret)
+    assert redact_text("at har/bour/light/house and har/bour") == "at *** and ***"
 
 
 def test_secret_after_an_option_is_redacted() -> None:

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
 
@@ -40,21 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"error: {describe_source(others[0])} adds a command {name!r}, which already exists: "
             "uninstall one of them\n",
         )
-    interrupts = _note_interrupts()
-    try:
-        return entry.load()(arguments[1:]) or 0
-    except BaseException as error:
-        # An import that is cut off may fail with any error.
-        if interrupts and not isinstance(error, SystemExit):
-            print("stopped by SIGINT", file=sys.stderr)
-            return INTERRUPTED
-        error.add_note(f"command {name!r} ({describe_source(entry)})")
-        raise
+    with _note_interrupts() as interrupts:
+        try:
+            return entry.load()(arguments[1:]) or 0
+        except BaseException as error:
+            # An import that is cut off may fail with any error.
+            if interrupts and not isinstance(error, SystemExit):
+                print("stopped by SIGINT", file=sys.stderr)
+                return INTERRUPTED
+            error.add_note(f"command {name!r} ({describe_source(entry)})")
+            raise
 
 
-def _note_interrupts() -> list[int]:
-    """Return a list that gets an entry with Ctrl-C, which raises `KeyboardInterrupt`. A second one
-    ends the process. Commands that train or wait have handlers of their own from then on."""
+@contextmanager
+def _note_interrupts() -> Iterator[list[int]]:
+    """Yield a list that gets an entry with Ctrl-C within the block, which raises
+    `KeyboardInterrupt`. A second one ends the process. Commands that train or wait have handlers of
+    their own meanwhile; where someone else handles or ignores the signal, that stays."""
     interrupts: list[int] = []
 
     def note(number: int, _: Any) -> None:
@@ -63,9 +66,15 @@ def _note_interrupts() -> list[int]:
             os._exit(INTERRUPTED)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, note)
-    return interrupts
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield interrupts
+        return
+    former = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def find_commands() -> dict[str, list[EntryPoint]]:

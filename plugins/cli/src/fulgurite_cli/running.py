@@ -99,7 +99,7 @@ def run(
     )
     resume = "never" if options.resume == "never" else "auto"
     try:
-        with _exit_on_second_interrupt(), _shorten_warnings(), _note_options(engine):
+        with _exit_on_second_interrupt(), shorten_warnings(), _note_options(engine):
             result = engine.fit(
                 built.model,
                 data,
@@ -178,7 +178,7 @@ def _note_options(engine: Engine) -> Iterator[None]:
 
 
 @contextmanager
-def _shorten_warnings() -> Iterator[None]:
+def shorten_warnings() -> Iterator[None]:
     """Show warnings of Fulgurite in one line: their place in it helps nobody."""
     former = warnings.formatwarning
 
