@@ -69,12 +69,19 @@ def step_outside(path: Path, hashes: Any, commit: Any) -> None:
 def plugins_outside(path: Path, hashes: Any, commit: Any) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["plugins"] = [
-        {"name": "os", "distribution": "os", "version": "1", "decisive": True, "cls": "os:system"}
+        {
+            "name": "os",
+            "distribution": "os",
+            "version": "1",
+            "decisive": True,
+            "settings": {},
+            "cls": "os:system",
+        }
     ]
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def set_in(name: str, *keys: str, value: Any) -> Any:
+def set_in(name: str, *keys: str | int, value: Any) -> Any:
     """An attack that puts a value into one of the small files, with right hashes."""
 
     def change(path: Path, hashes: Any, commit: Any) -> None:
@@ -100,6 +107,9 @@ WRONG_VALUES = {
     "negative_epoch": set_in("host-0.json", "data_position", "epoch", value=-1),
     "endless_range": set_in("index.json", "step_range", "start", value=10**30),
     "late_start": set_in("index.json", "step_range", "start", value=99),
+    "no_settings": set_in("manifest.json", "plugins", 0, "settings", value=None),
+    "no_versions": set_in("manifest.json", "versions", value=[1]),
+    "no_metrics": set_in("index.json", "metrics", value={"train": 3}),
     "no_states": set_in("host-0.json", "host_states", value={"x": 3}),
     "other_dtype": set_in("index.json", "arrays", "module.weight", value=[[], "int32"]),
     "huge_array": set_in("index.json", "arrays", "module.weight", value=[[10**12], "float32"]),

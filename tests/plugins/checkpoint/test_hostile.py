@@ -30,7 +30,7 @@ def test_hostile_checkpoint_is_read_correctly_or_a_checkpoint_error(report: dict
     assert {name for name, outcome in outcomes.items() if outcome == -1} == {
         "names_outside", "arrays_outside", "step_outside", "pickles", "large", "pipe", "linked_arrays", "deep",
         "bomb", "no_positions", "boolean_step", "negative_batch", "boolean_batch", "fraction_of_a_batch",
-        "negative_epoch", "endless_range", "late_start", "no_states", "huge_array", "cast_array",
+        "negative_epoch", "endless_range", "late_start", "no_states", "no_settings", "no_versions", "no_metrics", "huge_array", "cast_array",
     }  # fmt: skip
     assert outcomes.pop("linked_step") == -2
     for name in ("plugins_outside", "linked_folder", "other_dtype"):
