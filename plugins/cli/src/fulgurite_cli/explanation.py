@@ -59,7 +59,7 @@ def explain(engine: Engine) -> str:
     Example:
         from fulgurite_cli import explain
 
-        print_to_pipe(explain(fg.Engine(steps=100)))
+        print(explain(fg.Engine(steps=100)))
     """
     sections = {
         "plugins, in the order in which they are called": _list_plugins(engine),
