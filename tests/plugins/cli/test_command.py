@@ -87,7 +87,9 @@ def packages(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "demo_plugin.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "demo_commands.py").write_text(
         "print('imported')\n"
-        "def greet(arguments):\n    print('hello', *arguments)\n    return 5\n"
+        "def greet(arguments):\n"
+        "    '''Greet\n    somebody.\n\n    With what follows.\n    '''\n"
+        "    print('hello', *arguments)\n    return 5\n"
         "def nothing(arguments):\n    pass\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -122,8 +124,11 @@ def test_help_names_the_commands_and_imports_nothing(
     done = run(*arguments, **packages)
     assert done.stderr == LIGHT
     assert "imported" not in done.stdout
-    for command in ("fit", "plugins", "greet", "nothing"):
-        assert command in done.stdout
+    _, _, lines = done.stdout.partition("commands; ")
+    commands = {name: " ".join(words) for name, *words in map(str.split, lines.splitlines()[1:])}
+    assert commands["fit"] == "Train the experiment of a program"
+    assert commands["greet"] == "Greet somebody"
+    assert [name for name, description in commands.items() if not description] == ["nothing"]
 
 
 def test_plugins_are_listed_without_importing_them(packages: dict[str, str]):

@@ -17,7 +17,7 @@ from fulgurite_mlflow.values import FOLDER, build_uri
 
 
 def run_mlflow(arguments: list[str]) -> int:
-    """Run `fulgurite mlflow RUN`: send what was recorded while no server could be reached.
+    """Send what MLflow lacks of a run, as after a time without its server.
 
     Args:
         arguments: the command line after the name of the command.

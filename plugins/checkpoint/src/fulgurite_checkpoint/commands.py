@@ -17,8 +17,7 @@ from fulgurite_checkpoint import averaging, comparing, inspecting, listing
 
 
 def runs(arguments: list[str]) -> int:
-    """Run `fulgurite runs DIR`: list the runs in a directory, their state, and the arguments that
-    differ between them.
+    """List the runs in a directory, and the arguments that differ between them.
 
     Args:
         arguments: the command line after the name of the command.
@@ -70,7 +69,7 @@ def runs(arguments: list[str]) -> int:
 
 
 def compare(arguments: list[str]) -> int:
-    """Run `fulgurite compare RUN RUN`: show what differs between two runs.
+    """Show what differs between two runs.
 
     Args:
         arguments: the command line after the name of the command.
@@ -106,7 +105,7 @@ def compare(arguments: list[str]) -> int:
 
 
 def checkpoints(arguments: list[str]) -> int:
-    """Run `fulgurite checkpoints RUN`, or one of its subcommands `show`, `diff` and `average`.
+    """List, show, compare or average the checkpoints of a run.
 
     Args:
         arguments: the command line after the name of the command.

@@ -1,6 +1,7 @@
 """The command `fulgurite`. It imports neither jax nor the core before a command needs them."""
 
 import argparse
+import ast
 import os
 import signal
 import sys
@@ -8,6 +9,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 GROUP = "fulgurite.commands"
@@ -19,20 +22,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `fulgurite COMMAND ...`, and return its exit code.
 
     Commands are the functions `command(arguments: list[str]) -> int` that packages offer in the
-    entry-point group `fulgurite.commands`; they are imported when they are called.
+    entry-point group `fulgurite.commands`; they are imported when they are called. The help shows
+    the first paragraph of their docstrings.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     commands = find_commands()
     parser = argparse.ArgumentParser(
-        "fulgurite", description="Train Equinox models on JAX, with plugins."
+        "fulgurite",
+        usage="fulgurite COMMAND ...",
+        description="Train Equinox models on JAX, with plugins.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fulgurite {version('fulgurite')}")
     parser.add_argument(
-        "command", choices=list(commands), help="what to do; COMMAND --help says more"
+        "command", choices=sorted(commands), metavar="COMMAND", help=argparse.SUPPRESS
     )
-    if not arguments:
-        parser.print_help()
-        return 0
+    if arguments[0] in ("-h", "--help"):
+        parser.epilog = _list_commands(commands)
     name = parser.parse_args(arguments[:1]).command
     entry, *others = commands[name]
     if others:
@@ -84,6 +90,42 @@ def find_commands() -> dict[str, list[EntryPoint]]:
     for entry in sorted(installed, key=lambda entry: not entry.value.startswith("fulgurite_cli.")):
         commands.setdefault(entry.name, []).append(entry)
     return commands
+
+
+def _list_commands(commands: dict[str, list[EntryPoint]]) -> str:
+    """Return a line a command, with what it does."""
+    width = max(map(len, commands))
+    lines = [
+        f"  {name:{width}}  {_read_description(entries[0])}".rstrip()
+        for name, entries in sorted(commands.items())
+    ]
+    return "\n".join(["commands; fulgurite COMMAND --help says more:", *lines])
+
+
+def _read_description(entry: EntryPoint) -> str:
+    """Return the first paragraph of a command's docstring, on one line, read from the source: many
+    commands import jax, which takes seconds. It is empty where there is no source to read."""
+    source = _find_source(entry.module)
+    if source is None:
+        return ""
+    for node in ast.parse(source.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
+            paragraph, *_ = (ast.get_docstring(node) or "").split("\n\n")
+            return " ".join(paragraph.split()).removesuffix(".")
+    return ""
+
+
+def _find_source(module: str) -> Path | None:
+    """Return the file of a module, which is not imported; `find_spec` of a module in a package
+    would import the package."""
+    package, *parts = module.split(".")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    source = Path(spec.origin)
+    if parts:
+        source = source.parent.joinpath(*parts).with_suffix(".py")
+    return source if source.is_file() else None
 
 
 def describe_source(entry: EntryPoint) -> str:

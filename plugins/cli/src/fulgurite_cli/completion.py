@@ -18,7 +18,7 @@ SCRIPTS = {"bash": BASH, "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{
 
 
 def run_completion(arguments: list[str]) -> int:
-    """Print a script for a shell, or the words that can follow on a command line."""
+    """Print a script that completes command lines in a shell."""
     parser = argparse.ArgumentParser(
         "fulgurite completion",
         description="Prints a script that completes commands and the arguments of programs: "

@@ -13,7 +13,10 @@ from fulgurite_cli.start_config import read_config_file, read_run_config
 
 
 def run_config(arguments: list[str]) -> int:
-    """Run `fulgurite config diff RUN RUN`, and return its exit code: 1 if there is a difference."""
+    """Show what differs between two configurations.
+
+    The command `fulgurite config diff RUN RUN`; its exit code is 1 if there is a difference.
+    """
     parser = argparse.ArgumentParser(
         "fulgurite config", description="Shows what differs between two configurations."
     )

@@ -25,7 +25,7 @@ _MAX_STEPS = 6
 
 
 def run_explain(arguments: list[str]) -> int:
-    """Print what the engine of a program will do: `fulgurite explain PROGRAM [name=value ...]`."""
+    """Show what the engine of a program will do, and why."""
     parser = argparse.ArgumentParser(
         "fulgurite explain", description="Show what the engine of a program will do, and why."
     )

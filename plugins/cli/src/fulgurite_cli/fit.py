@@ -46,7 +46,7 @@ def load_experiment(path: str) -> "Callable[..., Experiment]":
 
 
 def run_fit(arguments: list[str]) -> int:
-    """Train the experiment of a file: `fulgurite fit PROGRAM ...`."""
+    """Train the experiment of a program."""
     parser = argparse.ArgumentParser(
         "fulgurite fit", usage="fulgurite fit [PROGRAM] [name=value ...] [--run DIR] [--from RUN]"
     )

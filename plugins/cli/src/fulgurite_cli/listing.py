@@ -21,7 +21,7 @@ _OPTION = re.compile(
 
 
 def run_plugins(arguments: list[str]) -> int:
-    """Run the command, and return its exit code."""
+    """List the installed plugins, or describe one."""
     parser = argparse.ArgumentParser("fulgurite plugins", description="List the installed plugins.")
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="describe this plugin and its configuration"

@@ -26,7 +26,10 @@ PACKAGES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "pluggy", "numpy")
 
 
 def run_doctor(arguments: list[str]) -> int:
-    """Run the command, and return 1 if anything is wrong."""
+    """Show what is installed, and what is wrong.
+
+    The command `fulgurite doctor`; its exit code is 1 if anything is wrong.
+    """
     parser = argparse.ArgumentParser(
         "fulgurite doctor", description="Show what is installed, and what is wrong."
     )

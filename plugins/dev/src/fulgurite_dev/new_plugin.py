@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def run_new_plugin(arguments: list[str]) -> int:
-    """Run the command, and return its exit code."""
+    """Write the package of a new plugin."""
     parser = argparse.ArgumentParser(
         "fulgurite new-plugin", description="Write the package of a new plugin."
     )

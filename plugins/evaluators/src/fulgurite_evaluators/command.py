@@ -20,7 +20,7 @@ POLL = 0.2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `fulgurite evaluate` with these arguments.
+    """Evaluate a checkpoint of a run, or its checkpoints while it is training.
 
     Returns:
         The exit code: 0; 1 if an evaluation failed or what it waited for did not come; 2 for

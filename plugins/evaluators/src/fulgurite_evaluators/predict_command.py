@@ -18,7 +18,7 @@ from fulgurite_evaluators.predictions import open_predictions
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `fulgurite predict` with these arguments.
+    """Write a model's predictions for the examples of a program.
 
     Returns:
         The exit code: 0; 1 if it failed; 2 for invalid arguments; 130 after Ctrl-C.

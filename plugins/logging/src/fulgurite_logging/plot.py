@@ -16,7 +16,10 @@ Series = dict[str, tuple[list[int], list[float]]]
 
 
 def main(arguments: list[str]) -> int:
-    """Run `fulgurite plot RUN [RUN ...] --metric loss --out loss.png`; return the exit status."""
+    """Draw metrics of runs over steps.
+
+    The command `fulgurite plot RUN [RUN ...] --metric loss --out loss.png`; returns its exit code.
+    """
     parser = argparse.ArgumentParser(
         "fulgurite plot", description="Draws metrics of runs over steps."
     )

@@ -31,8 +31,11 @@ KILL_DELAY = 5.0
 
 
 def launch(arguments: list[str]) -> int:
-    """Run the command, and return 0 or the exit code of the process that failed or stopped
-    first."""
+    """Run a program as several processes, or with a launch profile.
+
+    Returns:
+        The exit code: 0, or that of the process that failed or stopped first.
+    """
     parser = _build_parser()
     options = parser.parse_args(arguments)
     try:

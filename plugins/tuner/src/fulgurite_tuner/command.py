@@ -16,7 +16,7 @@ from fulgurite_tuner.learning_rate import find_learning_rate
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `fulgurite tune` with these arguments.
+    """Suggest a learning rate or a batch size for a program.
 
     Returns:
         The exit code: 0; 1 if there is nothing to suggest or it failed; 2 for invalid arguments;
