@@ -56,7 +56,7 @@ class Tally:
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("tallied", self.data)]
+        return [fg.Evaluator(self.plugin_name, self.data)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -64,8 +64,8 @@ class Tally:
 
     def count(self, run: fg.Run) -> None:
         self.num_begun += 1
-        run.evaluate("tallied")
-        run.log_scalars("tally", {"begun": self.num_begun})
+        run.evaluate(self.plugin_name)
+        run.log_scalars("tallies", {self.plugin_name: self.num_begun})
 
     @fg.hookimpl
     def get_host_state(self) -> int:
@@ -74,6 +74,21 @@ class Tally:
     @fg.hookimpl
     def set_host_state(self, state: int, version: int) -> None:
         self.num_begun = state
+
+
+@dataclass(eq=False)
+class EpochTally(Tally):
+    """Does the same as the engine ends an epoch."""
+
+    plugin_name: str = field(default="epoch_tally", init=False)
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return []
+
+    @fg.hookimpl
+    def on_epoch_end(self, run: fg.Run) -> None:
+        self.count(run)
 
 
 class PhasedNet(Net):
@@ -138,6 +153,7 @@ PARTS: dict[str, Part] = {
         Evaluator("for_stopping", data, every=trigger),
         EarlyStopping("for_stopping/loss", patience=2, restore_best=True),
     ],
+    "epoch tally": lambda trigger, data: [EpochTally(trigger, data)],
     "tally": lambda trigger, data: [Tally(trigger, data)],
     "time limit": lambda trigger, data: [TimeLimit("1h")],
     "trend": lambda trigger, data: [Trend()],
@@ -146,8 +162,8 @@ PARTS: dict[str, Part] = {
 }
 """Parts that a program may have."""
 
-EVALUATED = {"averaged", "plateau", "stopping", "tally"}
-"""Parts with an evaluation, if their trigger comes."""
+EVALUATED = {"averaged", "epoch tally", "plateau", "stopping", "tally"}
+"""Parts with an evaluation, if their trigger or the end of an epoch comes."""
 
 ModelKind = Literal["net", "phased", "members"]
 EXCLUDED: dict[ModelKind, set[str]] = {

@@ -10,7 +10,7 @@ import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite_checkpoint import Checkpointer
-from trained import ZEROS, Counting, engine
+from trained import Counting, engine
 
 
 class Breaking:
@@ -33,10 +33,11 @@ class Breaking:
 class Trying:
     """Counts its evaluations before it runs them, on the host and in what plugins share."""
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, look: "Look") -> None:
         self.tries = 0
         self.history: list[int] = []
         self.data = data
+        self.look = look
 
     @fg.hookimpl
     def register_evaluators(self) -> list[fg.Evaluator]:
@@ -49,7 +50,11 @@ class Trying:
     def run(self, run: fg.Run) -> None:
         self.tries += 1
         self.history.append(run.step)
+        self.look.tries += 1
         run.shared.setdefault("trying", {})["tries"] = self.tries
+        run.shared.setdefault("all", {})["tries"] = run.shared["trying"]["tries"]
+        numbers = run.metrics.setdefault("tried", {"times": 0})
+        numbers["times"] += 1
         run.evaluate("val")
 
     @fg.hookimpl
@@ -62,11 +67,36 @@ class Trying:
         self.history = state["history"]
 
 
+class TryingAtEpochs(Trying):
+    """Does the same as the engine ends an epoch."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return []
+
+    @fg.hookimpl
+    def on_epoch_end(self, run: fg.Run) -> None:
+        self.run(run)
+
+
 class Look:
-    """Keeps what is shared at the end."""
+    """Is changed by the actions of another plugin, and keeps what is shared at the end."""
 
     def __init__(self) -> None:
+        self.tries = 0
         self.shared: Any = None
+
+    @fg.hookimpl
+    def on_epoch_end(self) -> None:
+        self.tries += 10
+
+    @fg.hookimpl
+    def get_host_state(self) -> Any:
+        return {"tries": self.tries}
+
+    @fg.hookimpl
+    def set_host_state(self, state: Any, version: int) -> None:
+        self.tries = state["tries"]
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run) -> None:
@@ -81,24 +111,31 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.parametrize("kind", [Trying, TryingAtEpochs])
 @pytest.mark.parametrize("happen", [fail, terminate])
-def test_an_interrupted_action_begins_from_the_state_before_it(happen: Any, tmp_path: Path) -> None:
+def test_an_interrupted_action_begins_from_the_state_before_it(
+    happen: Any, kind: type[Trying], tmp_path: Path
+) -> None:
     def train(run_dir: Path, data: Any) -> tuple[Trying, Look, fg.FitResult]:
-        trying, look = Trying(data), Look()
-        plugins = [Checkpointer(100), trying, look]
-        result = engine(run_dir, *plugins, steps=6, log_every=None).fit(
-            Counting, ZEROS, resume="auto"
-        )
-        return trying, look, result
+        look = Look()
+        trying = kind(data, look)
+        plugins = [Checkpointer(100), look, trying]
+        batches = [np.zeros(1, np.float32)] * 2
+        fit_engine = engine(run_dir, *plugins, epochs=3, log_every=None)
+        return trying, look, fit_engine.fit(Counting, batches, resume="auto")
 
-    whole, looked, _ = train(tmp_path / "whole", Breaking(happen, 99))
-    assert whole.history == [2, 4, 6] and looked.shared == {"trying": {"tries": 3}}
+    whole, looked, result = train(tmp_path / "whole", Breaking(happen, 99))
+    assert whole.history == [2, 4, 6]
+    assert looked.tries == 3 * 11
+    assert looked.shared == {"trying": {"tries": 3}, "all": {"tries": 3}}
+    assert result.metrics["tried"] == {"times": 3}
     if happen is fail:
         with pytest.raises(OSError, match="the disk is gone"):
             train(tmp_path / "run", Breaking(happen, 2))
     else:
         stopped = train(tmp_path / "run", Breaking(happen, 2))[2]
         assert stopped.stop_reason == "SIGTERM" and int(stopped.state.step) == 4
-    resumed, looked, _ = train(tmp_path / "run", Breaking(happen, 99))
+    resumed, looked_again, result_again = train(tmp_path / "run", Breaking(happen, 99))
     assert (resumed.tries, resumed.history) == (whole.tries, whole.history)
-    assert looked.shared == {"trying": {"tries": 3}}
+    assert (looked_again.tries, looked_again.shared) == (looked.tries, looked.shared)
+    assert result_again.metrics == result.metrics

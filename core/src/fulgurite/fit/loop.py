@@ -63,16 +63,17 @@ class LoopState(Enum):
 
 
 @dataclass(frozen=True)
-class HostStateBefore:
-    """What a plugin held on the host before its action.
+class HostSide:
+    """What a run holds on the host, beside its position in the data.
 
     Attributes:
-        host_states: the entry of a snapshot's `host_states`, if the plugin has such a state.
-        shared: its entry in `run.shared`, as far as JSON can hold it.
+        host_states: `host_states` of a snapshot: what plugins hold, and what they share as far as
+            JSON can hold it.
+        metrics: the newest metrics by source.
     """
 
     host_states: dict[str, Any]
-    shared: dict[str, dict[str, Any]]
+    metrics: dict[str, Any]
 
 
 class Loop:
@@ -96,7 +97,7 @@ class Loop:
         signals: the signals that were received.
     """
 
-    _before_action: HostStateBefore | None = None
+    _before_action: HostSide | None = None
     _pending_error: Exception | None = None
     _abandoned_wait: WaitAbandoned | None = None
 
@@ -193,24 +194,17 @@ class Loop:
                 "exactly"
             )
         self.dispatcher.flush(wait=True)
-        host_states = {
-            plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
-            for plugin, state in self.engine.plugins.call("get_host_state", self.step)
-        }
-        shared = {name: _select_json(values) for name, values in self.shared.items()}
-        # The run that resumes does an interrupted action again, so from the state before it.
-        if self._loop_state is LoopState.INTERRUPTED and self._before_action is not None:
-            host_states |= self._before_action.host_states
-            shared |= self._before_action.shared
-        if any(shared.values()):
-            host_states[SHARED] = {"version": 1, "state": shared}
+        # The run that resumes does an interrupted action again, so from what was before it.
+        is_interrupted = self._loop_state is LoopState.INTERRUPTED
+        before_action = self._before_action if is_interrupted else None
+        host = before_action or self._collect_host_side()
         return Snapshot(
             self.state(),
             self.step_range,
             self._data_position,
             self._pending_actions,
-            host_states,
-            dict(self.metrics),
+            host.host_states,
+            host.metrics,
             self.requested_length,
             tuple(self.dispatcher.history.records),
             self._action_stop_reason,
@@ -584,7 +578,11 @@ class Loop:
             self._loop_state = LoopState.SAVING
             self._pending_actions = due_point.list_remaining(action)
         self._num_records_before_action = self.dispatcher.num_records
-        self._before_action = self._copy_host_state(action)
+        # An evaluation in the middle of an action takes minutes, and a signal or an error of its
+        # data ends it. Until then the action, and the hooks that it calls, may have changed what
+        # any plugin holds.
+        if action.scheduled.action is not None:
+            self._before_action = deepcopy(self._collect_host_side())
         try:
             self._run_action(action)
         except Exception:
@@ -595,17 +593,16 @@ class Loop:
         self._scheduler.mark_done(action, self.step)
         self._untried_actions.discard(action.name)
 
-    def _copy_host_state(self, action: BoundAction) -> HostStateBefore:
-        """Return what an action may change on the host before it can be interrupted: the state of
-        its plugin, and what that shares. An evaluation in its middle takes minutes, and a signal or
-        an error of its data ends it."""
-        name = action.plugin.name
-        host_states = {}
-        for hook in self.engine.plugins.implementations("get_host_state"):
-            if hook.plugin is action.plugin:
-                version = getattr(action.plugin.plugin, "state_version", 1)
-                host_states[name] = {"version": version, "state": deepcopy(hook(self.step))}
-        return HostStateBefore(host_states, {name: _select_json(self.shared.get(name, {}))})
+    def _collect_host_side(self) -> HostSide:
+        """Return what the run holds on the host now; plugins may go on changing what is in it."""
+        host_states: dict[str, Any] = {
+            plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
+            for plugin, state in self.engine.plugins.call("get_host_state", self.step)
+        }
+        shared = {name: _select_json(values) for name, values in self.shared.items()}
+        if any(shared.values()):
+            host_states[SHARED] = {"version": 1, "state": shared}
+        return HostSide(host_states, dict(self.metrics))
 
     def _run_action(self, action: BoundAction) -> None:
         """Call an action, and do what it returns."""
