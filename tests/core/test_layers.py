@@ -19,9 +19,9 @@ PACKAGES = sorted(
 # From the lowest to the highest. A module imports only what stands in a line above its own, or
 # before it in its own line.
 LAYERS = """
-    errors tracebacks timing redact waits
+    errors tracebacks timing waits
     tree.paths tree.select tree.specs tree.typecheck tree.vectors
-    rng triggers sharding metrics.base metrics.basic metrics.conversion metrics.direction metrics data.sources data.iterator
+    rng triggers redact sharding metrics.base metrics.basic metrics.conversion metrics.direction metrics data.sources data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
     model.media model.mode model.sow model.context model.ambient_rng model.module
     training.compilations training.nonfinite training.metric_window training.state training.update training.services

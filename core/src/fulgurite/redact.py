@@ -1,28 +1,46 @@
-"""Secrets in texts are replaced by `***`.
+"""Secrets in texts and values are replaced by `***`.
 
-The core needs it for one thing: the reasons of failures are records, which loggers write.
+Everything that a run writes goes through here: the core redacts the texts of records, reasons of
+failures and of stops, plugins what they write themselves.
 
 A secret is known by what it is called, or by its shape: the tokens of well-known services begin in
 their own way. Neither finds all of them, so a program should take secrets from the environment, or
 say which values are secrets: `register_secret`.
 """
 
+import base64
+import json
 import re
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+from fulgurite.triggers import Trigger
 
 MASK = "***"
 # Anywhere in a name, and as a whole part of one: `author` and `sigma` are called like no secret.
-_PARTS = "key|token|secret|password|passwd|pwd|credential|signature|authorization"
-_WORDS = "auth|sig|header|headers|passphrase|bearer"
+# A tokenizer is none.
+_PARTS = "key|token(?!iz)|secret|password|passwd|pwd|credential|signature|authorization|cookie"
+_WORDS = "auth|sig|header|headers|passphrase|bearer|jwt"
 NAME = (
     rf"(?:[\w.-]*(?:{_PARTS})[\w.-]*|(?:[\w.-]*[._-])?(?:{_WORDS})(?:[._-][\w.-]*)?(?![A-Za-z0-9]))"
 )
 """Pattern of names that are called like a secret, to be matched in any case."""
-_VALUE = r"(?:\"[^\"]*\"|'[^']*'|(?:(?:Bearer|Basic|Digest|Token)\s+)?[^\s,;&\"']+)"
-_ASSIGNED = re.compile(rf"(?<![\w.-])({NAME}[\"']?\s*[=:]\s*){_VALUE}", re.IGNORECASE)
-_OPTION = re.compile(
-    rf"(?<!\S)(--?{NAME}\s+)(?!-)(?:\"[^\"]*\"|'[^']*'|[^\s,;\"']+)", re.IGNORECASE
+_QUOTED = r"""(?:b?"(?:\\.|[^"\\])*"|b?'(?:\\.|[^'\\])*'|\\"[^"]*"|\\'[^']*')"""
+_BRACKETED = r"(?:\{[^{}]*\}?|\[[^\[\]]*\]?|[\w.]*\([^()]*\)?)"
+# A comma or semicolon ends a value only before a space: `a;b` may be a password.
+_BARE = r"""(?:(?:Bearer|Basic|Digest|Token)\s+)?(?:[^\s,;&"']|[,;](?=[^\s,;&"']))+"""
+_VALUE = rf"(?:{_QUOTED}|{_BRACKETED}|{_BARE})"
+_ASSIGNED = re.compile(
+    rf"(?<![\w.-])({NAME}(?:\\?[\"'])?\s*(?:=>|->|:=|==|[=:])\s*){_VALUE}", re.IGNORECASE
 )
-_BEARER = re.compile(r"\b(Bearer\s+)[^\s,;\"']+", re.IGNORECASE)
+# Between an option and its value there may be what Python writes between items of a list.
+_OPTION = re.compile(
+    rf"(?<![\w-])((?:--?(?:{NAME}|pass)|-p(?=[\"']\s*,))(?:[\"']\s*,\s*|\s+))(?![\"']?-)(?:{_QUOTED}|{_BARE})",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(rf"\b(Bearer\s+)(?:{_QUOTED}|{_BARE})", re.IGNORECASE)
+# Such a header may have words of any number: `Authorization: Digest username="a", response="b"`.
+_HEADER = re.compile(r"((?:authorization|cookie)\s*:\s*)(?![\s\"'{\[(])[^\r\n\"'`]+", re.IGNORECASE)
 _USER = re.compile(r"(\w://)[^/\s]*@")
 _TOKEN = re.compile(
     r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_\w{20,}|sk-[\w-]{20,}"
@@ -32,14 +50,47 @@ _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
 _SECRET_NAME = re.compile(NAME, re.IGNORECASE)
+_NUMERIC_SECRET = re.compile("secret|password|passwd|pwd|passphrase", re.IGNORECASE)
+MIN_UNIQUE_LENGTH = 6
+"""Shorter secrets are replaced as whole words only: one that is `a` stands in every text."""
 # Of the whole process, because a text may come from anywhere in it, such as its command line.
 _REGISTERED: set[str] = set()
 
 
+class RedactedText(str):
+    """A text in which secrets are replaced already, as JSON that was redacted value by value: read
+    as a text, `"key": {` in it would be taken for a secret."""
+
+    __slots__ = ()
+
+
 def register_secret(value: str) -> None:
-    """Have a value replaced wherever it stands in a text, in this process."""
-    if value:
-        _REGISTERED.add(value)
+    """Have a value replaced wherever it stands in a text, in this process: as it is, and as it is
+    written in URLs, in JSON, by `repr` and in base64."""
+    if not value:
+        return
+    _REGISTERED.update(
+        (
+            value,
+            quote(value, safe=""),
+            quote_plus(value),
+            json.dumps(value)[1:-1],
+            json.dumps(value, ensure_ascii=False)[1:-1],
+            repr(value)[1:-1],
+            base64.b64encode(value.encode()).decode(),
+        )
+    )
+
+
+def mask_registered(text: str) -> str:
+    """Return the text with `***` for what was registered, and nothing else changed."""
+    # The longest first: a secret may be a part of another one, of which the rest would be left.
+    for secret in sorted(_REGISTERED, key=len, reverse=True):
+        if len(secret) >= MIN_UNIQUE_LENGTH:
+            text = text.replace(secret, MASK)
+        else:
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+    return text
 
 
 def redact_text(text: str) -> str:
@@ -49,15 +100,39 @@ def redact_text(text: str) -> str:
     called like a secret, `token=abc` or `{"api_key": "abc"}`, or follows an option that is,
     `--passwd abc`; what follows `Bearer`; tokens of well-known services, and private keys.
     """
-    # The longest first: a secret may be a part of another one, of which the rest would be left.
-    for secret in sorted(_REGISTERED, key=len, reverse=True):
-        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+    text = mask_registered(text)
     text = _PRIVATE_KEY.sub(MASK, text)
     text = _USER.sub(rf"\1{MASK}@", text)
+    text = _HEADER.sub(rf"\1{MASK}", text)
     text = _ASSIGNED.sub(rf"\1{MASK}", text)
     text = _OPTION.sub(rf"\1{MASK}", text)
     text = _BEARER.sub(rf"\1{MASK}", text)
     return _TOKEN.sub(MASK, text)
+
+
+def redact_value(value: Any, name: str = "") -> Any:
+    """Return a JSON value without secrets.
+
+    Args:
+        value: the value; triggers in it become their text, and texts go through `redact_text`.
+        name: what the value is called; it becomes `***` if that is like a secret.
+    """
+    if isinstance(value, dict):
+        return {key: redact_value(item, str(key)) for key, item in value.items()}
+    if value is not None and is_secret_name(name) and not _is_count(value, name):
+        return MASK
+    if isinstance(value, list | tuple):
+        return [redact_value(item) for item in value]
+    if isinstance(value, Trigger):
+        return repr(value)
+    if isinstance(value, str) and not isinstance(value, RedactedText):
+        return redact_text(value)
+    return value
+
+
+def _is_count(value: Any, name: str) -> bool:
+    """Return whether this is a number as of `max_tokens` or `key_size`; a password may be one."""
+    return isinstance(value, bool | int | float) and _NUMERIC_SECRET.search(name) is None
 
 
 def is_secret_name(name: str) -> bool:

@@ -1,8 +1,10 @@
 """A program's arguments, and how it ends."""
 
+import copy
 import json
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_cli import Experiment, build_experiment, run
+from fulgurite_cli import Experiment, SecretStr, build_experiment, run
 from fulgurite_runs import RunDirectory, RunPlugin
 
 PROGRAM = """
@@ -429,6 +431,13 @@ def test_values_of_secret_arguments_never_leave_memory(tmp_path: Path) -> None:
     assert "4dor" not in shown and "login=***" in shown
 
 
+def test_a_secret_is_copied_but_not_pickled() -> None:
+    secret = SecretStr("tr-oub/5dor")
+    assert copy.deepcopy([secret]) == [secret]
+    with pytest.raises(TypeError, match="a SecretStr cannot be pickled"):
+        pickle.dumps(secret)
+
+
 SECRET_PROGRAM = """
 import fulgurite as fg
 import jax.numpy as jnp
@@ -456,7 +465,7 @@ class Tell:
 
 def experiment(login: SecretStr, steps: int = 2) -> Experiment:
     tell = Tell()
-    tell.login, tell.value = login, fg.redact.redact_text(login.get_secret_value())
+    tell.login, tell.value = login, login.get_secret_value()
     plugins = [EnvironmentLogger(), JSONLLogger(), tell]
     engine = fg.Engine(steps=steps, plugins=plugins, autoload=False)
     print(login.get_secret_value())

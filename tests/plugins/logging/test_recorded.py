@@ -1,5 +1,6 @@
 """What else is recorded: console lines, the environment, compilations, norms and learning rates."""
 
+import base64
 import io
 import json
 import os
@@ -16,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.redact import redact_text, register_secret
+from fulgurite.redact import redact_text, redact_value, register_secret
 from fulgurite_logging import (
     CompilationMonitor,
     ConsoleLogger,
@@ -207,7 +208,23 @@ def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch
     [
         ("lr=3e-4", "lr=3e-4"),
         ("token=abc", "token=***"),
-        ("--wandb.api_key=a,b", "--wandb.api_key=***,b"),
+        ("--wandb.api_key=a,b", "--wandb.api_key=***"),
+        ("token=a;b, then token=c; then", "token=***, then token=***; then"),
+        ("max_tokens=abc tokenizer=bpe", "max_tokens=*** tokenizer=bpe"),
+        (
+            "['curl', '--passwd', 'a b', '-p', 'c', 'x']",
+            "['curl', '--passwd', ***, '-p', ***, 'x']",
+        ),
+        (
+            "(--api-key abc) [--api-key abc] x:--api-key abc",
+            "(--api-key *** [--api-key *** x:--api-key ***",
+        ),
+        ("auth=['u', 'abc'] headers={'X': 'abc'} x", "auth=*** headers=*** x"),
+        ("auth=Basic('u', 'abc'), x", "auth=***, x"),
+        ('{\\"passwd\\": \\"abc\\"}', '{\\"passwd\\": ***}'),
+        ("Bearer 'abc' or b'Bearer abc'", "Bearer *** or b'Bearer ***'"),
+        ("Cookie: session=abc; id=abc\nx", "Cookie: ***\nx"),
+        ("Authorization: Digest username=abc, response=abc", "Authorization: ***"),
         ('{"password": "a b", "lr": 1}', '{"password": ***, "lr": 1}'),
         ("SECRET: 'x y'", "SECRET: ***"),
         ("https://user:pa@ss@host/path?token=abc&x=1", "https://***@host/path?token=***&x=1"),
@@ -218,7 +235,7 @@ def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch
         ("GET /x?X-Amz-Signature=abc&sig=abc&x=1", "GET /x?X-Amz-Signature=***&sig=***&x=1"),
         ("passwd=abc auth=abc header=abc", "passwd=*** auth=*** header=***"),
         ("failed: --api-key abc, Bearer abc.def", "failed: --api-key ***, Bearer ***"),
-        ("Authorization: Basic YWJj; x", "Authorization: ***; x"),
+        ("Authorization: Basic YWJj; x\ny", "Authorization: ***\ny"),
         ("sent hf_" + 24 * "a" + " and AKIA" + 16 * "A", "sent *** and ***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc", "***"),
         ("author=me sigma=2 design=3 --use-bias x", "author=me sigma=2 design=3 --use-bias x"),
@@ -235,6 +252,33 @@ def test_a_secret_that_is_a_part_of_another_one_leaves_nothing_of_it() -> None:
     assert redact_text("at har/bour/light/house and har/bour") == "at *** and ***"
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        'gr"ö ss/e',
+        'xgr"ö ss/ey',
+        "gr%22%C3%B6%20ss%2Fe",
+        "gr%22%C3%B6+ss%2Fe",
+        json.dumps('gr"ö ss/e'),
+        json.dumps('gr"ö ss/e', ensure_ascii=False),
+        base64.b64encode('gr"ö ss/e'.encode()).decode(),
+    ],
+)
+def test_a_registered_secret_is_redacted_however_it_is_written(written: str) -> None:
+    register_secret('gr"ö ss/e')
+    assert redact_text(f"at {written}").strip('xy"') in ("at ***", "at x***", 'at "***')
+
+
+def test_a_short_secret_is_redacted_as_a_word() -> None:
+    register_secret("q1")
+    assert redact_text("q1 is q1.5, but not q12") == "*** is ***.5, but not q12"
+
+
+def test_numbers_are_secrets_where_they_may_be_passwords() -> None:
+    settings = {"max_tokens": 512, "key_size": 64, "use_keys": True, "password": 1234, "key": "abc"}
+    assert redact_value(settings) == {**settings, "password": "***", "key": "***"}
+
+
 def test_secret_after_an_option_is_redacted() -> None:
     assert redact_arguments(["--token", "abc", "x", "--use-key", "--run", "a"]) == [
         "--token",
@@ -249,6 +293,25 @@ def test_secret_after_an_option_is_redacted() -> None:
         "***",
         "-H",
         "Authorization: ***",
+    ]
+    assert redact_arguments(
+        ["--passwd=a;b c&d", "auth=a b", "header=X: y", "--passwd", "-a b"]
+    ) == [
+        "--passwd=***",
+        "auth=***",
+        "header=***",
+        "--passwd",
+        "***",
+    ]
+    assert redact_arguments(["-u", "me:abc", "-p=abc", "pass=abc", "--pass", "a", "-u", "me"]) == [
+        "-u",
+        "me:***",
+        "-p=***",
+        "pass=***",
+        "--pass",
+        "***",
+        "-u",
+        "me",
     ]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.redact import redact_text
 from fulgurite.training.state import TrainState
 from fulgurite.triggers import Trigger, as_trigger
 
@@ -33,6 +34,8 @@ class StopTraining:
             raise ConfigurationError(
                 f"the reason to stop is {self.reason!r}; it must be a non-empty string"
             )
+        # It stands in checkpoints and messages, and may be the text of an error.
+        object.__setattr__(self, "reason", redact_text(self.reason))
 
 
 @dataclass(frozen=True)

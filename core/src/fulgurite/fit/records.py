@@ -21,7 +21,7 @@ from fulgurite.errors import (
 )
 from fulgurite.model.media import Media
 from fulgurite.plugins.manager import HookImpl, PluginManager
-from fulgurite.redact import redact_text
+from fulgurite.redact import mask_registered, redact_text, redact_value
 from fulgurite.tree.specs import is_array, is_real_dtype
 from fulgurite.waits import Wait, WaitAbandoned
 
@@ -69,6 +69,7 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
     """Return what a plugin logs as a record keeps it, whatever the plugin does with its own
     arrays afterwards.
 
+    Secrets become `***`: in a configuration what looks like one, in texts what was registered.
     What no logger could write is an error here. Otherwise the logger would be the one that fails,
     and would be left out.
 
@@ -104,7 +105,16 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
             )
         if kind in ("text", "config"):
             check_json_value(value, f"{where}: {name!r}")
+    if kind == "config":
+        return redact_value(values)
+    if kind == "text":
+        # Texts are samples as well, in which nothing may be guessed.
+        return jax.tree.map(_mask_if_text, values)
     return _copy_host_arrays(values)
+
+
+def _mask_if_text(value: Any) -> Any:
+    return mask_registered(value) if isinstance(value, str) else value
 
 
 def _is_number(value: Any) -> bool:

@@ -32,6 +32,7 @@ from fulgurite.fit.records import (
 from fulgurite.fit.scheduler import BoundAction
 from fulgurite.fit.snapshot import PathLike, Snapshot
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.redact import redact_text
 from fulgurite.sharding import ShardingStrategy
 from fulgurite.timing import Timings
 from fulgurite.training.nonfinite import NonFinitePolicy
@@ -432,7 +433,8 @@ class Run:
     def log_text(
         self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
     ) -> None:
-        """Pass texts by name to the loggers; the arguments are those of `log_scalars`."""
+        """Pass texts by name to the loggers; the arguments are those of `log_scalars`. Registered
+        secrets in them become `***`."""
         self._emit("text", source, values, stream)
 
     def notify(self, source: str, message: str) -> None:
@@ -443,6 +445,7 @@ class Run:
             source: who says it, a plugin's name.
             message: the sentence.
         """
+        message = redact_text(message)
         self._loop.dispatcher.messages.append(message)
         self.log_text(source, {"message": message}, stream="telemetry")
 
@@ -450,7 +453,7 @@ class Run:
         self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
     ) -> None:
         """Pass a description of the run, a JSON value by name, to the loggers; the arguments are
-        those of `log_scalars`."""
+        those of `log_scalars`. What looks like a secret becomes `***`."""
         self._emit("config", source, values, stream)
 
     def _emit(

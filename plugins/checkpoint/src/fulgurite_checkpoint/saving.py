@@ -12,6 +12,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.redact import redact_text
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers
 
@@ -353,7 +354,8 @@ def _encode_host(host: dict[str, Any]) -> str:
 
 
 def _format_failure(step: int, error: BaseException) -> str:
-    return f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}"
+    reason = redact_text(f"{type(error).__name__}: {error}")
+    return f"the checkpoint of step {step} could not be written: {reason}"
 
 
 def _make_result(run: fg.Run, reason: str) -> fg.FitResult:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import MASK, register_secret
+from fulgurite.redact import MASK, RedactedText, redact_value, register_secret
 from fulgurite_config import (
     ConfigError,
     L,
@@ -37,7 +37,6 @@ from fulgurite_config.nodes import (
     iter_nodes,
 )
 from fulgurite_config.overrides import check_types, get_annotation
-from fulgurite_runs.redact import RedactedText, redact
 
 from fulgurite_cli.replacing import has_only_evaluators, replace_evaluators
 from fulgurite_cli.secrets import is_secret_type
@@ -82,7 +81,7 @@ def plan_from_config(
 
 
 def _describe(config: Node) -> dict[str, Any]:
-    text = RedactedText(json.dumps(redact(to_plain(config)), ensure_ascii=False))
+    text = RedactedText(json.dumps(redact_value(to_plain(config)), ensure_ascii=False))
     return {KEY: text, VALUES: list_values(config)}
 
 
@@ -263,7 +262,7 @@ def list_values(config: Any) -> dict[str, Any]:
             value = None
         elif not isinstance(value, bool | int | float | str | None):
             value = get_text(value)
-        values[path] = redact(value, path.rpartition(".")[2])
+        values[path] = redact_value(value, path.rpartition(".")[2])
     return values
 
 
@@ -278,7 +277,7 @@ def _list_defaults(node: Node, path: str) -> dict[str, Any]:
     for name in iter_names(node):
         default = get_default(node, name)
         if name not in get_state(node).keywords and is_constant(default):
-            defaults[f"{path}.{name}"] = redact(default, name)
+            defaults[f"{path}.{name}"] = redact_value(default, name)
     return defaults
 
 

@@ -11,10 +11,9 @@ from fulgurite.errors import (
     ConfigurationError,
     did_you_mean,
 )
-from fulgurite.redact import MASK
+from fulgurite.redact import MASK, RedactedText, redact_value
 from fulgurite_config import ConfigError, Node
 from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.redact import RedactedText, redact
 
 from fulgurite_cli.configuration import (
     KEY as CONFIG_KEY,
@@ -159,7 +158,7 @@ def plan_config(
         arguments |= _parse_overrides(experiment, overrides, parameters)
         _check_complete(experiment, parameters, arguments)
         planned = _describe_arguments(parameters, arguments)
-    return json.loads(dumps(redact(planned)))
+    return json.loads(dumps(redact_value(planned)))
 
 
 def _describe_arguments(

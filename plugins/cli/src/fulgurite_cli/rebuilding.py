@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.redact import RedactedText
 from fulgurite_runs import RunDirectory
-from fulgurite_runs.redact import RedactedText
 
 from fulgurite_cli.configuration import KEY, rebuild_from_config
 from fulgurite_cli.experiment import Experiment, as_experiment, build_experiment

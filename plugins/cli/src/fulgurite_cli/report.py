@@ -4,11 +4,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
+from fulgurite.redact import redact_value
 from fulgurite_config import Name, Node, Required, iter_values
 from fulgurite_config.codec import JSON_SOURCE
 from fulgurite_config.comparison import compute, iter_nodes_by_path
 from fulgurite_config.names import get_name
-from fulgurite_runs.redact import redact
 
 from fulgurite_cli.values import format_type, get_parameters, to_plain
 
@@ -88,7 +88,7 @@ def _format_value(path: str, value: Any, paths: Mapping[int, str]) -> str:
 
 
 def _redact(path: str, value: Any) -> Any:
-    return redact(value, path.rpartition(".")[2])
+    return redact_value(value, path.rpartition(".")[2])
 
 
 def _align(rows: Sequence[tuple[str, str]]) -> str:

@@ -21,11 +21,11 @@ from fulgurite.errors import (
     PluginError,
     ProcessError,
 )
+from fulgurite.redact import redact_value
 from fulgurite.tracebacks import NOTE, VARIABLE, has_user_frames, hide_internal_frames
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import get_arguments
-from fulgurite_runs.redact import redact
 
 from fulgurite_cli.experiment import Factory, build_experiment, describe_values, plan_config
 from fulgurite_cli.options import TERMINATED, FitParser, add_fit_options, print_to_pipe
@@ -201,7 +201,7 @@ def _iter_changes(engine: Engine) -> Iterator[str]:
     if engine.run_dir is None or not RunDirectory(engine.run_dir).num_attempts:
         return
     saved = get_arguments(RunDirectory(engine.run_dir).read_manifest())
-    current = get_arguments({"configuration": json.loads(dumps(redact(engine.config)))})
+    current = get_arguments({"configuration": json.loads(dumps(redact_value(engine.config)))})
     for name in saved.keys() & current.keys():
         if saved[name] != current[name]:
             yield f"{name} was {saved[name]!r} and is {current[name]!r}"

@@ -1,6 +1,6 @@
 """Arguments whose values are shown nowhere."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from fulgurite.redact import MASK, register_secret
 
@@ -8,8 +8,10 @@ from fulgurite.redact import MASK, register_secret
 class SecretStr:
     """A text that shows as `***`: the type of an argument that is a password or the like.
 
-    Its value stays in memory: manifests, records, telemetry and messages of this process show `***`
-    in its place, the command line included. `pydantic.SecretStr` does as well.
+    Its value stays in memory: manifests, checkpoints, records, telemetry and messages of this
+    process show `***` in its place, the command line included, as it is and as it is written in
+    URLs, JSON and base64. Parts of it, and what is computed from it, are not known. It cannot be
+    pickled. `pydantic.SecretStr` does as well, but for the pickling.
 
     Example:
         from fulgurite_cli import Experiment, SecretStr
@@ -32,6 +34,18 @@ class SecretStr:
     def get_secret_value(self) -> str:
         """Return the text."""
         return self._value
+
+    def __copy__(self) -> "SecretStr":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SecretStr":
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a SecretStr cannot be pickled, because its value would be written: pass the name of "
+            "an environment variable to other processes"
+        )
 
     def __repr__(self) -> str:
         return f"SecretStr({MASK!r})"

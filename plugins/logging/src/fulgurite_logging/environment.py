@@ -35,7 +35,9 @@ VARIABLES = (
     "XLA_*",
 )
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
-_SECRET_OPTION = re.compile(rf"-+{NAME}|-p", re.IGNORECASE)
+_SECRET_OPTION = re.compile(rf"-+{NAME}|--?p(?:ass)?", re.IGNORECASE)
+_SECRET_ARGUMENT = re.compile(rf"-*(?:{NAME}|pass)|-p", re.IGNORECASE)
+_USER_OPTION = re.compile("-u|--(?:proxy-)?user")
 
 
 @dataclass(frozen=True)
@@ -133,14 +135,20 @@ def describe_parameters(state: fg.TrainState) -> dict[str, Any]:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command without secrets: those that hold one, and those after an
-    option such as `--api-key` or `-p`."""
+    """Return the arguments of a command without secrets: values of names that are called like one,
+    what follows an option such as `--api-key` or `-p`, and what else looks like one."""
     redacted = []
-    is_secret = False
+    previous = ""
     for argument in arguments:
-        if is_secret and not argument.startswith("--"):
+        name, _, value = argument.partition("=")
+        if _SECRET_OPTION.fullmatch(previous) and not argument.startswith("--"):
             redacted.append(MASK)
+        elif _USER_OPTION.fullmatch(previous) and ":" in argument:
+            user, _, _ = argument.partition(":")
+            redacted.append(f"{user}:{MASK}")
+        elif value and _SECRET_ARGUMENT.fullmatch(name):
+            redacted.append(f"{name}={MASK}")
         else:
             redacted.append(redact_text(argument))
-        is_secret = _SECRET_OPTION.fullmatch(argument) is not None
+        previous = argument
     return redacted

@@ -9,10 +9,10 @@ import fulgurite as fg
 import jax
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.selection import RegisteredPlugin
+from fulgurite.redact import redact_text, redact_value
 from fulgurite.triggers import Trigger
 
 from fulgurite_runs.program import describe_program, find_version
-from fulgurite_runs.redact import redact
 
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy", "orbax-checkpoint")
 SETTINGS = ("seed", "steps_per_execution", "limit_train_batches", "on_nonfinite")
@@ -40,7 +40,7 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
     devices = jax.devices()
     mesh = engine.sharding.mesh
     return {
-        "configuration": None if engine.config is None else redact(engine.config),
+        "configuration": None if engine.config is None else redact_value(engine.config),
         "settings": {
             "steps": steps,
             "epochs": epochs,
@@ -61,8 +61,14 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
             "processes": jax.process_count(),
             "mesh": None if mesh is None else dict(mesh.shape),
         },
-        "model": _ADDRESS.sub("", run.module_text).splitlines(),
+        "model": [_redact_line(line) for line in _ADDRESS.sub("", run.module_text).splitlines()],
     }
+
+
+def _redact_line(line: str) -> str:
+    """Return a line of a module's text without secrets. They are texts, so between quotes; in
+    attention, `key=Linear(` is none."""
+    return redact_text(line) if "'" in line or '"' in line else line
 
 
 def get_arguments(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +111,7 @@ def _describe_plugin(plugins: PluginManager, plugin: RegisteredPlugin) -> dict[s
         "distribution": distribution,
         "version": version,
         "decisive": _is_decisive(plugins, plugin),
-        "settings": redact(settings),
+        "settings": redact_value(settings),
     }
 
 
