@@ -39,13 +39,14 @@ def run_explain(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     from fulgurite_cli.experiment import build_experiment
     from fulgurite_cli.fit import load_experiment
+    from fulgurite_cli.mistakes import format_mistake
     from fulgurite_cli.options import print_to_pipe
 
     try:
         experiment = load_experiment(options.program)
         built = build_experiment(experiment, options.overrides, run_dir=options.run)
     except (ConfigurationError, PluginError, ProcessError) as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, format_mistake(error))
     if options.run is not None:
         built.engine.run_dir = options.run
     print_to_pipe(explain(built.engine))

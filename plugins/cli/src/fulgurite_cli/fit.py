@@ -77,7 +77,9 @@ def run_fit(arguments: list[str]) -> int:
     except Exception as error:
         if not _is_mistake_of_user(error):
             raise
-        parser.exit(2, f"error: {error}\n")
+        from fulgurite_cli.mistakes import format_mistake
+
+        parser.exit(2, format_mistake(error))
     from fulgurite_cli.running import run
 
     run(experiment, rest, program=f"fulgurite fit {path}")

@@ -22,12 +22,13 @@ from fulgurite.errors import (
     ProcessError,
 )
 from fulgurite.redact import redact_value
-from fulgurite.tracebacks import NOTE, VARIABLE, has_user_frames, hide_internal_frames
+from fulgurite.tracebacks import VARIABLE, has_user_frames, hide_internal_frames
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import get_arguments
 
 from fulgurite_cli.experiment import Factory, build_experiment, describe_values, plan_config
+from fulgurite_cli.mistakes import format_mistake
 from fulgurite_cli.options import TERMINATED, FitParser, add_fit_options, print_to_pipe
 from fulgurite_cli.processes import connect_processes
 from fulgurite_cli.report import list_arguments
@@ -84,7 +85,7 @@ def run(
         if options.run is not None:
             built.engine.run_dir = options.run
     except MISTAKES as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, format_mistake(error))
     if built.data is None:
         parser.exit(
             2,
@@ -109,8 +110,7 @@ def run(
     except MISTAKES as error:
         if _needs_traceback(error):
             raise
-        notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()) if note != NOTE)
-        parser.exit(1, f"error: {error}\n{notes}")
+        parser.exit(1, format_mistake(error))
     exit_codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
     if result.stop_reason in exit_codes:
         with suppress(OSError):  # what read it, such as `tee`, was ended by the same Ctrl-C

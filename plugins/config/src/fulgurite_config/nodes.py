@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
-from fulgurite_config.expressions import Evaluation, Lazy, Reference
+from fulgurite_config.expressions import Evaluation, Lazy, Reference, format_path
 from fulgurite_config.names import Name, get_name, load
 
 P = ParamSpec("P")
@@ -228,7 +228,7 @@ def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
         ConfigError: there is no such module or name.
     """
     not_allowed: dict[str, str] = {}
-    for node in iter_nodes(config, set()):
+    for path, node in _iter_places(config, (), set()):
         state = get_state(node)
         if not isinstance(state.target, Name):
             continue
@@ -237,6 +237,9 @@ def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
         except NotAllowedError as error:
             not_allowed |= error.modules
             continue
+        except Exception as error:
+            note_place(error, node, path)
+            raise
         names = _get_positional_names(state.target, len(state.positional))
         for index, name in enumerate(names[: len(state.positional)]):
             state.keywords = {name: state.positional[index], **state.keywords}
@@ -249,13 +252,36 @@ def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
 
 def iter_nodes(value: Any, visited: set[int]) -> Iterator[Node]:
     """Yield each node of a configuration once."""
+    for _, node in _iter_places(value, (), visited):
+        yield node
+
+
+def _iter_places(
+    value: Any, path: tuple[Any, ...], visited: set[int]
+) -> Iterator[tuple[tuple[Any, ...], Node]]:
+    """Yield each node of a configuration once, with its first path."""
     if isinstance(value, Node):
         if id(value) in visited:
             return
         visited.add(id(value))
-        yield value
-    for _, child in iter_children(value):
-        yield from iter_nodes(child, visited)
+        yield path, value
+    for key, child in iter_children(value):
+        yield from _iter_places(child, (*path, key), visited)
+
+
+def note_place(error: Exception, node: Node, path: tuple[Any, ...]) -> None:
+    """Add a note to an error: which call it is of, where that is, and the line that wrote it.
+
+    Args:
+        error: the error.
+        node: the call.
+        path: of the call.
+    """
+    state = get_state(node)
+    error.add_note(
+        f"at {format_path(path) or 'the root'} of the configuration: {get_name(state.target)}, "
+        f"written in {state.source}"
+    )
 
 
 def _get_positional_names(target: Any, count: int) -> list[str]:

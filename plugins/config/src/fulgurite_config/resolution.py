@@ -16,6 +16,7 @@ from fulgurite_config.nodes import (
     get_state,
     iter_children,
     iter_names,
+    note_place,
 )
 
 Path = tuple[str | int, ...]
@@ -84,7 +85,7 @@ class _Resolution:
 
     def _check_node(self, node: Node, path: Path) -> None:
         state = get_state(node)
-        target = self._load(state.target) if isinstance(state.target, Name) else state.target
+        target = self._load_target(node, path)
         if isinstance(target, Name):  # it is not allowed, which is said of all together
             return
         if target is not None and not callable(target):
@@ -108,6 +109,16 @@ class _Resolution:
                 if parameter.name not in state.keywords:
                     place = format_path((*path, parameter.name))
                     self._missing.append(f"{place} (an argument of {get_name(target)})")
+
+    def _load_target(self, node: Node, path: Path) -> Any:
+        target = get_state(node).target
+        if not isinstance(target, Name):
+            return target
+        try:
+            return self._load(target)
+        except Exception as error:
+            note_place(error, node, path)
+            raise
 
     def _load(self, name: Name) -> Any:
         """Return what a name stands for, or itself if that is not allowed."""
@@ -148,10 +159,7 @@ class _Resolution:
             try:
                 result = target(*args, **kwargs)
             except Exception as error:
-                error.add_note(
-                    f"at {format_path(path) or 'the root'} of the configuration: "
-                    f"{get_name(target)}, written in {state.source}"
-                )
+                note_place(error, node, path)
                 raise
             if get_name(target) in SAFE:
                 check_result(result)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
 from fulgurite.evaluation.evaluator import EvaluationResult
 from fulgurite_cli import Experiment, rebuild_experiment
+from fulgurite_cli.mistakes import format_mistake
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 
@@ -43,10 +44,10 @@ def main(arguments: Sequence[str]) -> int:
             has_succeeded = _follow(experiment, run, options.group, options.idle_timeout)
         return 0 if has_succeeded else 1
     except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(format_mistake(error))
         return 2
     except FulguriteError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(format_mistake(error))
         return 1
     except KeyboardInterrupt:
         return 130

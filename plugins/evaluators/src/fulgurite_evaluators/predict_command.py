@@ -10,6 +10,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError, did_you_mean
 from fulgurite_cli import Experiment, rebuild_experiment
+from fulgurite_cli.mistakes import format_mistake
 from fulgurite_runs import RunDirectory
 
 from fulgurite_evaluators.command import add_program_arguments, parse_step, split_program
@@ -48,10 +49,10 @@ def main(arguments: Sequence[str]) -> int:
                 callback=count_and_append,
             )
     except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(format_mistake(error))
         return 2
     except (FulguriteError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(format_mistake(error))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import optax
 from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite_cli import Experiment, build_experiment, load_experiment
+from fulgurite_cli.mistakes import format_mistake
 
 from fulgurite_tuner.batch_size import Search, find_batch_size
 from fulgurite_tuner.learning_rate import find_learning_rate
@@ -30,10 +31,10 @@ def main(arguments: Sequence[str]) -> int:
             return _tune_learning_rate(experiment, options)
         return _tune_batch_size(experiment, options)
     except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(format_mistake(error))
         return 2
     except (FulguriteError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(format_mistake(error))
         return 1
     except KeyboardInterrupt:
         return 130
