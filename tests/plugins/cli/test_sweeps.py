@@ -76,7 +76,7 @@ def test_mistakes_in_a_sweep_end_with_2_before_anything_runs(
 ) -> None:
     folder = str(tmp_path / "sweep")
     messages = {
-        "rate=1,x": "rate='x' is not float",
+        "rate=1,x": "rate=x is not float",
         "rtae=1,2": "Did you mean 'rate'?",
         "rate": "is no axis of a sweep",
     }
@@ -122,7 +122,7 @@ def sign_in(api_key: str = "", login: SecretStr | None = None, rate: float = 1.0
         (["rate=3", "--sweep", "rate=1,2"], "rate is set twice, and one of these by --sweep"),
         (["--sweep", "api_key=fi/rst,sec/ond"], "api_key is a secret"),
         (["--sweep", "login=fi/rst,sec/ond"], "login is a secret"),
-        (["--sweep", "rate=1,x"], "rate=x: rate='x' is not float"),
+        (["--sweep", "rate=1,x"], "rate=x: rate=x is not float"),
         (["--jobs", "2"], "--jobs is for the runs of a --sweep"),
     ],
 )

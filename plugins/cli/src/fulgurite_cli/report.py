@@ -9,8 +9,9 @@ from fulgurite_config import Name, Node, Required, iter_values
 from fulgurite_config.codec import JSON_SOURCE
 from fulgurite_config.comparison import compute, iter_nodes_by_path
 from fulgurite_config.names import get_name
+from fulgurite_config.values import format_type
 
-from fulgurite_cli.values import format_type, get_parameters, to_plain
+from fulgurite_cli.values import get_parameters, to_plain
 
 
 def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 from fulgurite.errors import ConfigurationError
 from fulgurite.redact import MASK, is_secret_name
 from fulgurite_config import ConfigError
-from fulgurite_config.sweeps import expand_axis, split_commas
+from fulgurite_config.sweeps import expand_axis
+from fulgurite_config.values import split_commas
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.manifest import get_arguments
 

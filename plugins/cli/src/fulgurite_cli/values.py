@@ -1,16 +1,21 @@
 """Arguments of an experiment: their types, their values as text, and as manifests hold them."""
 
 import inspect
-import types
 from collections.abc import Callable
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.redact import MASK
 from fulgurite_config import ConfigError
-from fulgurite_config.values import fit_value
+from fulgurite_config.values import (
+    fit_value,
+    flatten_union,
+    format_type,
+    is_known_type,
+    read_value,
+)
 
 from fulgurite_cli.secrets import is_secret_type, make_secret
 
@@ -39,7 +44,10 @@ def get_parameters(experiment: Callable[..., Any]) -> dict[str, Parameter]:
     for name, parameter in inspect.signature(experiment).parameters.items():
         default = parameter.default
         fallback = str if default in (None, parameter.empty) else type(default)
-        parameters[name] = Parameter(default, hints.get(name, fallback))
+        annotation = hints.get(name, fallback)
+        if default is None:
+            annotation = annotation | None
+        parameters[name] = Parameter(default, annotation)
     return parameters
 
 
@@ -50,81 +58,18 @@ def parse_value(name: str, text: str, annotation: Any) -> Any:
         name: of the argument, for the error.
         text: the value, as on the command line.
         annotation: bool, int, float, str, None, a Literal, a path, an Enum (whose members are
-            written by their names), a `SecretStr`, a tuple or list of these, or a union.
+            written by their names), a `SecretStr`, a tuple, list or dictionary of these, or a
+            union.
 
     Raises:
         ConfigurationError: the text is no value of that type.
     """
-    origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        return _parse_union(name, text, annotation)
-    if origin in (tuple, list) or annotation in (tuple, list):
-        return _parse_sequence(name, text, annotation)
-    try:
-        return _parse_scalar(text, annotation)
-    except ValueError:
-        raise ConfigurationError(f"{name}={text!r} is not {format_type(annotation)}") from None
-
-
-def _parse_union(name: str, text: str, annotation: Any) -> Any:
-    # None first: `limit=none` of `str | None` is None, not the text.
-    for member in sorted(get_args(annotation), key=lambda member: member is not type(None)):
-        try:
-            return parse_value(name, text, member)
-        except ConfigurationError:
-            continue
-    raise ConfigurationError(f"{name}={text!r} is not {format_type(annotation)}")
-
-
-def _parse_sequence(name: str, text: str, annotation: Any) -> Any:
-    parts = [part.strip() for part in text.strip("()[] ").split(",")]
-    items = [part for part in parts if part]
-    arguments = get_args(annotation)
-    is_tuple = tuple in (get_origin(annotation), annotation)
-    if is_tuple and arguments and arguments[1:] != (...,):
-        item_types = arguments
-    else:
-        item_types = (arguments[0] if arguments else str,) * len(items)
-    if len(item_types) != len(items):
-        raise ConfigurationError(f"{name}={text!r} is not {format_type(annotation)}")
-    values = [
-        parse_value(name, item, item_type)
-        for item, item_type in zip(items, item_types, strict=True)
-    ]
-    return tuple(values) if is_tuple else values
-
-
-def _parse_scalar(text: str, annotation: Any) -> Any:
-    """Return `text` as a value of a type without parts; a `ValueError` if it is none."""
-    if get_origin(annotation) is Literal:
-        choices = {str(choice): choice for choice in reversed(get_args(annotation))}
-        return _look_up(choices, text)
-    if annotation is type(None):
-        return _look_up({"none": None}, text.lower())
-    if annotation is bool:
-        return _look_up({"true": True, "false": False}, text.lower())
-    if is_enum(annotation):
-        return _look_up(annotation.__members__, text)
-    if annotation in (str, int, float) or is_path(annotation):
-        return annotation(text)
-    if is_secret_type(annotation):
-        return make_secret(annotation, text)
-    raise ValueError(text)
-
-
-def _look_up(choices: Any, text: str) -> Any:
-    if text not in choices:
-        raise ValueError(text)
-    return choices[text]
-
-
-def to_plain(value: Any) -> Any:
-    """Return an argument as manifests hold it and as the command line takes it."""
-    if isinstance(value, Enum):
-        return value.name
-    if is_secret_type(type(value)):
-        return MASK
-    return str(value) if isinstance(value, PurePath) else value
+    if not is_known_type(annotation):
+        raise ConfigurationError(
+            f"{name} is of the type {format_type(annotation)}, which no text can be read as: let "
+            "the program choose it by an argument that is a text or a number"
+        )
+    return _convert(read_value, name, text, annotation)
 
 
 def from_plain(name: str, value: Any, annotation: Any) -> Any:
@@ -139,34 +84,36 @@ def from_plain(name: str, value: Any, annotation: Any) -> Any:
     Raises:
         ConfigurationError: it is no value of that type.
     """
-    if isinstance(value, list) and "tuple" in str(annotation):
-        return tuple(value)
-    members = get_args(annotation) or (annotation,)
-    is_parsed = any(
-        is_enum(member) or is_path(member) or is_secret_type(member) for member in members
-    )
-    if isinstance(value, str) and is_parsed:
-        return parse_value(name, value, annotation)
+    return _convert(fit_value, name, value, annotation)
+
+
+def _convert(convert: Callable[..., Any], name: str, value: Any, annotation: Any) -> Any:
+    """Return a value of an annotation; what reads configurations leaves secrets text.
+
+    Args:
+        convert: `read_value` or `fit_value`.
+        name: of the argument.
+        value: the text or the constant.
+        annotation: the type.
+    """
     try:
-        return fit_value(value, str(value), annotation, (name,))
+        converted = convert(value, annotation, (name,))
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
+    secret_types = [member for member in flatten_union(annotation) if is_secret_type(member)]
+    if secret_types and isinstance(converted, str):
+        return make_secret(secret_types[0], converted)
+    return converted
 
 
-def is_enum(annotation: Any) -> bool:
-    """Return whether a type is an Enum."""
-    return isinstance(annotation, type) and issubclass(annotation, Enum)
-
-
-def is_path(annotation: Any) -> bool:
-    """Return whether a type is a path of `pathlib`."""
-    return isinstance(annotation, type) and issubclass(annotation, PurePath)
-
-
-def format_type(annotation: Any) -> str:
-    """Return a type as help and errors show it."""
-    if is_enum(annotation):
-        return " | ".join(annotation.__members__)
-    if isinstance(annotation, type) and not get_args(annotation):
-        return annotation.__name__
-    return str(annotation).replace("typing.", "")
+def to_plain(value: Any) -> Any:
+    """Return an argument as manifests hold it and as the command line takes it."""
+    if isinstance(value, Enum):
+        return value.name
+    if is_secret_type(type(value)):
+        return MASK
+    if isinstance(value, list | tuple):
+        return type(value)(to_plain(item) for item in value)
+    if isinstance(value, dict):
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
+    return str(value) if isinstance(value, PurePath) else value

@@ -2,7 +2,8 @@
 
 import json
 import math
-from pathlib import PurePath, PurePosixPath
+import pathlib
+from pathlib import PurePath
 from typing import Any
 
 from fulgurite_config.errors import ConfigError
@@ -216,7 +217,7 @@ class _Decoder:
             case "$required":
                 return Required(str(value))
             case "$path":
-                return PurePosixPath(value)
+                return pathlib.Path(value)
             case "$name":
                 return Name(value)
             case "$tuple":

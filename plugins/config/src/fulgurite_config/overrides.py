@@ -1,9 +1,9 @@
 """Overrides as texts: `model.width=256`, `layers[0].units=3`, `**.dropout=0`."""
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite_config.errors import ConfigError, NotLoadedError, suggest
@@ -22,7 +22,7 @@ from fulgurite_config.nodes import (
     iter_nodes,
     set_value,
 )
-from fulgurite_config.values import Key, fit_value, flatten_union, parse_value
+from fulgurite_config.values import Key, fit_value, flatten_union, read_value
 
 SEGMENT = re.compile(r"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|'[^']*'|\"[^\"]*\")\]")
 
@@ -118,11 +118,7 @@ def _apply_override(config: Node, override: str, undo: Undo) -> Iterator[Change]
     if not equals:
         raise ConfigError(f"{override!r} is no override: write path=value")
     for match in _find_matches(config, path):
-        try:
-            value = parse_value(text)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
-        yield _apply(match, value, text, f"override {override}", undo)
+        yield _apply(match, partial(read_value, text), f"override {override}", undo)
 
 
 def _apply_nested(
@@ -140,8 +136,7 @@ def _apply_nested(
             if isinstance(value, dict) and isinstance(current, Node):
                 yield from _apply_nested(current, value, place, source, undo)
             else:
-                text = value if isinstance(value, str) else json.dumps(value)
-                yield _apply((parent, key, place), value, text, source, undo)
+                yield _apply((parent, key, place), partial(fit_value, value), source, undo)
 
 
 def _find_matches(config: Node, text: str, above: tuple[Key, ...] = ()) -> list[Match]:
@@ -276,13 +271,14 @@ def _read(parent: Any, key: Key) -> Any:
     return parent.__config_get__(key) if isinstance(parent, Node) else parent[key]
 
 
-def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Change:
+def _apply(
+    match: Match, convert: Callable[[Any, Sequence[Key]], Any], source: str, undo: Undo
+) -> Change:
     """Set a value.
 
     Args:
         match: where.
-        value: the value as it stands there.
-        text: the same as text.
+        convert: returns the value for an annotation and a path.
         source: what sets it.
         undo: gets what was there before.
     """
@@ -290,11 +286,11 @@ def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Chan
     is_set = not isinstance(parent, Node) or key in dict(iter_children(parent)) or key == "aux"
     old = _read(parent, key)
     annotation = get_annotation(parent, key)
-    _check_replaceable(old, value, annotation, path)
     if annotation is None:
         annotation = _guess_annotation(parent, old)
+    value = convert(annotation, path)
+    _check_replaceable(old, value, annotation, path)
     if annotation is not None:
-        value = fit_value(value, text, annotation, path)
         _check_number(old, value, annotation, path)
     if isinstance(parent, tuple):
         raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")
@@ -354,8 +350,7 @@ def _check_types(value: Any, path: tuple[Key, ...], visited: set[int]) -> None:
             annotation = get_annotation(value, key)
             is_default = child is None and get_default(value, str(key)) is None
             if annotation is not None and not is_default:
-                text = child if isinstance(child, str) else json.dumps(child)
-                fit_value(child, text, annotation, place)
+                fit_value(child, annotation, place)
         _check_types(child, place, visited)
 
 

@@ -121,7 +121,7 @@ class _Printer:
             return f"Required({value.description!r})"
         if isinstance(value, PurePath):
             self._modules.add("pathlib")
-            return f"pathlib.PurePosixPath({value.as_posix()!r})"
+            return f"pathlib.Path({value.as_posix()!r})"
         if isinstance(value, list | tuple):
             return self._format_items(value, depth)
         if isinstance(value, dict):

@@ -8,6 +8,7 @@ from fulgurite_config.comparison import copy
 from fulgurite_config.errors import ConfigError
 from fulgurite_config.nodes import Node
 from fulgurite_config.overrides import apply_overrides
+from fulgurite_config.values import split_commas
 
 
 class Trial(NamedTuple):
@@ -77,22 +78,3 @@ def expand_axis(axis: str) -> list[tuple[str, ...]]:
             )
         expanded.append(tuple(f"{path}={part}" for path, part in zip(paths, parts, strict=True)))
     return expanded
-
-
-def split_commas(text: str) -> list[str]:
-    """Return the parts of a text between commas that stand in no brackets or quotes."""
-    parts = [""]
-    depth = 0
-    quote = ""
-    for character in text:
-        if quote or character in "'\"":
-            quote = "" if character == quote else quote or character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        if character == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]

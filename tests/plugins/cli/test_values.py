@@ -1,0 +1,194 @@
+"""Values on the command line and in files: the same for an argument of a function `experiment` and
+for one of a call in a configuration."""
+
+import functools
+import json
+import math
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import fulgurite as fg
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_cli import Experiment, build_experiment
+from fulgurite_config import ConfigError, L, Name, apply_overrides, apply_values, from_json, to_json
+
+
+class Kind(Enum):
+    A = 1
+    B = 2
+
+
+def gather(
+    flag: bool = False,
+    number: int = 0,
+    rate: float = 0.0,
+    text: str = "",
+    label: str | None = None,
+    path: Path = Path("."),
+    kind: Kind = Kind.A,
+    mode: Literal["mean", 2] = "mean",
+    sizes: tuple[int, ...] = (),
+    pair: tuple[str, float] = ("", 0.0),
+    rates: list[float] = [],  # noqa: B006
+    kinds: list[Kind] | None = None,
+    pairs: tuple[tuple[int, int], ...] = (),
+    items: list = [],  # noqa: B006
+    table: dict[str, float] = {},  # noqa: B006
+    either: int | tuple[int, ...] | str = 0,
+) -> dict[str, Any]:
+    return locals()
+
+
+@functools.wraps(gather)
+def experiment(**arguments: Any) -> Experiment:
+    return Experiment(fg.Engine(steps=1), gather(**arguments))
+
+
+def set_argument(override: str) -> Any:
+    return build_experiment(experiment, [override]).model[override.partition("=")[0]]
+
+
+def set_value(override: str) -> Any:
+    config = L(call=L(gather))
+    (change,) = apply_overrides(config, [f"call.{override}"])
+    again: Any = from_json(to_json(config))
+    name = override.partition("=")[0]
+    assert type(again.call.__config_get__(name)) in (type(change.new), Name)
+    assert again.call == config.call
+    return change.new
+
+
+def set_argument_from_file(name: str, value: Any) -> Any:
+    return build_experiment(experiment, [], start_config={name: value}).model[name]
+
+
+def set_value_from_file(name: str, value: Any) -> Any:
+    (change,) = apply_values(L(call=L(gather)), {"call": {name: value}})
+    return change.new
+
+
+@pytest.mark.parametrize("set_text", [set_argument, set_value])
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("flag=TRUE", True),
+        ("number=0xff", 255),
+        ("number=1_000", 1000),
+        ("rate=3", 3.0),
+        ("rate=inf", math.inf),
+        ("rate=-Infinity", -math.inf),
+        ("rate=nan", math.nan),
+        ("text=42", "42"),
+        ("text=[draft", "[draft"),
+        ("text=(1,)", "(1,)"),
+        ("text=1,2", "1,2"),
+        ("text=None", "None"),
+        ("text='tis", "'tis"),
+        ('text="x"', "x"),
+        ("label=none", None),
+        ("label='None'", "None"),
+        ("path=data/x", Path("data/x")),
+        ("path=3", Path("3")),
+        ("kind=B", Kind.B),
+        ("mode=2", 2),
+        ("sizes=[3,4]", (3, 4)),
+        ("sizes=3, 4", (3, 4)),
+        ("sizes=3", (3,)),
+        ("sizes=", ()),
+        ("sizes=()", ()),
+        ("pair=a,1", ("a", 1.0)),
+        ("pair=('a,b', 1)", ("a,b", 1.0)),
+        ("rates=(1, .5)", [1.0, 0.5]),
+        ("kinds=[A,B]", [Kind.A, Kind.B]),
+        ("kinds=None", None),
+        ("pairs=(1,2),(3,4)", ((1, 2), (3, 4))),
+        ("pairs=[(1,2)]", ((1, 2),)),
+        ("items=1,x", [1, "x"]),
+        ("table={'a': 1}", {"a": 1.0}),
+        ("either=5", 5),
+        ("either=(5,)", (5,)),
+        ("either=x", "x"),
+    ],
+)
+def test_a_text_is_read_by_the_annotation(set_text: Any, override: str, value: Any) -> None:
+    got = set_text(override)
+    assert repr(got) == repr(value)
+
+
+@pytest.mark.parametrize("set_text", [set_argument, set_value])
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("flag=1", "flag=1 is not bool"),
+        ("number=1e3", "number=1e3 is not int"),
+        ("rate=fast", "rate=fast is not float"),
+        ("kind=Z", r"kind=Z is not A \| B"),
+        ("mode=3", r"mode=3 is not 'mean' \| 2"),
+        ("sizes=foo", r"sizes=foo is not tuple\[int, ...\]"),
+        ("sizes=(1,2", r"sizes: what begins with \( must be a value of Python"),
+        ("pair=a", r"pair=a is not tuple\[str, float\]"),
+        ("rates=foo", r"rates=foo is not list\[float\]"),
+        ("kinds=A,C", r"kinds=A,C is not list\[.*Kind\] \| None"),
+        ("table=x", r"table=x is not dict\[str, float\]"),
+        ("table={'a': 'b'}", r"is not dict\[str, float\]"),
+    ],
+)
+def test_a_text_that_is_no_value_of_the_annotation_is_an_error(
+    set_text: Any, override: str, error: str
+) -> None:
+    with pytest.raises((ConfigError, ConfigurationError), match=error):
+        set_text(override)
+
+
+@pytest.mark.parametrize("set_constant", [set_argument_from_file, set_value_from_file])
+@pytest.mark.parametrize(
+    ("name", "plain", "value"),
+    [
+        ("path", "a/b", Path("a/b")),
+        ("kind", "B", Kind.B),
+        ("sizes", [3, 4], (3, 4)),
+        ("kinds", ["A", "B"], [Kind.A, Kind.B]),
+        ("table", {"a": 1}, {"a": 1.0}),
+        ("rate", 2, 2.0),
+        ("text", "[x", "[x"),
+    ],
+)
+def test_a_file_is_read_by_the_annotation(
+    set_constant: Any, name: str, plain: Any, value: Any
+) -> None:
+    assert repr(set_constant(name, plain)) == repr(value)
+
+
+@pytest.mark.parametrize("set_constant", [set_argument_from_file, set_value_from_file])
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("sizes", ["a", "b"]),
+        ("sizes", "abc"),
+        ("path", 5),
+        ("kind", "Z"),
+        ("number", "5"),
+        ("number", True),
+        ("text", 5),
+    ],
+)
+def test_a_file_is_checked_by_the_annotation(set_constant: Any, name: str, plain: Any) -> None:
+    with pytest.raises((ConfigError, ConfigurationError), match=f"{name}=.* is not "):
+        set_constant(name, plain)
+
+
+def test_arguments_are_the_same_after_a_manifest() -> None:
+    overrides = ["kinds=A,B", "path=a", "pairs=(1,2),(3,4)", "pair=a,1", "table={'a': 2}"]
+    built = build_experiment(experiment, overrides)
+    saved = json.loads(json.dumps(built.engine.config))
+    assert build_experiment(experiment, overrides, saved).model == built.model
+
+
+def test_a_type_that_no_text_can_be_read_as_says_so() -> None:
+    def set_array(weights: bytes = b"") -> Experiment:
+        return Experiment(fg.Engine(steps=1), weights)
+
+    with pytest.raises(ConfigurationError, match="weights is of the type bytes, which no text"):
+        build_experiment(set_array, ["weights=1"])
