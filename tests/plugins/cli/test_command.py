@@ -11,7 +11,6 @@ from pathlib import Path
 import fulgurite as fg
 import pytest
 from fulgurite_cli.command import main
-from fulgurite_cli.completion import list_words
 from fulgurite_cli.listing import list_plugins
 from fulgurite_cli.programs import find_program
 
@@ -328,14 +327,3 @@ def test_only_a_program_in_this_directory_is_the_program_of_a_run(
     for file in ("deploy.py", "absent.py", f"./{name}", program, None, 3):
         assert find_program({"program": {"file": file}}) is None
     assert find_program({"program": None}) is None
-
-
-def test_completion_lists_commands_and_the_arguments_of_a_program(program: str):
-    assert {"fit", "plugins", "config"} <= set(list_words(["f"]))
-    assert list_words(["fit", "prog"]) == []
-    assert list_words(["fit", program, "st"]) == ["steps="]
-    assert {"--run", "--sweep", "--help"} <= set(list_words(["fit", program, "--"]))
-    assert list_words(["config", ""]) == ["diff"]
-    done = run("completion", "words", "--", "fit", program, "")
-    assert (done.stdout, done.stderr) == ("steps=\n", LIGHT)
-    assert "complete -o default -F _fulgurite fulgurite" in run("completion", "zsh").stdout

@@ -1,7 +1,6 @@
 """The command `fulgurite`. It imports neither jax nor the core before a command needs them."""
 
 import argparse
-import ast
 import os
 import signal
 import sys
@@ -9,9 +8,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points, version
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
+
+from fulgurite_cli.sources import read_description
 
 GROUP = "fulgurite.commands"
 INTERRUPTED = 130
@@ -96,36 +95,10 @@ def _list_commands(commands: dict[str, list[EntryPoint]]) -> str:
     """Return a line a command, with what it does."""
     width = max(map(len, commands))
     lines = [
-        f"  {name:{width}}  {_read_description(entries[0])}".rstrip()
+        f"  {name:{width}}  {read_description(entries[0])}".rstrip()
         for name, entries in sorted(commands.items())
     ]
     return "\n".join(["commands; fulgurite COMMAND --help says more:", *lines])
-
-
-def _read_description(entry: EntryPoint) -> str:
-    """Return the first paragraph of a command's docstring, on one line, read from the source: many
-    commands import jax, which takes seconds. It is empty where there is no source to read."""
-    source = _find_source(entry.module)
-    if source is None:
-        return ""
-    for node in ast.parse(source.read_bytes()).body:
-        if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
-            paragraph, *_ = (ast.get_docstring(node) or "").split("\n\n")
-            return " ".join(paragraph.split()).removesuffix(".")
-    return ""
-
-
-def _find_source(module: str) -> Path | None:
-    """Return the file of a module, which is not imported; `find_spec` of a module in a package
-    would import the package."""
-    package, *parts = module.split(".")
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        return None
-    source = Path(spec.origin)
-    if parts:
-        source = source.parent.joinpath(*parts).with_suffix(".py")
-    return source if source.is_file() else None
 
 
 def describe_source(entry: EntryPoint) -> str:

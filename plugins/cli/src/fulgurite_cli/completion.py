@@ -1,51 +1,81 @@
 """The command `fulgurite completion`: what the Tab key completes in a shell."""
 
 import argparse
-import re
+from collections.abc import Sequence
 
 from fulgurite_cli.command import find_commands
-from fulgurite_cli.options import FitParser, add_fit_options
-from fulgurite_cli.programs import read_argument_names
+from fulgurite_cli.programs import read_argument_names, read_config_paths
+from fulgurite_cli.sources import read_options
 
+# The words are read line by line: `compgen -W` would expand what is in them. Bash splits words at
+# `=`, which `list_words` undoes.
 BASH = """_fulgurite() {
-    local words
-    words=$(fulgurite completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-    COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+    local word
+    COMPREPLY=()
+    while IFS= read -r word; do
+        COMPREPLY+=("$word")
+    done < <(fulgurite completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
     [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace
 }
 complete -o default -F _fulgurite fulgurite"""
 SCRIPTS = {"bash": BASH, "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{BASH}"}
+WORDS = "words"
 
 
 def run_completion(arguments: list[str]) -> int:
     """Print a script that completes command lines in a shell."""
+    # Not argparse, for which `--` and all that begins with it would be its own.
+    if arguments[:1] == [WORDS]:
+        print("\n".join(list_words(arguments[1:])))
+        return 0
     parser = argparse.ArgumentParser(
         "fulgurite completion",
-        description="Prints a script that completes commands and the arguments of programs: "
-        'eval "$(fulgurite completion bash)"',
+        description="Prints a script that completes commands, their options and the arguments of "
+        'programs: eval "$(fulgurite completion bash)"',
     )
-    parser.add_argument("shell", choices=[*SCRIPTS, "words"])
-    parser.add_argument("line", nargs="*", help="for `words`: what stands after `fulgurite`")
-    options = parser.parse_args(arguments)
-    if options.shell == "words":
-        print("\n".join(list_words(options.line)))
-    else:
-        print(SCRIPTS[options.shell])
+    parser.add_argument("shell", choices=[*SCRIPTS])
+    print(SCRIPTS[parser.parse_args(arguments).shell])
     return 0
 
 
-def list_words(line: list[str]) -> list[str]:
+def list_words(line: Sequence[str]) -> list[str]:
     """Return what may be written in place of the last word of a command line.
 
     Args:
         line: the words after `fulgurite`; the last one may be empty or incomplete.
     """
-    if len(line) <= 1:
-        return sorted(find_commands())
-    if line[0] == "fit" and line[-1].startswith("-"):
-        parser = FitParser()
-        add_fit_options(parser)
-        return sorted(set(re.findall(r"(?<!\S)--[a-z-]+", parser.format_help())))
-    if len(line) == 2:  # a program: the shell completes files
-        return ["diff"] if line[0] == "config" else []
-    return [f"{name}=" for name in read_argument_names(line[1]) or []]
+    words = _join_words(line) or [""]
+    if "=" in words[-1]:  # a value
+        return []
+    return [word for word in _list_candidates(words) if word.startswith(words[-1])]
+
+
+def _join_words(line: Sequence[str]) -> list[str]:
+    """Return words without the splits that bash makes at `=`."""
+    words: list[str] = []
+    for word in line:
+        if words and (word == "=" or words[-1].endswith("=")):
+            words[-1] += word
+        else:
+            words.append(word)
+    return words
+
+
+def _list_candidates(words: Sequence[str]) -> list[str]:
+    """Return the words that may stand in the place of the last one, however that begins."""
+    *former, last = words
+    commands = find_commands()
+    if not former:
+        return sorted(commands)
+    if former == ["config"] and not last.startswith("-"):
+        return ["diff"]
+    programs = [index for index, word in enumerate(former) if word.endswith(".py")]
+    command = former[0]
+    if command == "launch" and programs:  # what follows is for the program, as for `fit`
+        command = "fit"
+    if last.startswith("-"):
+        return read_options(commands[command][0]) if command in commands else []
+    if not programs:  # the shell completes files
+        return []
+    path = former[programs[0]]
+    return [f"{name}=" for name in read_argument_names(path) or read_config_paths(path)]

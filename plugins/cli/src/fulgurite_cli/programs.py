@@ -2,6 +2,7 @@
 
 import ast
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from fulgurite_config.errors import suggest
 
 FUNCTION = "experiment"
 """The function of a program that returns what it trains."""
+NODES = ("L", "L.partial")
+"""What is called for a part of a configuration."""
 
 
 def find_mistyped_argument(path: str, overrides: list[str]) -> str | None:
@@ -42,6 +45,13 @@ def read_argument_names(path: str) -> list[str] | None:
     Returns:
         None if the file cannot be read, or does not define the function plainly at its top level.
     """
+    function = _read_function(path)
+    if function is None or function.decorator_list or function.args.kwarg:
+        return None
+    return [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
+
+
+def _read_function(path: str) -> ast.FunctionDef | None:
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
@@ -51,10 +61,64 @@ def read_argument_names(path: str) -> list[str] | None:
         for statement in tree.body
         if isinstance(statement, ast.FunctionDef) and statement.name == FUNCTION
     ]
-    if len(functions) != 1 or functions[0].decorator_list or functions[0].args.kwarg:
-        return None
-    arguments = functions[0].args
-    return [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+    return functions[0] if len(functions) == 1 else None
+
+
+def read_config_paths(path: str) -> list[str]:
+    """Return the paths of values in the configuration that a program's function returns, as far as
+    its text tells: what `cfg.name = ...` and the arguments of `L(...)` set.
+
+    Args:
+        path: of the program.
+    """
+    function = _read_function(path)
+    if function is None:
+        return []
+    assignments = list(_iter_assignments(function))
+    variables = {target.id: value for target, value in assignments if isinstance(target, ast.Name)}
+    returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    paths = [path for value in returned if value for path in _iter_paths(value, "", variables)]
+    roots = [value.id for value in returned if isinstance(value, ast.Name)]
+    for target, value in assignments:
+        root, _, path = ast.unparse(target).partition(".")
+        if root in roots and path:
+            paths += _iter_paths(value, path, variables)
+    return list(dict.fromkeys(paths))
+
+
+def _iter_assignments(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the targets of assignments in a function, each with what is assigned to it."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            yield from ((target, node.value) for target in node.targets)
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield node.target, node.value
+
+
+def _iter_paths(value: ast.expr, path: str, variables: dict[str, ast.expr]) -> Iterator[str]:
+    """Yield the paths that a value in a configuration brings.
+
+    Args:
+        value: the expression that makes it.
+        path: where it stands; empty for the whole configuration.
+        variables: what the local variables are set to.
+    """
+    if isinstance(value, ast.Name) and value.id in variables:
+        # Without itself: what is set to something of itself would have no end.
+        others = {name: other for name, other in variables.items() if name != value.id}
+        yield from _iter_paths(variables[value.id], path, others)
+        return
+    if isinstance(value, ast.Call) and ast.unparse(value.func) in NODES:
+        for keyword in value.keywords:
+            if keyword.arg is not None:
+                name = f"{path}.{keyword.arg}" if path else keyword.arg
+                yield from _iter_paths(keyword.value, name, variables)
+        return
+    if path:
+        yield path
+    for index, item in enumerate(value.elts if isinstance(value, ast.List) else ()):
+        if isinstance(item, ast.Call):
+            yield from _iter_paths(item, f"{path}[{index}]", variables)
 
 
 def find_program(manifest: dict[str, Any]) -> str | None:

@@ -1,0 +1,97 @@
+"""What the source of installed modules says. They are not imported: that often takes seconds,
+because they import jax."""
+
+import ast
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from pathlib import Path
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def read_description(entry: EntryPoint) -> str:
+    """Return the first paragraph of the docstring of a command, on one line; an empty text where
+    there is no source to read."""
+    tree = _parse(entry.module)
+    definition = _get_definitions(tree).get(entry.attr) if tree else None
+    if definition is None:
+        return ""
+    paragraph, *_ = (ast.get_docstring(definition) or "").split("\n\n")
+    return " ".join(paragraph.split()).removesuffix(".")
+
+
+def read_options(entry: EntryPoint) -> list[str]:
+    """Return the options, such as `--run`, that a command adds to its parser: in its function, in
+    those of its module that it calls, and in functions `add_...` that the module imports."""
+    return sorted({"--help", *_iter_options(entry.module, entry.attr, set())})
+
+
+def _iter_options(module: str, name: str, visited: set[tuple[str, str]]) -> Iterator[str]:
+    """Yield the options that a function adds.
+
+    Args:
+        module: of the function.
+        name: of the function.
+        visited: modules and names of functions that were read already; it grows.
+    """
+    tree = _parse(module)
+    definition = _get_definitions(tree).get(name) if tree else None
+    if tree is None or definition is None or (module, name) in visited:
+        return
+    visited.add((module, name))
+    imports = _get_imports(tree)
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            yield from _iter_option_names(node)
+        if isinstance(node, ast.Name):
+            yield from _iter_options(module, node.id, visited)
+            if node.id.startswith("add_") and node.id in imports:
+                yield from _iter_options(*imports[node.id], visited)
+
+
+def _iter_option_names(call: ast.Call) -> Iterator[str]:
+    for argument in call.args:
+        if isinstance(argument, ast.Constant) and str(argument.value).startswith("--"):
+            yield str(argument.value)
+
+
+def _parse(module: str) -> ast.Module | None:
+    source = _find_source(module)
+    if source is None:
+        return None
+    try:
+        return ast.parse(source.read_bytes())
+    except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _get_definitions(tree: ast.Module) -> dict[str, Definition]:
+    return {node.name: node for node in tree.body if isinstance(node, Definition)}
+
+
+def _get_imports(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """Return module and name of what a module imports from others, by the name that it has."""
+    return {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0
+        for alias in node.names
+    }
+
+
+def _find_source(module: str) -> Path | None:
+    """Return the file of a module, which is not imported; `find_spec` of a module in a package
+    would import the package."""
+    package, *parts = module.split(".")
+    try:
+        spec = find_spec(package)
+    except ValueError:  # the main program has none
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    source = Path(spec.origin)
+    if parts:
+        folder = source.parent.joinpath(*parts)
+        source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    return source if source.is_file() else None
