@@ -79,6 +79,7 @@ def folder(tmp_path: Path) -> Path:
         ("runs --s", {"--show", "--sort"}),
         ("launch --prof", {"--profile", "--profiles"}),
         ("launch arguments.py --sw", {"--sweep"}),
+        ("launch --profile a evaluate config.py --gr", {"--group"}),
         ("config ", {"diff"}),
         ("config diff --j", {"--json"}),
         ("nothing --", set[str]()),

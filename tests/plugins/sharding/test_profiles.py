@@ -18,6 +18,15 @@ devices = 8
 command = ["env", "WHERE=there", "--", "run{nodes}x{devices}"]
 environment = {FULGURITE_DISTRIBUTED = "auto heartbeat=30", NCCL_DEBUG = "WARN of it"}
 
+[profiles.side]
+command = ["srun", "--ntasks=1"]
+environment = {JAX_PLATFORMS = "cpu"}
+groups = ["slow", "final"]
+
+[profiles.local]
+processes = 1
+environment = {MODE = "slow"}
+
 [profiles.here]
 processes = 2
 devices = 3
@@ -54,6 +63,61 @@ def test_processes_here_get_variables_and_devices(
     assert capsys.readouterr().out.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        (["--profile", "side"], ["predict", "train.py", "--run", "r"]),
+        ([], ["evaluate", "--run", "r", "--group", "slow"]),
+        ([], ["evaluate", "--run", "r", "--group=final"]),
+    ],
+)
+def test_a_profile_evaluates_and_predicts_also_for_groups_that_name_it(
+    options: list[str], command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch([*options, "--print", *command]) == 0
+    started = shlex.join(["srun", "--ntasks=1", "fulgurite", *command])
+    assert capsys.readouterr().out == f"JAX_PLATFORMS=cpu {started}\n"
+
+
+def test_a_profile_without_a_command_evaluates_here(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(["--profile", "local", "--print", "evaluate", "--run", "r"]) == 0
+    here = shlex.join([sys.executable, "-m", "fulgurite_cli", "evaluate", "--run", "r"])
+    assert capsys.readouterr().out == f"MODE=slow {here}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "--run", "r"], "give --profile NAME, which says where to evaluate"),
+        (
+            ["evaluate", "--run", "r", "--group", "quick"],
+            "there is no profile for the group 'quick': write groups = ['quick'] into one",
+        ),
+        (
+            ["--profile", "here", "predict", "--run", "r"],
+            "profile 'here' in fulgurite.toml: processes is 2, and fulgurite predict is one",
+        ),
+        (["--profile", "cluster", "evaluate", "--run", "r"], "nodes is 4, and fulgurite evaluate"),
+    ],
+)
+def test_an_evaluation_is_one_process_of_a_profile(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        launch(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_group_has_one_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "fulgurite.toml").open("a") as profiles:
+        profiles.write("[profiles.other]\ngroups = ['slow']\n")
+    with pytest.raises(SystemExit, match="2"):
+        launch(["evaluate", "--run", "r", "--group", "slow"])
+    assert "side and other are profiles for the group 'slow'" in capsys.readouterr().err
+
+
 def test_the_command_takes_the_place_of_the_launcher(folder: Path) -> None:
     (folder / "starter").write_text('#!/bin/sh\necho "$WORD: $@"\nexit 7\n')
     (folder / "starter").chmod(0o755)
@@ -85,6 +149,7 @@ def test_profiles_may_be_in_pyproject(folder: Path) -> None:
         ("[profiles.small]\nnode = 2", r"unknown key 'node'. Did you mean 'nodes'\?"),
         ("[profiles.small]\nprocesses = 0", "processes is 0; give an integer above 0"),
         ("[profiles.small]\ncommand = 'srun'", "command is 'srun'; give a list of words"),
+        ("[profiles.small]\ngroups = 'slow'", "groups is 'slow'; give a list of names"),
         ("[profiles.small]\nenvironment = {A = 1}", "give a table of strings"),
         ("[profiles.small]\nnodes = 2", "nodes is 2, but nothing starts processes on other"),
         ("profiles = 3", "profiles is 3; give a table for each"),

@@ -20,6 +20,8 @@ BASH = """_fulgurite() {
 complete -o default -F _fulgurite fulgurite"""
 SCRIPTS = {"bash": BASH, "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{BASH}"}
 WORDS = "words"
+LAUNCHED = ("evaluate", "predict")
+"""The commands that `fulgurite launch` takes in place of a program."""
 
 
 def run_completion(arguments: list[str]) -> int:
@@ -69,13 +71,14 @@ def _list_candidates(words: Sequence[str]) -> list[str]:
         return sorted(commands)
     if former == ["config"] and not last.startswith("-"):
         return ["diff"]
-    programs = [index for index, word in enumerate(former) if word.endswith(".py")]
+    programs = [word for word in former if word.endswith(".py")]
     command = former[0]
-    if command == "launch" and programs:  # what follows is for the program, as for `fit`
-        command = "fit"
+    if command == "launch":  # what follows a program or another command is for that
+        command = next((word for word in former[1:] if word in LAUNCHED), command)
+        command = "fit" if command == "launch" and programs else command
     if last.startswith("-"):
         return read_options(commands[command][0]) if command in commands else []
     if not programs:  # the shell completes files
         return []
-    path = former[programs[0]]
-    return [f"{name}=" for name in read_argument_names(path) or read_config_paths(path)]
+    names = read_argument_names(programs[0]) or read_config_paths(programs[0])
+    return [f"{name}=" for name in names]

@@ -21,17 +21,22 @@ from typing import IO
 from fulgurite.errors import ConfigurationError
 
 from fulgurite_sharding.distributed import VARIABLE, ProcessGroup
-from fulgurite_sharding.profiles import Profile, read_profile
+from fulgurite_sharding.profiles import Profile, find_group_profile, read_profile
 
 LAST_LINES = 20
 # The exit codes of a program that stopped on request: no failure, so the others may stop as well.
 STOP_CODES = (130, 143)
+# What a profile launches besides the programs that train. The engine shares an evaluation among
+# processes, but these commands are one.
+COMMANDS = ("evaluate", "predict")
 KILL_DELAY = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
 def launch(arguments: list[str]) -> int:
     """Run a program as several processes, or with a launch profile.
+
+    A profile also runs `fulgurite evaluate` and `predict`.
 
     Returns:
         The exit code: 0, or that of the process that failed or stopped first.
@@ -40,6 +45,9 @@ def launch(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         profile, where = _choose_profile(options)
+        if options.program in COMMANDS:
+            _check_one_process(profile, where, options)
+            return _run_command(profile, where, options)
         if profile.command:
             return _run_command(profile, where, options)
         return _run_here(profile, options)
@@ -84,10 +92,12 @@ def _build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="the output of process N also goes to DIR/process-N.log",
     )
-    parser.add_argument("program", metavar="PROGRAM", help="a Python file")
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="for the program"
+        "program",
+        metavar="PROGRAM",
+        help="a Python file, or with a profile the command evaluate or predict",
     )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="for PROGRAM")
     return parser
 
 
@@ -95,13 +105,37 @@ def _choose_profile(options: argparse.Namespace) -> tuple[Profile, str]:
     """Return the profile that was asked for, with the number of processes that was, and where it
     is, in words."""
     profile, where = Profile(), "the command line"
-    if options.profile is not None:
-        profile, where = read_profile(options.profile, options.profiles)
+    name = options.profile
+    if name is None and options.program in COMMANDS:
+        name = find_group_profile(_get_group(options), options.profiles)
+    if name is not None:
+        profile, where = read_profile(name, options.profiles)
     if options.processes is not None:
         profile = replace(profile, processes=options.processes)
-    if not Path(options.program).is_file():
+    if options.program not in COMMANDS and not Path(options.program).is_file():
         raise ConfigurationError(f"there is no Python file {options.program}")
     return profile, where
+
+
+def _get_group(options: argparse.Namespace) -> str:
+    """Return the group of evaluators that a command is for, by its arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--group")
+    group = parser.parse_known_args(options.arguments)[0].group
+    if group is None:
+        raise ConfigurationError(f"give --profile NAME, which says where to {options.program}")
+    return group
+
+
+def _check_one_process(profile: Profile, where: str, options: argparse.Namespace) -> None:
+    """Raise a `ConfigurationError` if a profile is for several processes."""
+    for name in ("processes", "nodes"):
+        count = getattr(profile, name)
+        if count not in (None, 1):
+            raise ConfigurationError(
+                f"{where}: {name} is {count}, and fulgurite {options.program} is one process: give "
+                "a profile for one"
+            )
 
 
 def _run_here(profile: Profile, options: argparse.Namespace) -> int:
@@ -156,18 +190,27 @@ def _make_folder(path: Path) -> None:
 
 
 def _run_command(profile: Profile, where: str, options: argparse.Namespace) -> int:
-    """Become the command of a profile, which starts the processes; they find each other by
-    `FULGURITE_DISTRIBUTED`, `auto` unless the profile or the environment says something else."""
+    """Become the command of a profile, which starts the processes; those that train find each other
+    by `FULGURITE_DISTRIBUTED`, `auto` unless the profile or the environment says something else."""
     words = profile.fill_command(where)
-    command = [*words, "fulgurite", "fit", options.program, *options.arguments]
-    variables = {VARIABLE: os.environ.get(VARIABLE, "auto"), **profile.environment}
+    variables = dict(profile.environment)
+    if options.program in COMMANDS:
+        command = [options.program, *options.arguments]
+    else:
+        command = ["fit", options.program, *options.arguments]
+        variables = {VARIABLE: os.environ.get(VARIABLE, "auto"), **variables}
+    if words:
+        command = [*words, "fulgurite", *command]
+    else:
+        command = [sys.executable, "-m", "fulgurite_cli", *command]
+        variables |= _get_device_variables(1, profile.devices)[0]
     if options.print:
         _print_command(variables, command)
         return 0
-    if shutil.which(words[0]) is None:
-        raise ConfigurationError(f"{where}: there is no program {words[0]!r} on this machine")
+    if shutil.which(command[0]) is None:
+        raise ConfigurationError(f"{where}: there is no program {command[0]!r} on this machine")
     sys.stdout.flush()
-    os.execvpe(words[0], command, {**os.environ, **variables})
+    os.execvpe(command[0], command, {**os.environ, **variables})
 
 
 def _print_command(variables: Mapping[str, str], command: Sequence[str]) -> None:

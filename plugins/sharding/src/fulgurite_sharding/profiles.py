@@ -23,6 +23,7 @@ class Profile:
         command: what starts the processes instead, such as `srun --nodes={nodes}`; the command that
             runs the program is appended.
         environment: variables for the processes.
+        groups: the groups of standalone evaluators that it is for.
     """
 
     processes: int | None = None
@@ -30,6 +31,7 @@ class Profile:
     nodes: int | None = None
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
 
     @staticmethod
     def from_table(table: Mapping[str, Any], where: str) -> "Profile":
@@ -53,9 +55,14 @@ class Profile:
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"{where}: {name} is {value!r}; give an integer above 0")
         command = table.get("command", [])
-        if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        if not _is_list_of_texts(command):
             raise ConfigurationError(
                 f"{where}: command is {command!r}; give a list of words, such as ['srun', '-N4']"
+            )
+        groups = table.get("groups", [])
+        if not _is_list_of_texts(groups):
+            raise ConfigurationError(
+                f"{where}: groups is {groups!r}; give a list of names, such as ['side']"
             )
         environment = table.get("environment", {})
         if not isinstance(environment, dict) or not all(
@@ -69,7 +76,8 @@ class Profile:
                 f"{where}: nodes is {table['nodes']}, but nothing starts processes on other "
                 "machines: give command, such as ['srun', '--nodes={nodes}']"
             )
-        return Profile(**{**table, "command": tuple(command), "environment": environment})
+        lists = {"command": tuple(command), "groups": tuple(groups)}
+        return Profile(**{**table, **lists, "environment": environment})
 
     def fill_command(self, where: str) -> list[str]:
         """Return the words of `command`, with the numbers of devices, nodes and processes.
@@ -107,20 +115,55 @@ def read_profile(name: str, file: Path | None) -> tuple[Profile, str]:
     Raises:
         ConfigurationError: there is no such file or profile, or it is wrong.
     """
-    candidates = [file] if file is not None else [path for path in DEFAULT_FILES if path.is_file()]
-    for path in candidates:
-        profiles = _read_profiles(path)
-        if profiles or file is not None:
-            if not isinstance(profiles.get(name), dict):
-                raise ConfigurationError(
-                    f"{path} has no profile {name!r}. {did_you_mean(name, profiles)}"
-                )
-            where = f"profile {name!r} in {path}"
-            return Profile.from_table(profiles[name], where), where
-    raise ConfigurationError(
-        f"there is no profile {name!r}: write [profiles.{name}] into fulgurite.toml, or "
-        f"[tool.fulgurite.profiles.{name}] into pyproject.toml, or name a file by --profiles"
-    )
+    path, profiles = _find_profiles(file)
+    if path is None:
+        raise ConfigurationError(
+            f"there is no profile {name!r}: write [profiles.{name}] into fulgurite.toml, or "
+            f"[tool.fulgurite.profiles.{name}] into pyproject.toml, or name a file by --profiles"
+        )
+    if not isinstance(profiles.get(name), dict):
+        raise ConfigurationError(f"{path} has no profile {name!r}. {did_you_mean(name, profiles)}")
+    where = f"profile {name!r} in {path}"
+    return Profile.from_table(profiles[name], where), where
+
+
+def find_group_profile(group: str, file: Path | None) -> str:
+    """Return the name of the profile that is for a group of standalone evaluators.
+
+    Args:
+        group: the name of the group.
+        file: as for `read_profile`.
+
+    Raises:
+        ConfigurationError: there is none, or several are.
+    """
+    _, profiles = _find_profiles(file)
+    groups = {
+        name: table.get("groups", []) for name, table in profiles.items() if isinstance(table, dict)
+    }
+    names = [name for name, value in groups.items() if _is_list_of_texts(value) and group in value]
+    if len(names) != 1:
+        amount = f"{' and '.join(names)} are profiles" if names else "there is no profile"
+        raise ConfigurationError(
+            f"{amount} for the group {group!r}: write groups = [{group!r}] into one profile, or "
+            "give --profile NAME"
+        )
+    return names[0]
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _find_profiles(file: Path | None) -> tuple[Path | None, dict[str, Any]]:
+    """Return the file with profiles, or None if there is none, and the tables in it by name."""
+    if file is not None:
+        return file, _read_profiles(file)
+    for path in DEFAULT_FILES:
+        profiles = _read_profiles(path) if path.is_file() else {}
+        if profiles:
+            return path, profiles
+    return None, {}
 
 
 def _read_profiles(path: Path) -> dict[str, Any]:
