@@ -77,6 +77,7 @@ FULL = (
     "tests/plugins/checkpoint/test_hostile.py",
     "tests/plugins/cli/test_experiment.py::test_a_signal_ends_the_program_between_steps_with_its_code[15",
     "tests/plugins/cli/test_sweeps.py::test_a_sweep_runs_what_is_not_complete",
+    "tests/plugins/cli/test_sweeps.py::test_runs_of_a_module_of_a_package_are_run_as_it_is",
     "tests/plugins/dev/test_new_plugin.py",
     "tests/plugins/evaluators/test_standalone.py",
     "tests/plugins/logging/test_runs.py",

@@ -1,5 +1,6 @@
 """Sweeps from the command line."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,45 @@ def experiment(rate: float = 1.0, width: int = 1, run_dir: str = ""):
 """
 
 
+MODULE = """
+import fulgurite as fg
+from fulgurite_cli import run
+from fulgurite_config import L
+from .parts import Net
+
+def make_data():
+    return [1.0] * 10
+
+def experiment():
+    cfg = L(rate=0.5)
+    plugins = [L("fulgurite_checkpoint:Checkpointer", every=2)]
+    cfg.engine = L(fg.Engine, steps=2, plugins=plugins)
+    cfg.model = L.partial(Net, rate=cfg.ref.rate)
+    cfg.data = L(make_data)
+    return cfg
+
+if __name__ == "__main__":
+    run(experiment)
+"""
+PARTS = """
+import fulgurite as fg, jax, jax.numpy as jnp, optax
+
+class Net(fg.Module):
+    weight: jax.Array
+    rate: float
+
+    def __init__(self, rate: float, *, key):
+        self.weight = jnp.ones(())
+        self.rate = rate
+
+    def training_step(self, batch, ctx):
+        return fg.Output(self.weight * batch)
+
+    def configure_optimizers(self):
+        return optax.sgd(self.rate)
+"""
+
+
 def experiment(rate: float = 1.0, width: int = 1) -> Any:
     raise AssertionError("a sweep builds nothing in this process")
 
@@ -61,6 +101,19 @@ def test_runs_of_a_sweep_are_called_what_a_folder_may_be_called() -> None:
     assert list(plan) == [
         f"half_life={value},engine.plugins.1.all.paths=._a_b_c_" for value in (5, 10)
     ]
+
+
+def test_long_names_and_those_of_several_runs_get_a_digest(tmp_path: Path) -> None:
+    long = "x" * 300
+    for axis in (f"notes={long}1,{long}2", "folder=a/b,a_b", "folder=ä/b,ä_b"):
+        plan = plan_sweep([], [axis])
+        assert plan == plan_sweep([], [axis])
+        assert [override for (override,) in plan.values()] == [
+            f"{axis.partition('=')[0]}={value}" for value in axis.partition("=")[2].split(",")
+        ]
+        for name in plan:
+            (tmp_path / f"{name}.log").touch()
+    assert "folder=a_b" in plan_sweep([], ["folder=a_b,c"])
 
 
 def test_print_shows_each_run_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +162,19 @@ def test_a_sweep_runs_what_is_not_complete(
     arguments[-1] += "/width=1"
     assert exit_code(*arguments, program=program) == 2
     assert "width=1 is a run: give a sweep a directory of its own" in capfd.readouterr().err
+
+
+def test_runs_of_a_module_of_a_package_are_run_as_it_is(tmp_path: Path) -> None:
+    """The names in a configuration are then the same in all processes."""
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    (tmp_path / "pack" / "train.py").write_text(MODULE)
+    (tmp_path / "pack" / "parts.py").write_text(PARTS)
+    command = [sys.executable, "-m", "pack.train", "--sweep", "rate=1,2", "--run", "sweep"]
+    for count in (2, 0):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert f"{count} of 2 runs to do" in done.stdout, done.stderr
+        assert done.returncode == 0
 
 
 def sign_in(api_key: str = "", login: SecretStr | None = None, rate: float = 1.0) -> Any:

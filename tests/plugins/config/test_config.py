@@ -323,9 +323,10 @@ def test_1s16_a_sweep_is_ordered_and_named() -> None:
     ]
     assert trials[1].name == "lr=1e-3,width=32,name=big"
     assert cfg.lr == 0.1
-    for axis in ("lr", "lr=", "width,name=(1,2,3)", "rate=1"):
+    assert [trial.name for trial in fc.sweep(cfg, ["**.lr=1,2"])] == ["lr=1", "lr=2"]
+    for axes in (["lr"], ["lr="], ["width,name=(1,2,3)"], ["rate=1"], ["lr=1,1"], ["lr=1", "lr=2"]):
         with pytest.raises(ConfigError):
-            fc.sweep(cfg, [axis])
+            fc.sweep(cfg, axes)
 
 
 def test_1s17_a_partial_node() -> None:

@@ -73,7 +73,7 @@ def run(
         if options.sweep:
             sys.exit(
                 run_sweep(
-                    inspect.getfile(experiment),
+                    experiment,
                     options,
                     lambda overrides: plan_config(experiment, overrides, start_config),
                 )

@@ -1,8 +1,7 @@
 """Sweeps: a run for each combination of values, in a process and a run directory of its own."""
 
 import argparse
-import itertools
-import re
+import inspect
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 from fulgurite.errors import ConfigurationError
 from fulgurite.redact import MASK, is_secret_name
 from fulgurite_config import ConfigError
-from fulgurite_config.sweeps import expand_axis
+from fulgurite_config.sweeps import expand_axes
 from fulgurite_config.values import split_commas
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.manifest import get_arguments
@@ -38,46 +37,21 @@ def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[
             same.
     """
     try:
-        points = [expand_axis(axis) for axis in axes]
+        runs = expand_axes(axes)
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
-    _check_paths(overrides, points)
-    runs: dict[str, list[str]] = {}
-    for groups in itertools.product(*points):
-        changes = list(itertools.chain.from_iterable(groups))
-        name = make_run_name(changes)
-        if name in runs:
-            raise ConfigurationError(f"the sweep has {name} twice: leave one out")
-        runs[name] = [*overrides, *changes]
-    return runs
-
-
-def _check_paths(overrides: Sequence[str], points: Sequence[list[tuple[str, ...]]]) -> None:
-    """Raise a `ConfigurationError` if a path of an axis is set elsewhere too.
-
-    Args:
-        overrides: what all runs have.
-        points: of each axis, the overrides of each of its points.
-    """
     paths = {override.partition("=")[0] for override in overrides}
-    for axis in points:
-        for override in axis[0]:
-            path = override.partition("=")[0]
-            if path in paths:
-                raise ConfigurationError(f"{path} is set twice, and one of these by --sweep")
-            paths.add(path)
-
-
-def make_run_name(changes: Sequence[str]) -> str:
-    """Return what changes in a run as a folder may be called: Orbax takes `*`, `?` and `[` in a
-    path for a pattern."""
-    text = ",".join(changes).replace("**.", "").replace("*", "all")
-    text = text.replace("[", ".").replace("]", "")
-    return re.sub(r"[/\\?'\"\s]", "_", text)
+    for change in next(iter(runs.values())):
+        path = change.partition("=")[0]
+        if path in paths:
+            raise ConfigurationError(f"{path} is set twice, and one of these by --sweep")
+    return {name: [*overrides, *changes] for name, changes in runs.items()}
 
 
 def run_sweep(
-    program: str, options: argparse.Namespace, plan_config: Callable[[list[str]], dict[str, Any]]
+    experiment: Callable[..., Any],
+    options: argparse.Namespace,
+    plan_config: Callable[[list[str]], dict[str, Any]],
 ) -> int:
     """Run all runs of a sweep that are not complete yet, or not with this configuration; return
     the exit code.
@@ -85,7 +59,7 @@ def run_sweep(
     A signal is handed to the runs, which save and end; the same command goes on with the rest.
 
     Args:
-        program: the program's file.
+        experiment: the function of the program.
         options: of its command line.
         plan_config: returns the configuration of a run with such overrides, as its manifest will
             hold it, or raises an error of the overrides.
@@ -109,7 +83,7 @@ def run_sweep(
     if RunDirectory(folder).num_attempts:
         raise ConfigurationError(f"{folder} is a run: give a sweep a directory of its own")
     commands = {
-        name: _build_command(program, overrides, folder / name, options)
+        name: _build_command(experiment, overrides, folder / name, options)
         for name, overrides in runs.items()
         if not _is_done(RunDirectory(folder / name), configs[name])
     }
@@ -165,9 +139,12 @@ def _is_done(run: RunDirectory, config: dict[str, Any]) -> bool:
 
 
 def _build_command(
-    program: str, overrides: Sequence[str], run_dir: Path, options: argparse.Namespace
+    experiment: Callable[..., Any],
+    overrides: Sequence[str],
+    run_dir: Path,
+    options: argparse.Namespace,
 ) -> list[str]:
-    command = [sys.executable, "-m", "fulgurite_cli", "fit", program, *overrides]
+    command = [sys.executable, *_get_program(experiment), *overrides]
     command += ["--run", str(run_dir), "--preempted-exit-code", str(options.preempted_exit_code)]
     if options.config is not None:
         command += ["--config", options.config]
@@ -176,6 +153,15 @@ def _build_command(
     if options.init_from is not None:
         command += ["--init-from", options.init_from]
     return [*command, "--resume", options.resume]
+
+
+def _get_program(experiment: Callable[..., Any]) -> list[str]:
+    """Return the arguments of Python that run a program as this process does: as a module of its
+    package if it was started by `python -m`, or its functions would have other names."""
+    spec = sys.modules["__main__"].__spec__
+    if experiment.__module__ == "__main__" and spec is not None:
+        return ["-m", spec.name]
+    return ["-m", "fulgurite_cli", "fit", inspect.getfile(experiment)]
 
 
 def _run_commands(

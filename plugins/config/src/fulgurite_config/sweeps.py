@@ -1,6 +1,9 @@
 """Sweeps: configurations for each combination of values."""
 
+import hashlib
 import itertools
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +12,9 @@ from fulgurite_config.errors import ConfigError
 from fulgurite_config.nodes import Node
 from fulgurite_config.overrides import apply_overrides
 from fulgurite_config.values import split_commas
+
+MAX_BYTES = 200
+"""How much of a name there is before its digest: file systems take 255 bytes, with an ending."""
 
 
 class Trial(NamedTuple):
@@ -21,7 +27,8 @@ class Trial(NamedTuple):
         assert [trial.name for trial in trials] == ["rate=0.1", "rate=0.01"]
 
     Attributes:
-        name: the overrides as a folder may be called.
+        name: the overrides as a folder may be called; with a digest of them if they are long, or
+            would be called the same as others.
         overrides: what was changed.
         config: the configuration.
     """
@@ -40,23 +47,61 @@ def sweep(config: Any, axes: Sequence[str]) -> list[Trial]:
             `width,name=(16,small),(32,big)`.
 
     Raises:
-        ConfigError: an axis is none, or an override does not fit.
+        ConfigError: an axis is none, an override does not fit, a path is set twice, or two trials
+            would be the same.
     """
-    return [
-        _make_trial(config, overrides)
-        for overrides in itertools.product(*(expand_axis(axis) for axis in axes))
-    ]
+    trials = []
+    for name, overrides in expand_axes(axes).items():
+        changed = copy(config)
+        apply_overrides(changed, overrides)
+        trials.append(Trial(name, overrides, changed))
+    return trials
 
 
-def _make_trial(config: Any, groups: Sequence[tuple[str, ...]]) -> Trial:
-    overrides = tuple(override for group in groups for override in group)
-    changed = copy(config)
-    apply_overrides(changed, overrides)
-    name = ",".join(overrides).replace("/", "_")
-    return Trial(name, overrides, changed)
+def expand_axes(axes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the overrides of each trial of a sweep by its name.
+
+    Args:
+        axes: texts, as `sweep` takes them.
+
+    Raises:
+        ConfigError: an axis is none, a path is set twice, or two trials would be the same.
+    """
+    points = [_expand_axis(axis) for axis in axes]
+    paths = [override.partition("=")[0] for axis in points for override in axis[0]]
+    for path, count in Counter(paths).items():
+        if count > 1:
+            raise ConfigError(f"{path} is set twice in the sweep: give all its values at once")
+    trials = [tuple(itertools.chain(*groups)) for groups in itertools.product(*points)]
+    names = Counter(_make_name(overrides) for overrides in trials)
+    expanded: dict[str, tuple[str, ...]] = {}
+    for overrides in trials:
+        name = _make_name(overrides)
+        if names[name] > 1:
+            name = f"{name}-{_make_digest(overrides)}"
+        if name in expanded:
+            raise ConfigError(f"the sweep has {','.join(overrides)} twice: leave one out")
+        expanded[name] = overrides
+    return expanded
 
 
-def expand_axis(axis: str) -> list[tuple[str, ...]]:
+def _make_name(overrides: Sequence[str]) -> str:
+    """Return overrides as a folder may be called: Orbax takes `*`, `?` and `[` in a path for a
+    pattern."""
+    text = ",".join(overrides).replace("**.", "").replace("*", "all")
+    text = text.replace("[", ".").replace("]", "")
+    name = re.sub(r"[/\\?'\"\s]", "_", text)
+    if len(name.encode()) <= MAX_BYTES:
+        return name
+    start = name.encode()[:MAX_BYTES].decode(errors="ignore")
+    return f"{start}-{_make_digest(overrides)}"
+
+
+def _make_digest(overrides: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(overrides).encode()).hexdigest()[:8]
+
+
+def _expand_axis(axis: str) -> list[tuple[str, ...]]:
     """Return the overrides of each point of an axis of a sweep.
 
     Raises:
