@@ -270,8 +270,27 @@ from fulgurite_config import L
 
 def experiment():
     cfg = L(steps=4)
-    cfg.engine = L("fulgurite:Engine", steps=cfg.ref.steps)
+    cfg.saver = L("beside:Saver", every=2)
+    cfg.optimizer = L("optax:adamw")
+    cfg.engine = L("fulgurite:Engine", steps=cfg.ref.steps, plugins=[L("beside:Plugin")])
     return cfg
+"""
+BESIDE = """
+from dataclasses import dataclass
+import jax
+from elsewhere import Base
+
+class Timed:
+    pass
+
+@dataclass(frozen=True)
+class Saver(Timed):
+    every: int
+    monitor: str = ""
+
+# Nobody knows its arguments without importing what it inherits from.
+class Plugin(Base):
+    pass
 """
 
 
@@ -281,6 +300,31 @@ def test_a_mistyped_override_is_answered_before_jax_is_imported(text: str, tmp_p
     file.write_text(text)
     done = run("fit", str(file), "stpes=2")
     assert "Did you mean 'steps'?" in done.stderr
+    assert done.stderr.endswith("code 2, heavy: []\n")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (["engine.stpes=2"], "engine has no 'stpes'. Did you mean 'steps'?"),
+        (["optimizer.learnin_rate=1"], "optimizer has no 'learnin_rate'. Did you mean"),
+        (["saver.evry=1"], "saver has no 'evry'. Did you mean 'every'?"),
+        (["saver.run=1"], "saver has no 'run'. There is every, monitor."),
+        (
+            ["engine.seed=3", "optimizer.b1=0", "saver.monitor=a", "stpes=2"],
+            "Did you mean 'steps'?",
+        ),
+        (["engine.plugins[0].any=1", "stpes=2"], "stpes matches nothing"),
+    ],
+)
+def test_1s12_arguments_of_calls_are_known_before_jax_is_imported(
+    overrides: list[str], error: str, tmp_path: Path
+):
+    (tmp_path / "beside.py").write_text(BESIDE)
+    file = tmp_path / "program.py"
+    file.write_text(LIGHT_PROGRAM)
+    done = run("fit", str(file), *overrides)
+    assert error in done.stderr
     assert done.stderr.endswith("code 2, heavy: []\n")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fulgurite_config import ConfigError, Node, NotLoadedError, apply_overrides
 
 from fulgurite_cli.options import FitParser, add_fit_options
-from fulgurite_cli.programs import find_mistyped_argument, find_program
+from fulgurite_cli.programs import find_mistyped_argument, find_mistyped_path, find_program
 
 if TYPE_CHECKING:
     from fulgurite_cli.experiment import Experiment
@@ -113,12 +113,16 @@ def _check_overrides(
     config: Any = experiment()
     if not isinstance(config, Node):
         return
-    try:
-        apply_overrides(config, overrides)
-    except NotLoadedError:
-        return  # it is known once what the configuration calls is imported
-    except ConfigError as error:
-        parser.exit(2, f"error: {error}\n")
+    for override in overrides:
+        try:
+            apply_overrides(config, [override])
+        except NotLoadedError:
+            # It is known for sure once what the configuration calls is imported.
+            mistake = find_mistyped_path(config, override)
+            if mistake is not None:
+                parser.exit(2, f"error: {mistake}\n")
+        except ConfigError as error:
+            parser.exit(2, f"error: {error}\n")
 
 
 def _is_mistake_of_user(error: Exception) -> bool:

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fulgurite_config import Name, Node
+from fulgurite_config.comparison import iter_nodes_by_path
 from fulgurite_config.errors import suggest
+from fulgurite_config.nodes import get_state
+
+from fulgurite_cli.sources import read_parameters
 
 FUNCTION = "experiment"
 """The function of a program that returns what it trains."""
@@ -37,6 +42,30 @@ def find_mistyped_argument(path: str, overrides: list[str]) -> str | None:
         if name not in names:
             return f"{FUNCTION} has no argument {name!r}. {suggest(name, names)}"
     return None
+
+
+def find_mistyped_path(config: Node, override: str) -> str | None:
+    """Return what is wrong with an override that sets an argument which a call does not have. What
+    is called is not imported; its source is read.
+
+    Args:
+        config: the configuration.
+        override: a text `path=value`.
+
+    Returns:
+        The error, or None if there is none, or the source does not tell.
+    """
+    text = override.partition("=")[0]
+    place, _, name = text.rpartition(".")
+    node = dict(iter_nodes_by_path(config)).get(place)
+    target = None if node is None else get_state(node).target
+    if not isinstance(target, Name):
+        return None
+    names = read_parameters(target.text)
+    if names is None or name in names:
+        return None
+    public = [other for other in names if not other.startswith("_")]
+    return f"{text} matches nothing: {place} has no {name!r}. {suggest(name, public)}"
 
 
 def read_argument_names(path: str) -> list[str] | None:

@@ -56,6 +56,61 @@ def _iter_option_names(call: ast.Call) -> Iterator[str]:
             yield str(argument.value)
 
 
+def read_parameters(target: str) -> set[str] | None:
+    """Return the names of the arguments of a function or a class.
+
+    Args:
+        target: `module:name`.
+
+    Returns:
+        None if the source does not say it plainly: there are decorators, or classes above it that
+        are not found.
+    """
+    module, _, name = target.partition(":")
+    return _read_parameters(module, name, frozenset())
+
+
+def _read_parameters(
+    module: str, name: str, visited: frozenset[tuple[str, str]]
+) -> set[str] | None:
+    tree = _parse(module)
+    if tree is None or (module, name) in visited:
+        return None
+    visited |= {(module, name)}
+    definition = _get_definitions(tree).get(name)
+    if definition is None:
+        origin = _get_imports(tree).get(name)
+        return _read_parameters(*origin, visited) if origin else None
+    if isinstance(definition, ast.FunctionDef):
+        return _get_arguments(definition)
+    methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
+    if "__init__" in methods:
+        return _get_arguments(methods["__init__"])
+    decorators = [ast.unparse(node) for node in definition.decorator_list]
+    is_plain = all(text.partition("(")[0] == "dataclass" for text in decorators)
+    if "__new__" in methods or definition.keywords or not is_plain:
+        return None
+    # Fields that are no arguments are among them: what sets those is answered after the imports.
+    names = {
+        node.target.id
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    for base in definition.bases:
+        inherited = _read_parameters(module, ast.unparse(base), visited)
+        if inherited is None:
+            return None
+        names |= inherited
+    return names
+
+
+def _get_arguments(function: ast.FunctionDef) -> set[str] | None:
+    if function.decorator_list:
+        return None
+    arguments = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+    return arguments - {"self"}
+
+
 def _parse(module: str) -> ast.Module | None:
     source = _find_source(module)
     if source is None:
