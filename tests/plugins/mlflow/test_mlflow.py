@@ -135,6 +135,10 @@ def test_a_run_that_starts_anew_has_a_run_of_its_own(folder: Path):
     client = get_client(folder.parent / "mlruns")
     assert client.get_run(first_id).info.status == "KILLED"
     assert client.get_run(second_id).info.status == "FINISHED"
+    third = open_backend(folder)  # and it is killed when it has a checkpoint, but no answer yet
+    resumed = open_backend(folder, third.get_position(), step=4)
+    resumed.sync()
+    assert resumed.get_position()["run_id"] not in (first_id, second_id)
 
 
 def test_names_that_mlflow_cannot_tell_apart_are_left_out_with_one_warning(folder: Path):

@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,9 @@ class RunIdentity:
 class Backend:
     """A run of MLflow.
 
-    What has arrived cannot be taken back there. A resumed run therefore asks which metrics of its
-    first step and later ones have arrived and leaves those out, which a resumed run computes to the
-    same bits.
+    What has arrived cannot be taken back there. A resumed run therefore asks which metrics have
+    arrived: it leaves those out, which it computes to the same bits, and sends those of its history
+    that are missing.
 
     Attributes:
         final_status: the status of the run once it is closed.
@@ -69,15 +70,27 @@ class Backend:
         uri: the address of the server or of a folder.
         run_id: the run to go on with; None for a new one.
         step: the step to go on from.
+        history: the records up to that step, some of which may not have arrived.
+        replaced_run_id: the run that this one replaces, to be marked as killed.
     """
 
-    def __init__(self, identity: RunIdentity, uri: str, run_id: str | None, step: int) -> None:
+    def __init__(
+        self,
+        identity: RunIdentity,
+        uri: str,
+        run_id: str | None,
+        step: int,
+        history: Sequence[fg.Record] = (),
+        replaced_run_id: str | None = None,
+    ) -> None:
         self.final_status = "FINISHED"
         self.num_sent = 0
         self._identity = identity
         self._uri = uri
         self._run_id = run_id
         self._step = step
+        self._history = history
+        self._replaced_run_id = replaced_run_id
         self._client: Any = None
         self._metrics: list[Any] = []
         self._last_sent = 0.0
@@ -132,20 +145,25 @@ class Backend:
 
         client = MlflowClient(self._uri)
         if self._run_id is None:
-            _end_replaced_run(client, self._identity.folder)
+            if self._replaced_run_id is not None:
+                _end_replaced_run(client, self._replaced_run_id)
             self._run_id = _create_run(client, self._identity)
         else:
             self._look_up_arrived(client, self._run_id)
             client.update_run(self._run_id, status="RUNNING")
         _write_run_id(self._identity.folder, self._run_id)
         self._client = client
+        for record in self._history:
+            self._add_metrics(record)
+        self._history = ()
 
     def _look_up_arrived(self, client: Any, run_id: str) -> None:
         data = client.get_run(run_id).data
         self._parameters.update(data.params)
+        first_step = min([self._step, *(record.step for record in self._history)])
         for name in data.metrics:
             for metric in client.get_metric_history(run_id, name):
-                if metric.step >= self._step:
+                if metric.step >= first_step:
                     self._arrived.add((name, metric.step))
 
     def _add_metrics(self, record: fg.Record) -> None:
@@ -273,6 +291,14 @@ def read_run_id(folder: Path) -> str | None:
     return run_id if isinstance(run_id, str) and run_id.isalnum() else None
 
 
+def forget_run_id(folder: Path) -> str | None:
+    """Return the id of the run of MLflow that was noted in a run's directory, and remove the note:
+    the directory is now that of another run."""
+    run_id = read_run_id(folder)
+    (folder / RUN_FILE).unlink(missing_ok=True)
+    return run_id
+
+
 def _write_run_id(folder: Path, run_id: str) -> None:
     temporary_path = folder / f".{RUN_FILE}.new"
     temporary_path.write_text(json.dumps({"run_id": run_id}) + "\n")
@@ -306,14 +332,11 @@ def _find_or_create_experiment(client: Any, name: str) -> str:
     return experiment.experiment_id
 
 
-def _end_replaced_run(client: Any, folder: Path) -> None:
+def _end_replaced_run(client: Any, run_id: str) -> None:
     """Mark the run that an earlier attempt has begun, and that this one does not continue, as
     killed, unless it has ended or is gone."""
     from mlflow.exceptions import MlflowException
 
-    run_id = read_run_id(folder)
-    if run_id is None:
-        return
     try:
         run = client.get_run(run_id)
     except MlflowException as error:

@@ -1,6 +1,7 @@
 """The plugin: which run of MLflow it is, and what is sent there."""
 
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import EvaluationDirectory
 
-from fulgurite_mlflow.backend import Backend, RunIdentity, read_run_id
+from fulgurite_mlflow.backend import Backend, RunIdentity, forget_run_id, read_run_id
 from fulgurite_mlflow.values import FOLDER, build_uri
 
 
@@ -21,12 +22,13 @@ class MLflowLogger(FileLogger):
     Metrics are named `SOURCE/NAME`, such as `train/loss`; what MLflow refuses in a name, such as
     brackets, becomes `_`. The step in MLflow is the step of the run. A resumed run goes on with the
     same run of MLflow, whose id is in `mlflow.json` of the run's directory and in each checkpoint:
-    what has already arrived is not sent again. A run that starts anew gets a new run of MLflow, and
-    one that it replaces in the directory is marked as killed.
+    what has already arrived is not sent again, and what has not is taken from the history of the
+    checkpoint. A run that starts anew gets a new run of MLflow, and one that it replaces in the
+    directory is marked as killed.
 
-    If the server cannot be reached, or does not answer, training continues without the logger and
-    says so once. With a `JSONLLogger` beside it nothing but media is lost: `fulgurite mlflow RUN`
-    sends what MLflow lacks.
+    Neither training nor a checkpoint waits for the server. If it cannot be reached, or does not
+    answer, training continues without the logger and says so once. With a `JSONLLogger` beside it
+    nothing but media is lost: `fulgurite mlflow RUN` sends what MLflow lacks.
 
     Example:
         from fulgurite_mlflow import MLflowLogger
@@ -51,7 +53,10 @@ class MLflowLogger(FileLogger):
     tags: dict[str, str] = field(default_factory=dict)
     required: bool = field(default=False, kw_only=True)
     plugin_name = "mlflow"
+    # Fewer than the 10,000 records of a history, by which a resumed run sends what was waiting.
+    queue_size = 8000
     _backend: Backend | None = field(default=None, init=False, repr=False)
+    _is_training: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.experiment, str) or not self.experiment:
@@ -77,8 +82,15 @@ class MLflowLogger(FileLogger):
         folder = run.run_dir.path
         run_id = _get_run_id(position)
         is_new_fit_of_state = run.step == run.step_range.start > 0
-        if run_id is None and is_new_fit_of_state:
+        # A checkpoint does not name the run if it was saved before MLflow had answered.
+        goes_on = position is not None or is_new_fit_of_state
+        replaced_run_id = None
+        if run_id is None and goes_on:
             run_id = read_run_id(folder)
+        if not goes_on:
+            replaced_run_id = forget_run_id(folder)
+        self._is_training = isinstance(run, fg.Run)
+        history = run.history.records if goes_on and isinstance(run, fg.Run) else []
         tags = {key: str(value) for key, value in self.tags.items()}
         name, parent_folder = folder.name, None
         store = folder.parent / FOLDER
@@ -92,8 +104,33 @@ class MLflowLogger(FileLogger):
             build_uri(uri),
             run_id,
             run.step,
+            history,
+            replaced_run_id,
         )
         return self._backend
+
+    def put(self, record: fg.Record) -> None:
+        """Queue a record; if the queue is full, give the server up: training does not wait."""
+        if self._writer is not None and self._writer.is_full:
+            waiting = (
+                f"{self.queue_size} records wait for the server, which is slower than training"
+            )
+            self._writer.fail(TimeoutError(waiting))
+        super().put(record)
+
+    @fg.hookimpl
+    def flush_logger(self, step: int) -> "Future[Any]":
+        """Return the id of the run of MLflow at once: a checkpoint does not wait for a server. What
+        has not arrived by then is in its history, from which a resumed run sends it.
+
+        An evaluation by `fulgurite evaluate` has no history, and waits.
+        """
+        arrived = super().flush_logger(step)
+        if not self._is_training or self._backend is None or arrived.done():
+            return arrived
+        position: Future[Any] = Future()
+        position.set_result(self._backend.get_position())
+        return position
 
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:

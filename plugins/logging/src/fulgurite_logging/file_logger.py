@@ -34,10 +34,12 @@ class FileLogger(RunPlugin):
     Attributes:
         required: whether training ends when the logger fails. Otherwise training continues without
             it, and says so.
+        queue_size: how many records may wait for the backend; training waits while there are more.
     """
 
     required: bool = False
     plugin_name: ClassVar[str]
+    queue_size: ClassVar[int] = 1000
     _position: Any = field(default=None, init=False, repr=False)
     _earlier_failure: str | None = field(default=None, init=False, repr=False)
     _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
@@ -78,7 +80,9 @@ class FileLogger(RunPlugin):
         # into the files that another process has taken over.
         check_lock = partial(run.run_dir.assert_locked, within=1.0)
         backend = self.open_backend(run, self._position)
-        self._writer = BackgroundWriter(self.plugin_name, backend, pre_write=check_lock)
+        self._writer = BackgroundWriter(
+            self.plugin_name, backend, size=self.queue_size, pre_write=check_lock
+        )
         self._position = None
 
     @hookimpl

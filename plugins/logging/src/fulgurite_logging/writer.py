@@ -122,6 +122,19 @@ class BackgroundWriter:
         if 2 * (self._num_put - self._num_written) >= self._size:
             self._flush_now.set()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `put` would wait for the backend."""
+        return self._num_put - self._num_written >= self._size
+
+    def fail(self, error: BaseException) -> None:
+        """Give the backend up, unless it has failed already: nothing more is written."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = error
+            for future in list(self._unanswered):
+                self._answer(future)
+
     def flush(self) -> "Future[Any]":
         """Return the backend's position as a future that is done once all records so far are
         durable; after a failure `{"failed": reason, "position": ...}` of what is complete."""
@@ -167,7 +180,7 @@ class BackgroundWriter:
             if wait(self.timeout):
                 return
             if self._num_done == num_done:
-                self._fail(
+                self.fail(
                     TimeoutError(
                         f"it did nothing for {self.timeout:g} s; {self._describe_unwritten()}"
                     )
@@ -179,13 +192,6 @@ class BackgroundWriter:
     def _raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
-
-    def _fail(self, error: BaseException) -> None:
-        with self._lock:
-            if self.failure is None:
-                self.failure = error
-            for future in list(self._unanswered):
-                self._answer(future)
 
     def _answer(self, future: "Future[Any]") -> None:
         """Resolve a future, unless a failure has done it. The caller holds the lock."""
@@ -205,12 +211,12 @@ class BackgroundWriter:
             try:
                 self._process(item)
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
             self._num_done += 1
         try:
             self._backend.close()
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
         with self._lock:
             self._ended.set()
             for future in list(self._unanswered):
