@@ -60,12 +60,12 @@ def main(folder: Path) -> None:
     others = [text for text in test_group or [] if get_name(text) not in members]
     print(*[f"./{members[sibling][0]}" for sibling in sorted(siblings)], *TOOLS, *others)
     packages = {sibling.replace("-", "_") for sibling in siblings}
-    tests = sorted(Path("tests/plugins", folder.name).glob("test_*.py"))
+    tests = sorted(Path("tests/plugins", folder.name.replace("-", "_")).glob("test_*.py"))
     if test_group is None:
         tests = [
             test
             for test in tests
-            if packages.issuperset(re.findall(r"\bfulgurite_[a-z]+", test.read_text()))
+            if packages.issuperset(re.findall(r"\bfulgurite_\w+", test.read_text()))
         ]
     print(*tests)
 

@@ -170,7 +170,7 @@ def test_every_plugin_that_is_installed_by_name_is_checked() -> None:
 
 @pytest.mark.parametrize("name", CONTRIB)
 def test_tests_of_a_member_of_contrib_check_it(name: str) -> None:
-    tests = (ROOT / "tests" / "plugins" / name).glob("test_*.py")
+    tests = (ROOT / "tests" / "plugins" / name.replace("-", "_")).glob("test_*.py")
     assert any("check_plugin(" in path.read_text() for path in tests)
 
 

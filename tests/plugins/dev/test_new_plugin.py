@@ -111,6 +111,26 @@ def test_a_member_of_contrib_is_written_into_a_checkout(
     assert "already exists" in capsys.readouterr().err
 
 
+def test_the_tests_of_a_member_of_contrib_are_run_alone_and_none_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (".ci", "core", "plugins"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "contrib").mkdir()
+    (tmp_path / "contrib" / "README.md").write_text("")
+    assert main(["new-plugin", "fresh-noise", "--kind", "traced", "--contrib"]) == 0
+    _, tests = call(python, ".ci/list_alone.py", "contrib/fresh-noise").splitlines()
+    assert tests == "tests/plugins/fresh_noise/test_fresh_noise.py"
+    Path(tests).unlink()
+    alone = subprocess.run([".ci/alone", "contrib/fresh-noise"], capture_output=True, text=True)
+    assert alone.returncode == 1
+    assert "contrib/fresh-noise has no tests" in alone.stdout
+
+
 def call(*command: object, cwd: Path | None = None) -> str:
     """What a command prints; an error if it fails."""
     ran = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
