@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError
 from fulgurite_checkpoint import Checkpointer, save_weights
+from fulgurite_runs import RunDirectory
 from trained import NET, Average, regression
 
 
@@ -18,6 +19,8 @@ def test_weights_of_a_result_are_read_by_another_engine(tmp_path: Path) -> None:
     engine = fg.Engine(steps=3, plugins=[Average()])
     result = engine.fit(NET, regression())
     save_weights(result, tmp_path / "weights")
+    assert RunDirectory(tmp_path / "weights").is_complete
+    assert RunDirectory(tmp_path / "weights").read_manifest()["configuration"] is None
     other = fg.Engine(steps=1, plugins=[Checkpointer(1), Average()])
     loaded = other.load_weights(NET, tmp_path / "weights")
     assert int(loaded.step) == 3

@@ -178,7 +178,8 @@ def _average(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "fulgurite checkpoints average",
         description=(
-            "Writes a checkpoint of the mean weights of the newest N, for fit(init_from=PATH)."
+            "Writes a checkpoint of the mean weights of the newest N, for fit(init_from=PATH) and "
+            "fulgurite evaluate --run PATH."
         ),
     )
     parser.add_argument("run", metavar="RUN")

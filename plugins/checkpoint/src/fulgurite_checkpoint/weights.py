@@ -10,6 +10,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 from fulgurite.errors import CheckpointError
 from fulgurite.tree.specs import format_tree
+from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format
@@ -22,8 +23,9 @@ def save_weights(source: fg.FitResult | fg.TrainState, out: str | os.PathLike[st
     """Write the weights of a trained model, its model state and the states of plugins, such as
     averages, as a run directory with one checkpoint.
 
-    It is read as any other: by `fit(init_from=out)`, `engine.evaluate(weights=out)` and
-    `engine.load_weights(model, out)`.
+    It is read as any other: by `fit(init_from=out)`, `engine.evaluate(weights=out)`,
+    `engine.load_weights(model, out)` and, with the program that makes such a model and all its
+    arguments, by `fulgurite evaluate PROGRAM --run OUT`.
 
     Args:
         source: what `fit` returned, or a state.
@@ -43,6 +45,8 @@ def save_weights(source: fg.FitResult | fg.TrainState, out: str | os.PathLike[st
     step = int(state.step)
     by_path = arrays.drop_training_arrays(arrays.flatten_state(state))
     manifest = {
+        "configuration": None,
+        "program": None,
         "plugins": [],
         "model": format_tree(state.module).splitlines(),
         "settings": {"steps": None, "epochs": None},
@@ -79,6 +83,20 @@ def write_weights(
         index: of the checkpoint that it is like, if any; what it says of arrays is replaced.
     """
     check_new(out)
+    directory = RunDirectory(out)
+    with directory.lock():
+        directory.start_attempt(dumps(manifest))
+        _write_checkpoint(out, step, arrays_by_path, manifest, index)
+        directory.mark_complete()
+
+
+def _write_checkpoint(
+    out: Path,
+    step: int,
+    arrays_by_path: Mapping[str, Any],
+    manifest: dict[str, Any],
+    index: dict[str, Any],
+) -> None:
     path = format.get_checkpoint_folder(out) / f"saving-step-{step}"
     path.mkdir(parents=True)
     on_device = {name: jnp.asarray(array) for name, array in arrays_by_path.items()}
