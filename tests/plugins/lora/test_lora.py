@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,61 @@ def test_dropout_draws_from_a_stream_of_its_own():
     plain = make_engine(steps=1).fit(TinyModel, tiny_data())
     dropped = make_engine(Lora(rank=2, dropout=0.5), steps=1).fit(TinyModel, tiny_data())
     assert plain.history["train/loss"] == dropped.history["train/loss"]
+
+
+def take(tree: Any, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+class Stack(fg.Module):
+    """Layers in a scan, or one after the other; each gets a key if there are keys."""
+
+    layers: eqx.nn.Linear
+    is_scan: bool = eqx.field(static=True)
+    has_keys: bool = eqx.field(static=True)
+
+    def __init__(self, is_scan: bool, has_keys: bool, *, key: Any) -> None:
+        make_layers = eqx.filter_vmap(lambda key: eqx.nn.Linear(8, 8, key=key))
+        self.layers = make_layers(jax.random.split(key, 3))
+        self.is_scan = is_scan
+        self.has_keys = has_keys
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        arrays, static = eqx.partition(self.layers, eqx.is_array)
+        keys = jax.random.split(ctx.key(), 3)
+
+        @jax.checkpoint
+        def apply(x: Any, inputs: Any) -> Any:
+            layer = eqx.combine(inputs[0], static)
+            return jnp.tanh(layer(x, key=inputs[1] if self.has_keys else None)), None
+
+        x = batch[0]
+        if self.is_scan:
+            x, _ = jax.lax.scan(apply, x, (arrays, keys))
+        else:
+            for index in range(3):
+                x, _ = apply(x, take((arrays, keys), index))
+        return fg.Output(jnp.sum(x))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def test_dropout_in_a_scan_takes_the_keys_of_the_caller():
+    data = fg.DataSource([np.ones((1, 8), np.float32)] * 4)
+
+    def fit(is_scan: bool, dropout: float, has_keys: bool = True) -> Any:
+        engine = make_engine(Lora(rank=2, dropout=dropout), steps=4)
+        return engine.fit(partial(Stack, is_scan, has_keys), data).module.layers.adapters
+
+    in_scan = fit(is_scan=True, dropout=0.5)
+    for array, expected in zip(list_arrays(in_scan), list_arrays(fit(False, 0.5)), strict=True):
+        np.testing.assert_allclose(array, expected, atol=1e-6)
+    without = list_arrays(fit(is_scan=True, dropout=0.0))
+    pairs = zip(list_arrays(in_scan), without, strict=True)
+    assert any((array != other).any() for array, other in pairs)
+    with pytest.raises(ModelError, match=r"inside a jit, scan.* Draw the key outside and pass it"):
+        fit(is_scan=True, dropout=0.5, has_keys=False)
 
 
 def test_errors_say_what_to_do():

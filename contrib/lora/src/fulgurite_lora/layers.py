@@ -82,7 +82,8 @@ class Adapter(eqx.Module):
 
         Args:
             x: the input of the layer.
-            key: for dropout; without one it comes from the random stream `lora` of the step.
+            key: for dropout; without one it comes from the random stream `lora` of the step, which
+                cannot be drawn from within a `scan` or `checkpoint`.
         """
         x = jnp.asarray(x)
         if not self.dropout.inference and self.dropout.p > 0:
@@ -124,7 +125,8 @@ class LoraLinear(eqx.nn.Linear):
 
         Args:
             x: the input, `()` if `in_features` is "scalar".
-            key: for dropout; without one it comes from the random stream `lora` of the step.
+            key: for dropout; without one it comes from the random stream `lora` of the step, which
+                cannot be drawn from within a `scan` or `checkpoint`.
         """
         y = super().__call__(jnp.asarray(x))
         names = [name for name in self.active if name not in self.merged]
