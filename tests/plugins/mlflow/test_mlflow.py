@@ -277,6 +277,7 @@ def test_a_database_is_a_store(folder: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.chdir(folder.parent)  # where MLflow puts the files of a database
     uri = f"sqlite:///{folder.parent / 'mlflow.db'}"
+    MlflowClient(uri).search_experiments()  # makes the tables, which may take longer than a fit
     logger = MLflowLogger("tests", tracking_uri=uri)
     history = fit(folder, logger).history
     run_id = str(logger.run_id)
