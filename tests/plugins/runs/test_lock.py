@@ -335,6 +335,32 @@ def test_a_lock_file_that_was_deleted_or_replaced_is_lost(
     assert path.exists() == (replacement is not None)
 
 
+def test_a_run_begun_where_another_was_deleted_is_no_takeover(
+    tmp_path: Path, holder: Callable[..., Any]
+):
+    held = Lock(tmp_path / "lock", 1)
+    (tmp_path / "lock").unlink()
+    process = holder()
+    with pytest.raises(CheckpointError) as caught:
+        held.check()
+    held.release()
+    assert (
+        f"was deleted or replaced while this process held it, and attempt 1, process {process.pid} "
+    ) in str(caught.value)
+    owner = RunDirectory(tmp_path).read_owner()
+    assert owner and owner[0].pid == process.pid and not owner[0].ended
+
+
+def test_a_lock_file_that_was_set_aside_is_a_takeover(tmp_path: Path):
+    """What another machine does where a file server still keeps the lock of a dead owner."""
+    held = Lock(tmp_path / "lock", 1)
+    (tmp_path / "lock").rename(tmp_path / "lock.1")
+    foreign(tmp_path, 0.0, attempt=2)
+    with pytest.raises(CheckpointError, match="was taken over by attempt 2"):
+        held.check()
+    held.release()
+
+
 # --- files that are not ours
 
 

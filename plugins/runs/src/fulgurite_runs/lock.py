@@ -133,16 +133,20 @@ class Lock:
         if now - self._checked < within:
             return
         successor = self._read_successor()
-        if successor is not None:
+        is_lost = self._is_lost()
+        if successor is not None and (not is_lost or self._is_set_aside()):
             raise CheckpointError(
                 f"{self._path.parent} was taken over by {successor}: this process had shown no "
                 f"sign of life for {DEAD:.0f} s. End it; the other one continues"
             )
-        if self._is_lost():
+        if is_lost:
+            consequence = "so that another process may write"
+            if successor is not None:
+                consequence = f"and {successor} has begun a run that writes"
             raise CheckpointError(
-                f"{self._path} was deleted or replaced while this process held it, so that another "
-                f"process may write to {self._path.parent}: nothing more is written there. Start "
-                f"the program again, with another run directory if that one is in use"
+                f"{self._path} was deleted or replaced while this process held it, {consequence} "
+                f"to {self._path.parent}: nothing more is written there. Start the program again, "
+                f"with another run directory if that one is in use"
             ) from FileNotFoundError(errno.ENOENT, "the locked file is gone", str(self._path))
         self._checked = now
 
@@ -171,6 +175,18 @@ class Lock:
             return not _is_same_file(os.fstat(self._descriptor), self._path)
         except OSError:
             return False  # the path cannot be looked at now: the write that follows says why
+
+    def _is_set_aside(self) -> bool:
+        """Return whether another process has taken this one for dead and left it its file."""
+        try:
+            file = os.fstat(self._descriptor)
+            return _is_same_file(file, self._get_set_aside_path(self.attempt))
+        except OSError:
+            return False
+
+    def _get_set_aside_path(self, attempt: int) -> Path:
+        """Return where the file of a dead owner goes if its lock cannot be taken."""
+        return self._path.with_name(f"{self._path.name}.{attempt}")
 
     def _acquire(self) -> int:
         """Return the open and locked file, once nobody else holds it."""
@@ -218,7 +234,7 @@ class Lock:
         if remaining <= 0:
             if not is_free:
                 # A file server still keeps the lock of a machine that is gone: leave it that file.
-                os.replace(self._path, self._path.with_name(f"{self._path.name}.{owner.attempt}"))
+                os.replace(self._path, self._get_set_aside_path(owner.attempt))
             return is_free
         if self._last_heartbeat is None:
             warnings.warn(
