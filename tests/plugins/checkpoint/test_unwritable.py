@@ -105,6 +105,19 @@ def test_a_run_directory_deleted_during_training_ends_the_run(tmp_path: Path) ->
     assert not run.exists()
 
 
+def test_an_exception_after_the_run_directory_was_deleted_saves_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def delete_and_fail(_: fg.Run) -> None:
+        shutil.rmtree(run)
+        raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="the disk is full") as caught:
+        counting(run, Act(fg.At(3), delete_and_fail), steps=6, async_save=False)
+    assert "lock was deleted or replaced" in str(caught.value.__notes__)
+    assert not run.exists()
+
+
 @pytest.mark.full
 def test_checkpoints_deleted_during_training(tmp_path: Path) -> None:
     """What was there is gone; training goes on, and what is saved later is whole."""

@@ -2,9 +2,11 @@
 
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_logging import BackgroundWriter, media
 from fulgurite_runs.json_codec import dumps, loads
+from fulgurite_runs.lock import Lock
 from fulgurite_wandb import WandbLogger, read_run
 from matplotlib import pyplot
 
@@ -532,3 +535,29 @@ def test_mode_disabled_writes_nothing(tmp_path: Path):
 def test_invalid_arguments_are_errors(arguments: Any, message: str):
     with pytest.raises(ConfigurationError, match=message):
         WandbLogger("tests", **arguments)
+
+
+def test_nothing_is_written_into_a_run_that_began_where_this_one_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_dir = tmp_path / "run"
+    logger = offline()
+    locks: list[Lock] = []
+
+    def replace_run(run: fg.Run) -> None:
+        assert logger._writer is not None
+        logger._writer.flush().result()  # what came before is written
+        shutil.rmtree(run_dir)
+        run_dir.mkdir()
+        locks.append(Lock(run_dir / "lock", 1))
+        # The lock is looked at once a second.
+        monkeypatch.setattr(
+            time, "clock_gettime", lambda clock, now=time.clock_gettime: now(clock) + 60
+        )
+
+    replacing = fg.LambdaPlugin("replacing", every={fg.At(3): replace_run})
+    with pytest.warns(UserWarning, match="lock was deleted or replaced"):
+        result = fit(run_dir, logger, replacing, Telling(show=1))
+    locks[0].release()
+    assert "has begun a run that writes to" in result.failures["wandb"]
+    assert [path.name for path in run_dir.iterdir()] == ["lock"]

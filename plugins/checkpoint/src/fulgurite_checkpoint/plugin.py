@@ -33,7 +33,7 @@ from fulgurite_checkpoint.retention import (
     recover,
     supersede_later,
 )
-from fulgurite_checkpoint.saving import Saver, check_place, try_saving
+from fulgurite_checkpoint.saving import Saver, check_lock, check_place, try_saving
 
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
 
@@ -335,8 +335,7 @@ class Checkpointer(RunPlugin):
         """Save; at the end of a run, and where it stops, return when the checkpoint is complete."""
         if self._is_saved_already(run):
             return
-        if run.run_dir is not None:
-            run.engine.sharding.sync.broadcast(run.run_dir.assert_locked)
+        check_lock(run)
         if self._fit.saver is not None:
             is_last = run.stop_reason is not None or run.step == run.step_range.stop
             self._fit.saver.save(run, wait=is_last)
@@ -359,6 +358,7 @@ class Checkpointer(RunPlugin):
         saver = self._fit.saver
         try:
             if saver is not None and self._should_save_after(exception):
+                check_lock(run)
                 saver.save(run, wait=True)
         except StateError as error:
             warnings.warn(

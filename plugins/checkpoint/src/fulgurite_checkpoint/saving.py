@@ -139,6 +139,8 @@ class Saver:
         while True:
             self.settle(run)
             if not content.is_same(self._saved):
+                # The save before may have taken long, and the next one creates a folder.
+                check_lock(run)
                 self._start(run, snapshot, content)
             if self.is_async and not wait:
                 return
@@ -294,6 +296,13 @@ class Saver:
             f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2
         )
         run.log_text("checkpoints", {"message": reason, "failed": "save"}, stream="telemetry")
+
+
+def check_lock(run: fg.Run) -> None:
+    """Raise `CheckpointError`, on all processes, if this run may not write to its directory any
+    more."""
+    if run.run_dir is not None:
+        run.engine.sharding.sync.broadcast(run.run_dir.assert_locked)
 
 
 def try_saving(run: fg.Run) -> None:

@@ -62,6 +62,9 @@ class PendingCheckpoint:
         """Write what this process has; return the SHA-256 of its hashes and its loggers'
         positions."""
         self.arrays_written.result()
+        if jax.process_index() == 0:
+            # Another run may have begun there in the meantime, and save at the same step.
+            self.assert_locked()
         for name, text in self.texts.items():
             (self.path / name).write_bytes(text.encode())
         positions = {name: get_position() for name, get_position in self.get_positions.items()}

@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ class Backend:
         folder: where wandb's files go.
         timeout: seconds that a connection may take before the run continues offline.
         resume_point: what a resumed run goes on from; None for a new run.
+        check_lock: raises if this process may not write to the folder any more.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class Backend:
         folder: Path,
         timeout: float,
         resume_point: ResumePoint | None,
+        check_lock: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._mode = mode
         self._folder = folder
         self._timeout = timeout
         self._resume_point = resume_point
+        self._check_lock = check_lock
         self._run: Any = None
         self._last_arrived_step = -1
         # The row of one step, which is handed over with the first record of the next step.
@@ -96,8 +99,13 @@ class Backend:
 
     def close(self) -> None:
         """Hand over the last row and end the run."""
-        if self._run is not None:
+        if self._run is None:
+            return
+        try:
+            # The row may hold media, which become files.
+            self._check_lock()
             self._hand_over_row()
+        finally:
             self._run.finish()
 
     def _start_run(self) -> None:

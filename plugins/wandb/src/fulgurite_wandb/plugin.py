@@ -2,9 +2,10 @@
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -113,12 +114,15 @@ class WandbLogger(RunPlugin):
         else:
             self._id = secrets.token_hex(4)
             self._best = {}
-        folder = run.run_dir.path if run.run_dir is not None else Path()
-        if self.directory is not None:
-            folder = Path(self.directory)
+        folder = Path() if self.directory is None else Path(self.directory)
+        check_lock: Callable[[], None] = _do_nothing
+        if self.directory is None and run.run_dir is not None:
+            folder = run.run_dir.path
+            # Another run may have begun there in the meantime.
+            check_lock = partial(run.run_dir.assert_locked, within=1.0)
         settings = {"project": self.project, "id": self._id, **_describe_run(run), **self.settings}
-        self._backend = Backend(settings, self.mode, folder, self.timeout, resume_point)
-        self._writer = BackgroundWriter(self.plugin_name, self._backend)
+        self._backend = Backend(settings, self.mode, folder, self.timeout, resume_point, check_lock)
+        self._writer = BackgroundWriter(self.plugin_name, self._backend, pre_write=check_lock)
         self._writer.timeout = self.timeout + EXTRA_TIMEOUT
         self._is_resumed = False
         self._has_restored_id = False
@@ -208,6 +212,10 @@ class WandbLogger(RunPlugin):
         if self.best[key] == "max":
             return value > self._best.get(key, -math.inf)
         return value < self._best.get(key, math.inf)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _describe_run(run: fg.LoggedRun) -> dict[str, str]:
