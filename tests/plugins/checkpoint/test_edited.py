@@ -6,6 +6,8 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import pytest
 from fulgurite.errors import FulguriteError
 from fulgurite_averaging import EMA, Average
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_checkpoint.files import compute_checksum
+from fulgurite_checkpoint.files import DamagedError, compute_checksum
+from fulgurite_checkpoint.format import list_entries
+from fulgurite_checkpoint.restoring import read_checkpoint
 from fulgurite_evaluators import Evaluator
 from fulgurite_logging import CSVLogger, JSONLLogger
 from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
@@ -149,3 +153,34 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
             assert np.isfinite(result.metrics["train"]["loss"])
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "new_value", "reason"),
+    [
+        ("host-0.json", ("data_position", "batch"), -3, "data_position.batch is -3"),
+        ("index.json", ("step_range", "start"), 10**30, "step_range.start is 1000"),
+        ("manifest.json", ("settings", "steps"), True, "settings.steps is True"),
+        (
+            "manifest.json",
+            ("plugins", 0),
+            {"$array": [1], "dtype": "int8", "shape": [1]},
+            "plugins is",
+        ),
+        ("history.json", ("records",), 1, "history is 1"),
+    ],
+)
+def test_a_value_that_is_never_written_is_damage_that_names_file_and_field(
+    trained_run: Path, tmp_path: Path, name: str, place: Place, new_value: Any, reason: str
+) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-3"
+    shutil.copytree(trained_run / "checkpoints" / "step-3", checkpoint)
+    content = json.loads((checkpoint / name).read_text())
+    set_value(reduce(getitem, place[:-1], content), place[-1], new_value)
+    (checkpoint / name).write_text(json.dumps(content))
+    update_hashes(checkpoint)
+    (entry,) = list_entries(tmp_path)
+    with pytest.raises(DamagedError) as caught:
+        read_checkpoint(entry, "full")
+    assert str(caught.value).startswith(f"{checkpoint / name} was not written by ")
+    assert reason in str(caught.value)

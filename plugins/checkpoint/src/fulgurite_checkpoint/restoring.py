@@ -2,7 +2,8 @@
 
 import difflib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -179,36 +180,56 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
     commit = entry.commit
     if commit is None:
         raise DamagedError(entry.damage or f"{path} has no COMMIT")
+    process = min(jax.process_index(), len(commit.hashes) - 1)
     try:
         format.verify_files(
             path, commit, "size" if verify == "none" else verify, format.SMALL_FILES
         )
-        process = min(jax.process_index(), len(commit.hashes) - 1)
         manifest = read_json(path / "manifest.json")
         index = read_json(path / "index.json")
         host = read_json(path / f"host-{process}.json")
         history = read_json(path / "history.json")
-        check_manifest(manifest)
-        _check_strings(*index["arrays"], *index["pending_actions"])
-        make_snapshot = partial(
-            fg.Snapshot,
-            step_range=parse_step_range(index["step_range"], commit.step),
-            data_position=parse_data_position(host["data_position"]),
-            pending_actions=tuple(check_list(index["pending_actions"], "pending_actions")),
-            host_states=parse_host_states(host["host_states"]),
-            metrics=parse_metrics(index["metrics"]),
-            requested_length=parse_requested_length(manifest["settings"]),
-            history=decode_history(history),
-            stop_reason=check_optional_text(index.get("stop_reason"), "stop_reason"),
-        )
-        specs = parse_array_specs(index["arrays"])
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
+    with _blame(path / "manifest.json"):
+        check_manifest(manifest)
+        requested_length = parse_requested_length(manifest["settings"])
+    with _blame(path / "index.json"):
+        specs = parse_array_specs(index["arrays"])
+        step_range = parse_step_range(index["step_range"], commit.step)
+        pending_actions = check_list(index["pending_actions"], "pending_actions")
+        _check_strings(*index["arrays"], *pending_actions)
+        metrics = parse_metrics(index["metrics"])
+        stop_reason = check_optional_text(index.get("stop_reason"), "stop_reason")
+    with _blame(path / f"host-{process}.json"):
+        data_position = parse_data_position(host["data_position"])
+        host_states = parse_host_states(host["host_states"])
+    with _blame(path / "history.json"):
+        records = decode_history(history)
+    make_snapshot = partial(
+        fg.Snapshot,
+        step_range=step_range,
+        data_position=data_position,
+        pending_actions=tuple(pending_actions),
+        host_states=host_states,
+        metrics=metrics,
+        requested_length=requested_length,
+        history=records,
+        stop_reason=stop_reason,
+    )
+    return SavedCheckpoint(path, commit, manifest, index, specs, make_snapshot)
+
+
+@contextmanager
+def _blame(file: Path) -> Iterator[None]:
+    """Turn what a block raises, if a file holds what is never written there, into a `DamagedError`
+    that names the file."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, PathError) as error:
         raise DamagedError(
-            f"{path} was not written by fulgurite-checkpoint: {type(error).__name__}: {error}"
+            f"{file} was not written by fulgurite-checkpoint: {type(error).__name__}: {error}"
         ) from error
-    return SavedCheckpoint(path, commit, manifest, index, specs, make_snapshot)
 
 
 def restore_whole(

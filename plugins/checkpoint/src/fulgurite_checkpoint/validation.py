@@ -131,6 +131,7 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     for line in check_list(manifest["model"], "model"):
         check_text(line, "model")
     for plugin in check_list(manifest["plugins"], "plugins"):
+        check_object(plugin, "plugins")
         for name in ("name", "distribution", "version"):
             check_text(plugin[name], f"plugins.{name}")
         if not isinstance(plugin["decisive"], bool):
