@@ -10,7 +10,7 @@ import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite_checkpoint import Checkpointer
-from trained import Counting, engine
+from trained import ZEROS, Act, Counting, engine
 
 
 class Breaking:
@@ -139,3 +139,23 @@ def test_an_interrupted_action_begins_from_the_state_before_it(
     assert (resumed.tries, resumed.history) == (whole.tries, whole.history)
     assert (looked_again.tries, looked_again.shared) == (looked.tries, looked.shared)
     assert result_again.metrics == result.metrics
+
+
+def test_the_reason_to_stop_is_said_again_where_another_action_was_pending(tmp_path: Path) -> None:
+    def stop(run: fg.Run) -> fg.StopTraining:
+        return fg.StopTraining("it is good enough")
+
+    def fail(run: fg.Run) -> None:
+        raise RuntimeError
+
+    def fit(act: Any) -> fg.FitResult:
+        stopping = Act(fg.At(3), stop, "decide")
+        acting = fg.LambdaPlugin("acting", every={fg.At(3): act})
+        trainer = engine(tmp_path, Checkpointer(1), stopping, acting, steps=5, log_every=None)
+        return trainer.fit(Counting, ZEROS, resume="auto")
+
+    with pytest.raises(RuntimeError):
+        fit(fail)
+    for _ in range(2):
+        result = fit(lambda run: None)
+        assert (result.stop_reason, int(result.state.step)) == ("it is good enough", 3)

@@ -282,7 +282,7 @@ class Loop:
         self.shared = read_shared(snapshot)
         self._data_position = snapshot.data_position
         self._pending_actions = snapshot.pending_actions
-        if self.is_complete:
+        if self.step == self.step_range.stop:
             # A run that an action has ended: it says so again, and trains no further.
             self._action_stop_reason = snapshot.stop_reason
             self.stop_reason = snapshot.stop_reason
