@@ -1,9 +1,10 @@
 """A checkpoint whose small files were edited, with hashes that fit: the run resumes from it or from
-the one before, or ends with an error of ours."""
+the one before and ends with the bits and records of an undisturbed run, or says what is wrong."""
 
 import hashlib
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import reduce
@@ -11,7 +12,9 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
+import jax
 import numpy as np
 import pytest
 from fulgurite.errors import FulguriteError
@@ -24,7 +27,7 @@ from fulgurite_evaluators import Evaluator
 from fulgurite_logging import CSVLogger, JSONLLogger
 from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
 from hypothesis import given, settings, strategies as st
-from trained import NET, regression
+from trained import NET, Act, Counting, regression
 
 SMALL_FILES = ("COMMIT", "host-0.json", "index.json", "manifest.json", "history.json")
 VALUES: tuple[Any, ...] = (
@@ -38,7 +41,7 @@ Place = tuple[Any, ...]
 """The keys and indices that lead to a value in JSON."""
 
 
-def train(run: Path, steps: int, resume: Any = None) -> fg.FitResult:
+def train(run: Path, *more: Any, resume: Any = None) -> fg.FitResult:
     plugins = [
         Checkpointer(1, max_to_keep=2, monitor="test/loss", mode="min"),
         Evaluator("test", regression(shuffle=False), every=2),
@@ -48,16 +51,36 @@ def train(run: Path, steps: int, resume: Any = None) -> fg.FitResult:
         Average(EMA(0.9)),
         JSONLLogger(),
         CSVLogger(),
+        *more,
     ]
-    engine = fg.Engine(run_dir=run, steps=steps, log_every=1, plugins=plugins, autoload=False)
+    engine = fg.Engine(run_dir=run, steps=5, log_every=1, plugins=plugins, autoload=False)
     return engine.fit(NET, regression(), resume=resume)
+
+
+def interrupt(run: fg.Run) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five steps that ended at the fourth one, after the checkpoint of the third one."""
     run = tmp_path_factory.mktemp("edited") / "run"
-    train(run, 3)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, Act(fg.At(4), interrupt))
     return run
+
+
+def collect_result(run: Path, result: fg.FitResult) -> list[bytes]:
+    """Return the bits of a state and the exact records."""
+    arrays = [array for array in jax.tree.leaves(result.module) if eqx.is_array(array)]
+    records = [(run / name).read_bytes() for name in ("records.jsonl", "records.csv")]
+    return [np.asarray(array).tobytes() for array in arrays] + records
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    return collect_result(run, train(run))
 
 
 def iter_places(value: Any, place: Place = ()) -> Iterator[Place]:
@@ -92,8 +115,8 @@ Edit = Callable[[Any, Any, Any], None]
 EDITS: tuple[Edit, ...] = (set_value, set_value, set_value, delete, repeat)
 
 
-def edit_file(path: Path, place: int, edit: Edit, new_value: Any) -> str:
-    """Edit JSON at the place of a number, and return where that is."""
+def edit_file(path: Path, place: int, edit: Edit, new_value: Any) -> Place:
+    """Edit JSON at the place of a number, and return that place."""
     content = json.loads(path.read_text())
     places = list(iter_places(content))
     *parents, key = places[place % (len(places) - 1)]
@@ -102,7 +125,12 @@ def edit_file(path: Path, place: int, edit: Edit, new_value: Any) -> str:
         container = container[parent]
     edit(container, key, new_value)
     path.write_text(json.dumps(content))
-    return f"{path.name} {[*parents, key]}: {edit.__name__} {new_value!r}"
+    return *parents, key
+
+
+def is_known_to_plugin_alone(name: str, place: Place) -> bool:
+    """Return whether an edited value is one that no other value of a checkpoint tells."""
+    return (name, place[0]) in (("host-0.json", "host_states"), ("COMMIT", "logger_positions"))
 
 
 def update_hashes(checkpoint: Path) -> None:
@@ -121,7 +149,14 @@ def update_hashes(checkpoint: Path) -> None:
     (checkpoint / "COMMIT").write_text(json.dumps(commit))
 
 
-@pytest.mark.filterwarnings("ignore")
+def forge(checkpoint: Path, name: str, place: Place, new_value: Any) -> None:
+    """Put a value into a file of a checkpoint, with hashes that fit."""
+    content = json.loads((checkpoint / name).read_text())
+    set_value(reduce(getitem, place[:-1], content), place[-1], new_value)
+    (checkpoint / name).write_text(json.dumps(content))
+    update_hashes(checkpoint)
+
+
 @pytest.mark.parametrize(
     "num_examples",
     [
@@ -130,7 +165,7 @@ def update_hashes(checkpoint: Path) -> None:
     ],
 )
 def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
-    trained_run: Path, num_examples: int, tmp_path: Path
+    trained_run: Path, undisturbed: list[bytes], num_examples: int, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
 
@@ -145,12 +180,21 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(trained_run, run)
         checkpoint = run / "checkpoints" / "step-3"
-        print(edit_file(checkpoint / name, place, edit, new_value))
+        edited_place = edit_file(checkpoint / name, place, edit, new_value)
+        print(name, edited_place, edit.__name__, repr(new_value))
         update_hashes(checkpoint)
-        with suppress(FulguriteError):
-            result = train(run, 4, resume="auto")
-            assert int(result.state.step) == 4
-            assert np.isfinite(result.metrics["train"]["loss"])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                result = train(run, resume="auto")
+            except FulguriteError as error:
+                assert "checkpoint" in str(error)
+                return
+        assert int(result.state.step) == 5
+        assert np.isfinite(result.metrics["train"]["loss"])
+        is_reported = any(str(checkpoint) in str(warning.message) for warning in caught)
+        if not is_reported and not is_known_to_plugin_alone(name, edited_place):
+            assert collect_result(run, result) == undisturbed
 
     check()
 
@@ -168,6 +212,18 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
             "plugins is",
         ),
         ("history.json", ("records",), 1, "history is 1"),
+        ("host-0.json", ("data_position",), None, "data_position is null; it must be that after"),
+        ("host-0.json", ("data_position", "epoch"), 5, "data_position is epoch 5, batch 3; after"),
+        ("host-0.json", ("data_position", "batch"), 10**6, "must be epoch 0, batch 3"),
+        ("host-0.json", ("data_position", "batch"), 2, "must be epoch 0, batch 3"),
+        ("index.json", ("step_range", "start"), 2, "step_range.stop is 5 at step 3, where a fit"),
+        ("index.json", ("step_range", "stop"), 3, "step_range.stop is 3 at step 3, where a fit"),
+        ("index.json", ("step_range", "stop"), 2, "step_range.stop is 2, before step 3"),
+        ("index.json", ("step_range", "epoch_ends"), [4], "not later than step 3"),
+        ("index.json", ("pending_actions",), ["epoch_end"], "no epoch ends at 3"),
+        ("index.json", ("pending_actions",), ["log", "log"], "an action twice"),
+        ("index.json", ("weights_only",), True, "weights_only is true, and there are arrays"),
+        ("index.json", ("metrics", "test", "loss"), "low", "metrics.test.loss is 'low'"),
     ],
 )
 def test_a_value_that_is_never_written_is_damage_that_names_file_and_field(
@@ -175,12 +231,92 @@ def test_a_value_that_is_never_written_is_damage_that_names_file_and_field(
 ) -> None:
     checkpoint = tmp_path / "checkpoints" / "step-3"
     shutil.copytree(trained_run / "checkpoints" / "step-3", checkpoint)
-    content = json.loads((checkpoint / name).read_text())
-    set_value(reduce(getitem, place[:-1], content), place[-1], new_value)
-    (checkpoint / name).write_text(json.dumps(content))
-    update_hashes(checkpoint)
+    forge(checkpoint, name, place, new_value)
     (entry,) = list_entries(tmp_path)
     with pytest.raises(DamagedError) as caught:
         read_checkpoint(entry, "full")
     assert str(caught.value).startswith(f"{checkpoint / name} was not written by ")
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(("setting", "reason"), [("steps", "9 steps"), ("epochs", "epochs is 9")])
+def test_a_length_that_does_not_fit_the_range_is_damage(
+    trained_run: Path, tmp_path: Path, setting: str, reason: str
+) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-3"
+    shutil.copytree(trained_run / "checkpoints" / "step-3", checkpoint)
+    forge(checkpoint, "manifest.json", ("settings", setting), 9)
+    (entry,) = list_entries(tmp_path)
+    with pytest.raises(DamagedError, match=reason):
+        read_checkpoint(entry, "full")
+
+
+def test_the_checkpoint_before_one_of_another_position_is_used(
+    trained_run: Path, undisturbed: list[bytes], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    checkpoint = run / "checkpoints" / "step-3"
+    forge(checkpoint, "host-0.json", ("data_position", "epoch"), 5)
+    message = r"host-0\.json was not written.*data_position is epoch 5.*step 2 is used instead"
+    with pytest.warns(UserWarning, match=message):
+        result = train(run, resume="auto")
+    assert collect_result(run, result) == undisturbed
+
+
+def test_a_pending_action_that_was_not_due_is_reported(trained_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    checkpoint = run / "checkpoints" / "step-3"
+    pending = ["evaluator:test.evaluate", "nobody.acts"]
+    forge(checkpoint, "index.json", ("pending_actions",), pending)
+    message = (
+        "pending_actions of index.json has evaluator:test.evaluate, which is not due at step 3; "
+        "nobody.acts, which no plugin schedules"
+    )
+    with pytest.warns(UserWarning, match=message):
+        train(run, resume="auto")
+
+
+class Pages:
+    """Epochs of these lengths, which nobody knows before, again and again."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self.lengths = lengths
+        self.page = 0
+        self.line = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.line < self.lengths[self.page % len(self.lengths)]:
+            self.line += 1
+            yield np.zeros(1, np.float32)
+        self.page += 1
+        self.line = 0
+
+    def get_state(self) -> Any:
+        return [self.page, self.line]
+
+    def set_state(self, state: Any) -> None:
+        self.page, self.line = state
+
+
+@pytest.mark.parametrize("promises", [("exact",), ("restart",), ("exact", "restart")])
+@pytest.mark.parametrize("lengths", [(2, 4, 1), (3, 1, 2)])
+def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(
+    promises: tuple[Any, ...], lengths: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Epochs that turn out longer or shorter, data that begins anew at a resume, more epochs than
+    before: everything that is saved is read again. A warning would be an error."""
+    steps = []
+    for number in range(4):
+        data = fg.DataSource(Pages(lengths), resume=promises[number % len(promises)])
+        interrupting = Act(fg.At(*range(2 + 2 * number, 99)), interrupt)
+        plugins = [Checkpointer(1, max_to_keep=None), interrupting]
+        engine = fg.Engine(run_dir=tmp_path, epochs=3 + number, plugins=plugins, autoload=False)
+        with suppress(KeyboardInterrupt):
+            engine.fit(Counting, data, resume="auto")
+        entries = list_entries(tmp_path)
+        steps.append(entries[-1].step)
+        for entry in entries:
+            read_checkpoint(entry, "full")
+    assert steps == [1, 3, 5, 7]

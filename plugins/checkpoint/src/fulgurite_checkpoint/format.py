@@ -7,7 +7,8 @@ RUN/checkpoints/
         hashes-P.json   size and CRC-32 of every file that process P wrote, by name
         manifest.json   what the run is made of (`fulgurite_runs.manifest`)
         index.json      shape and dtype of the arrays by path; the step range, pending actions and
-                        newest metrics of the run
+                        newest metrics of the run; whether the position in the data may count from
+                        a resume
         history.json    source, step and values of the newest exact scalars
         host-P.json     of process P: the position in its data, the host states of its plugins
         arrays/         an Orbax checkpoint of a flat dictionary: path -> array

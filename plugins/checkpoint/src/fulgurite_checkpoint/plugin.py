@@ -34,6 +34,7 @@ from fulgurite_checkpoint.retention import (
     supersede_later,
 )
 from fulgurite_checkpoint.saving import Saver, check_lock, check_place, try_saving
+from fulgurite_checkpoint.validation import list_unexpected_actions
 
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
 
@@ -273,6 +274,14 @@ class Checkpointer(RunPlugin):
             self._supersede_later(run, step)
             rewind_loggers(run.engine.plugins, step, checkpoint.logger_positions)
         differences = restoring.describe_differences(checkpoint.manifest, run.manifest)
+        unexpected = list_unexpected_actions(
+            checkpoint.index["pending_actions"],
+            run.engine.actions,
+            fg.StepRange.from_json(checkpoint.index["step_range"]),
+            step,
+        )
+        if unexpected:
+            differences.append(f"pending_actions of index.json has {'; '.join(unexpected)}")
         if differences:
             warnings.warn(
                 f"resuming from {checkpoint.path} may not be exact: {'; '.join(differences)}",

@@ -23,13 +23,16 @@ from fulgurite_checkpoint.files import DamagedError, read_json
 from fulgurite_checkpoint.format import Commit, Entry, Verify
 from fulgurite_checkpoint.history import decode_history
 from fulgurite_checkpoint.validation import (
-    check_list,
+    check_bool,
+    check_data_position,
     check_manifest,
     check_optional_text,
+    check_stop,
     parse_array_specs,
     parse_data_position,
     parse_host_states,
     parse_metrics,
+    parse_pending_actions,
     parse_requested_length,
     parse_step_range,
 )
@@ -50,6 +53,8 @@ class SavedCheckpoint:
         manifest: what the run was made of.
         index: what `index.json` holds.
         specs: shape and dtype of the arrays by path.
+        has_data_restarted: whether its position in the data may count from a resume, at which the
+            data began anew.
         make_snapshot: makes the snapshot, called with its state.
     """
 
@@ -58,6 +63,7 @@ class SavedCheckpoint:
     manifest: dict[str, Any]
     index: dict[str, Any]
     specs: dict[str, arrays.Spec]
+    has_data_restarted: bool
     make_snapshot: Callable[[fg.TrainState], fg.Snapshot]
 
     @property
@@ -196,28 +202,35 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
         requested_length = parse_requested_length(manifest["settings"])
     with _blame(path / "index.json"):
         specs = parse_array_specs(index["arrays"])
+        weights_only = _parse_weights_only(index, specs)
+        # Checkpoints of earlier versions do not tell.
+        has_restarted = check_bool(index.get("data_restarted", True), "data_restarted")
         step_range = parse_step_range(index["step_range"], commit.step)
-        pending_actions = check_list(index["pending_actions"], "pending_actions")
-        _check_strings(*index["arrays"], *pending_actions)
+        pending_actions = parse_pending_actions(index["pending_actions"], step_range, commit.step)
         metrics = parse_metrics(index["metrics"])
         stop_reason = check_optional_text(index.get("stop_reason"), "stop_reason")
+        # No run resumes from weights alone, and a mean of them is of no step.
+        if not weights_only:
+            check_stop(step_range, commit.step, requested_length, stop_reason)
     with _blame(path / f"host-{process}.json"):
         data_position = parse_data_position(host["data_position"])
         host_states = parse_host_states(host["host_states"])
+        if process == 0 and not weights_only:
+            check_data_position(data_position, step_range, commit.step, has_restarted=has_restarted)
     with _blame(path / "history.json"):
         records = decode_history(history)
     make_snapshot = partial(
         fg.Snapshot,
         step_range=step_range,
         data_position=data_position,
-        pending_actions=tuple(pending_actions),
+        pending_actions=pending_actions,
         host_states=host_states,
         metrics=metrics,
         requested_length=requested_length,
         history=records,
         stop_reason=stop_reason,
     )
-    return SavedCheckpoint(path, commit, manifest, index, specs, make_snapshot)
+    return SavedCheckpoint(path, commit, manifest, index, specs, has_restarted, make_snapshot)
 
 
 @contextmanager
@@ -230,6 +243,13 @@ def _blame(file: Path) -> Iterator[None]:
         raise DamagedError(
             f"{file} was not written by fulgurite-checkpoint: {type(error).__name__}: {error}"
         ) from error
+
+
+def _parse_weights_only(index: dict[str, Any], specs: dict[str, arrays.Spec]) -> bool:
+    weights_only = check_bool(index.get("weights_only", False), "weights_only")
+    if weights_only and len(arrays.drop_training_arrays(specs)) < len(specs):
+        raise ValueError("weights_only is true, and there are arrays that only training needs")
+    return weights_only
 
 
 def restore_whole(
@@ -268,6 +288,12 @@ def restore_whole(
     }
     arrays.check_same_specs(needed, saved, checkpoint.path)
     loaded = _load_verified(checkpoint, needed, verify)
+    state_step = int(loaded["step"])
+    if state_step != checkpoint.commit.step:
+        raise DamagedError(
+            f"{checkpoint.path} is of step {checkpoint.commit.step}, and its array `step` is "
+            f"{state_step}"
+        )
     return checkpoint.make_snapshot(arrays.unflatten_state(template, loaded))
 
 
@@ -422,11 +448,6 @@ def _load_verified(
         return arrays.load(checkpoint.path / "arrays", specs)
     except OSError as error:
         raise DamagedError(f"{checkpoint.path} cannot be read: {error}") from error
-
-
-def _check_strings(*values: Any) -> None:
-    if not all(isinstance(value, str) for value in values):
-        raise TypeError("a name is not a string")
 
 
 def _get_state_path(plugin: dict[str, Any]) -> str:

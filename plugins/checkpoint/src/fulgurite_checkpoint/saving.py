@@ -198,7 +198,9 @@ class Saver:
         if process == 0:
             texts["manifest.json"] = dumps(self._make_manifest(run))
             index = _make_index(snapshot, arrays_by_path)
-            texts["index.json"] = dumps({**index, "weights_only": bool(self.weights_only)})
+            index["weights_only"] = bool(self.weights_only)
+            index["data_restarted"] = self._has_data_restarted(run)
+            texts["index.json"] = dumps(index)
             texts["history.json"] = self._history_encoder.encode(snapshot.history)
         policy = self.policy
         commit = Commit(
@@ -247,6 +249,13 @@ class Saver:
         manifest = {**current, **checkpoint.manifest, "plugins": current["plugins"]}
         length = {name: current["settings"][name] for name in ("steps", "epochs")}
         return {**manifest, "settings": {**manifest["settings"], **length}}
+
+    def _has_data_restarted(self, run: fg.Run) -> bool:
+        """Return whether the data has begun anew at a resume, so that its position counts from
+        there."""
+        if self.resumed_from is None:
+            return False
+        return run.data_iterator.resume == "restart" or self.resumed_from.has_data_restarted
 
     def _sum_timings(self, run: fg.Run) -> dict[str, float]:
         timings = dict(self.previous_timings)

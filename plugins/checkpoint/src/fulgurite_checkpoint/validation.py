@@ -1,4 +1,5 @@
-"""What the small files of a checkpoint may hold: types and ranges of every value that is read.
+"""What the small files of a checkpoint may hold: types and ranges of every value that is read, and
+which of them fit together.
 
 Hashes tell damage from what was written, and nothing else: whoever writes a file can write its
 hash. A value that this plugin would not have written is damage, too, and an earlier checkpoint is
@@ -6,10 +7,13 @@ used.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import fulgurite as fg
+from fulgurite.fit.scheduler import EPOCH_END_ACTION, BoundAction
+from fulgurite.tree.specs import is_array, is_real_dtype
+from fulgurite.triggers import is_exact
 
 _LARGEST_COUNT = 2**31
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -35,6 +39,13 @@ def check_optional_count(value: Any, name: str) -> int | None:
     """Return a positive number of steps or epochs, or None; the arguments are those of
     `check_count`."""
     return None if value is None else check_count(value, name, smallest=1)
+
+
+def check_bool(value: Any, name: str) -> bool:
+    """Return True or False; raise `ValueError` for anything else."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r:.100}; it must be true or false")
+    return value
 
 
 def check_text(value: Any, name: str) -> str:
@@ -84,9 +95,59 @@ def parse_step_range(value: Any, step: int) -> fg.StepRange:
     ]
     if start > step:
         raise ValueError(f"step_range.start is {start}, after step {step}")
+    if stop is not None and stop < step:
+        raise ValueError(f"step_range.stop is {stop}, before step {step}")
     if epoch_ends != sorted(set(epoch_ends)):
         raise ValueError("step_range.epoch_ends do not grow")
+    if epoch_ends and not start < epoch_ends[0] <= epoch_ends[-1] <= step:
+        raise ValueError(
+            f"step_range.epoch_ends are {epoch_ends}; they must be later than step {start}, where "
+            f"the fit began, and not later than step {step}"
+        )
     return fg.StepRange(start, stop, tuple(epoch_ends))
+
+
+def check_stop(
+    step_range: fg.StepRange,
+    step: int,
+    length: tuple[int | None, int | None],
+    stop_reason: str | None,
+) -> None:
+    """Raise `ValueError` if a fit would not end where its range says.
+
+    Args:
+        step_range: of the fit.
+        step: that of the checkpoint.
+        length: the steps and epochs that the fit was to take, one of them None.
+        stop_reason: why an action has ended it at this step, or None.
+    """
+    steps, epochs = length
+    if (steps is None) == (epochs is None):
+        raise ValueError(f"settings.steps is {steps} and settings.epochs is {epochs}; set one")
+    if stop_reason is not None:
+        is_right = step_range.stop == step
+    elif steps is not None:
+        is_right = step_range.stop == step_range.start + steps
+    else:
+        is_right = epochs is not None and _is_guess(step_range, step, epochs)
+    if not is_right:
+        length_text = f"{epochs} epochs" if steps is None else f"{steps} steps"
+        raise ValueError(
+            f"step_range.stop is {step_range.stop} at step {step}, where a fit of {length_text} "
+            f"from step {step_range.start} ends elsewhere; stop_reason is {stop_reason!r:.100}"
+        )
+
+
+def _is_guess(step_range: fg.StepRange, step: int, epochs: int) -> bool:
+    """Return whether a fit of so many epochs takes the end of its range for its end at `step`: each
+    epoch counts as long as the one before it, or as longer once it has turned out to be."""
+    stop = step_range.stop
+    if not step_range.epoch_ends:
+        # The length of the first epoch is known to its data alone.
+        return stop is None or stop == step + 1 or (stop - step_range.start) % epochs == 0
+    *_, before, last = (step_range.start, *step_range.epoch_ends)
+    guess = last + max(epochs - len(step_range.epoch_ends), 0) * (last - before)
+    return stop == guess or (guess <= step and stop == step + 1)
 
 
 def parse_data_position(value: Any) -> dict[str, Any] | None:
@@ -100,6 +161,92 @@ def parse_data_position(value: Any) -> dict[str, Any] | None:
     check_count(position["epoch"], "data_position.epoch")
     check_count(position["batch"], "data_position.batch")
     return position
+
+
+def check_data_position(
+    position: Mapping[str, Any] | None,
+    step_range: fg.StepRange,
+    step: int,
+    *,
+    has_restarted: bool,
+) -> None:
+    """Raise `ValueError` if a position in the data is not that after the steps of a fit, each of
+    which takes one batch.
+
+    Args:
+        position: of the first process; that of another one may have epochs of its own.
+        step_range: of the fit.
+        step: that of the checkpoint.
+        has_restarted: whether the data may have begun anew at a resume, so that the position counts
+            from there.
+    """
+    if position is None:
+        if step > step_range.start:
+            raise ValueError(
+                f"data_position is null; it must be that after the {step - step_range.start} "
+                f"batches of the steps from {step_range.start} to {step}"
+            )
+        return
+    num_ended = len(step_range.epoch_ends)
+    num_batches = step - max(step_range.start, *step_range.epoch_ends, 0)
+    epoch = position["epoch"]
+    batch = position["batch"]
+    is_right = epoch == num_ended and batch == num_batches
+    if has_restarted:
+        is_before_first_end = epoch == 0 and batch <= num_batches
+        is_right = is_before_first_end or (epoch <= num_ended and batch == num_batches)
+    if not is_right:
+        raise ValueError(
+            f"data_position is epoch {epoch}, batch {batch}; after the steps from "
+            f"{step_range.start} to {step} it must be epoch {num_ended}, batch {num_batches}"
+        )
+
+
+def parse_pending_actions(value: Any, step_range: fg.StepRange, step: int) -> tuple[str, ...]:
+    """Return the names of pending actions.
+
+    Args:
+        value: as it was read.
+        step_range: of the fit.
+        step: that of the checkpoint.
+
+    Raises:
+        ValueError: they are not such.
+    """
+    names = tuple(
+        check_text(name, "pending_actions") for name in check_list(value, "pending_actions")
+    )
+    if len(set(names)) < len(names):
+        raise ValueError(f"pending_actions names an action twice: {', '.join(names)}")
+    if EPOCH_END_ACTION in names and step not in step_range.epoch_ends:
+        raise ValueError(f"pending_actions has {EPOCH_END_ACTION!r}, and no epoch ends at {step}")
+    return names
+
+
+def list_unexpected_actions(
+    names: Iterable[str], actions: Sequence[BoundAction], step_range: fg.StepRange, step: int
+) -> list[str]:
+    """Return why pending actions are not those that this program would leave pending.
+
+    The program may be another one than that which saved: only its user knows.
+
+    Args:
+        names: of the pending actions.
+        actions: of the program.
+        step_range: of the fit.
+        step: that of the checkpoint.
+    """
+    by_name = {action.name: action for action in actions}
+    reasons = []
+    for name in names:
+        action = by_name.get(name)
+        if name == EPOCH_END_ACTION:
+            continue
+        if action is None:
+            reasons.append(f"{name}, which no plugin schedules")
+        elif is_exact(action.trigger) and action.trigger.next(step - 1, step_range) != step:
+            reasons.append(f"{name}, which is not due at step {step}")
+    return reasons
 
 
 def parse_host_states(value: Any) -> dict[str, Any]:
@@ -117,10 +264,13 @@ def parse_host_states(value: Any) -> dict[str, Any]:
 
 def parse_metrics(value: Any) -> dict[str, dict[str, Any]]:
     """Return metrics by source and name; raise `ValueError` if they are not such."""
-    return {
-        source: check_object(metrics, f"metrics.{source}")
-        for source, metrics in check_object(value, "metrics").items()
-    }
+    metrics_by_source = check_object(value, "metrics")
+    for source, metrics in metrics_by_source.items():
+        for name, metric in check_object(metrics, f"metrics.{source}").items():
+            is_number = isinstance(metric, bool | int | float)
+            if not is_number and not (is_array(metric) and is_real_dtype(metric.dtype)):
+                raise ValueError(f"metrics.{source}.{name} is {metric!r:.100}, which is no number")
+    return metrics_by_source
 
 
 def check_manifest(manifest: Mapping[str, Any]) -> None:
@@ -134,8 +284,7 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
         check_object(plugin, "plugins")
         for name in ("name", "distribution", "version"):
             check_text(plugin[name], f"plugins.{name}")
-        if not isinstance(plugin["decisive"], bool):
-            raise ValueError(f"plugins.decisive is {plugin['decisive']!r:.100}")
+        check_bool(plugin["decisive"], "plugins.decisive")
         check_object(plugin["settings"], "plugins.settings")
 
 
@@ -160,7 +309,7 @@ def parse_array_specs(value: Any) -> dict[str, tuple[tuple[int, ...], str]]:
 def check_commit_fields(content: Mapping[str, Any]) -> None:
     """Raise `ValueError` if a field of a `COMMIT` holds what this plugin does not write there."""
     check_count(content["step"], "step")
-    check_count(content["attempt"], "attempt")
+    check_count(content["attempt"], "attempt", smallest=1)
     hashes = check_list(content["hashes"], "hashes")
     positions = check_list(content["logger_positions"], "logger_positions")
     if not hashes or not all(isinstance(item, str) and _SHA256.fullmatch(item) for item in hashes):
