@@ -164,7 +164,7 @@ class Engine:
             the next process: steps, evaluations and what makes the model.
         stop_timeout: seconds after SIGTERM or Ctrl-C for which a data source, a logger or the
             reading of a checkpoint may keep training waiting; then it is abandoned, and the run
-            saved without it.
+            saved without it. A checkpoint that gets no further for so long is abandoned, too.
         device: the one device to compute on, as `jax.Device` or as `"gpu:1"`, `"cpu"`; by default
             that of JAX. Several devices are a plugin's.
     """

@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trained import ZEROS, Counting, engine
 
 RELEASED = threading.Event()
 """Set at the end of a test: threads that still read would be there in the tests after it."""
+WRITER_NAME = "fulgurite checkpoint"
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +171,65 @@ def test_a_checkpoint_that_cannot_be_read_is_abandoned(tmp_path: Path) -> None:
         pytest.raises(SystemExit),
     ):
         blocked.fit(Counting, ZEROS, resume="auto")
+
+
+class UnresolvedLogger:
+    """A logger that does not say where it is."""
+
+    def __init__(self) -> None:
+        self.position: Future[Any] = Future()
+
+    @fg.hookimpl
+    def flush_logger(self, step: int) -> "Future[Any]":
+        os.kill(os.getpid(), signal.SIGTERM)
+        return self.position
+
+
+class BlockedFile:
+    """Puts a pipe where a file of the checkpoint of step 4 is to be written: opening it never
+    returns."""
+
+    plugin_name = "blocked"
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "checkpoints" / "saving-step-4" / "index.json"
+
+    @fg.hookimpl
+    def flush_logger(self, step: int) -> "Future[Any]":
+        os.mkfifo(self.path)
+        os.kill(os.getpid(), signal.SIGTERM)
+        future: Future[Any] = Future()
+        future.set_result(None)
+        return future
+
+
+def check_save_is_abandoned(
+    run_dir: Path, plugin: Any, what: str, release: Callable[[], object]
+) -> None:
+    """Train until a save that never ends; look whether the process could end, and whether nothing
+    is saved if that save goes on after all."""
+    settings: dict[str, Any] = {"steps": 30, "stop_timeout": 0.3, "log_every": None}
+    blocked = engine(run_dir, Checkpointer(4), plugin, **settings)
+    message = rf"the checkpoint of step 4 \({what}\) kept training waiting for 0.3 s after SIGTERM"
+    with pytest.warns(UserWarning, match=message), pytest.raises(SystemExit) as ended:
+        blocked.fit(Counting, ZEROS)
+    assert ended.value.code == 143
+    (writer,) = (thread for thread in threading.enumerate() if thread.name == WRITER_NAME)
+    assert writer.daemon
+    release()
+    writer.join()
+    assert not (run_dir / "checkpoints" / "step-4").exists()
+
+
+def test_a_save_that_waits_for_a_logger_for_ever_is_abandoned(tmp_path: Path) -> None:
+    logger = UnresolvedLogger()
+    check_save_is_abandoned(tmp_path, logger, "logger '.*'", lambda: logger.position.set_result(1))
+
+
+def test_a_save_to_a_disk_that_hangs_is_abandoned(tmp_path: Path) -> None:
+    blocked = BlockedFile(tmp_path)
+    # Whoever reads the pipe lets go of the thread that writes to it.
+    check_save_is_abandoned(tmp_path, blocked, "index.json", blocked.path.read_bytes)
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), True, "30s"])

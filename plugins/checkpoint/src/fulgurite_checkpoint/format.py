@@ -24,6 +24,7 @@ by their names.
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -267,17 +268,24 @@ def _verify_file(path: Path, size_and_crc: list[Any], verify: Verify) -> None:
         raise DamagedError(f"{path} has changed since it was written")
 
 
-def write_hashes(path: Path, process: int, num_processes: int) -> str:
+def write_hashes(
+    path: Path,
+    process: int,
+    num_processes: int,
+    note_file: Callable[[str], None] = lambda name: None,
+) -> str:
     """Write the hashes of everything that a process wrote, durably; return their SHA-256.
 
     Args:
         path: the directory of the checkpoint.
         process: the index of the process.
         num_processes: how many processes write the checkpoint.
+        note_file: called with the name of each file before it is read.
     """
     hashes = {}
     for name, file in iter_files(path):
         if _get_writer(name, num_processes) == process and not name.startswith("hashes-"):
+            note_file(name)
             hashes[name] = list(compute_checksum(file))
             sync(file)
     raw = dumps(hashes).encode()

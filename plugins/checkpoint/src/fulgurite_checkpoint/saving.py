@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.redact import redact_text
+from fulgurite.waits import WaitAbandoned
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers
 
@@ -91,8 +92,7 @@ class Saver:
     weights_only: bool | fg.Selector = False
 
     def __post_init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fulgurite checkpoint")
-        self._saving: tuple[_Content, Future[Commit]] | None = None
+        self._saving: tuple[_Content, PendingCheckpoint] | None = None
         self._saved: _Content | None = None
         self._num_failures = 0
         self._has_warned_of_monitor = False
@@ -161,10 +161,10 @@ class Saver:
         """Wait for the save in progress, and report its failure."""
         if self._saving is None:
             return
-        content, future = self._saving
+        content, pending = self._saving
         self._saving = None
         try:
-            commit = future.result()
+            commit = pending.wait_for_commit()
         except Exception as error:
             self._report_failure(run, content.step, error)
         else:
@@ -173,14 +173,18 @@ class Saver:
             self._note_best(run, commit)
 
     def close(self) -> None:
-        """Wait for the save in progress and end the thread; warn if that save failed."""
-        self._thread.shutdown()
+        """Wait for the save in progress; warn if it failed."""
         if self._saving is None:
             return
-        content, future = self._saving
-        error = future.exception()
-        if error is not None:
+        content, pending = self._saving
+        self._saving = None
+        try:
+            pending.wait_for_commit()
+        except Exception as error:
             warnings.warn(_format_failure(content.step, error), stacklevel=2)
+        except WaitAbandoned as wait:
+            # The run ends already, and for another reason.
+            warnings.warn(str(wait), stacklevel=2)
 
     def _start(self, run: fg.Run, snapshot: fg.Snapshot, content: _Content) -> None:
         step = run.step
@@ -237,7 +241,8 @@ class Saver:
             _do_nothing if run.run_dir is None else run.run_dir.assert_locked,
             run.engine.sharding.sync,
         )
-        self._saving = content, self._thread.submit(pending.finish)
+        pending.start()
+        self._saving = content, pending
 
     def _make_manifest(self, run: fg.Run) -> dict[str, Any]:
         """Return what made the state: where no step was taken since the resume, that of the

@@ -1,22 +1,33 @@
 """Writing a checkpoint whose arrays have left the device, on a background thread."""
 
+import os
+import threading
+import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
+from fulgurite.waits import Wait, WaitAbandoned
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.format import Commit
 from fulgurite_checkpoint.retention import RetentionPolicy, publish
 
+T = TypeVar("T")
+MEASURE_INTERVAL = 1.0
+"""Seconds between two looks at how far a checkpoint has got that somebody waits for."""
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False)
 class PendingCheckpoint:
     """A checkpoint whose arrays have left the device.
 
@@ -29,6 +40,7 @@ class PendingCheckpoint:
         policy: which checkpoints stay.
         assert_locked: raises if another process has taken the run over.
         sync: how processes agree.
+        awaited: what is waited for at present, for messages.
     """
 
     path: Path
@@ -39,6 +51,44 @@ class PendingCheckpoint:
     policy: RetentionPolicy
     assert_locked: Callable[[], None]
     sync: fg.ProcessSync
+    awaited: str = "its arrays"
+    _written: Future[Commit] = field(default_factory=Future, init=False)
+    _is_abandoned: bool = field(default=False, init=False)
+
+    def start(self) -> None:
+        """Begin to write the rest on a thread of its own."""
+        self._written = _start_thread("fulgurite checkpoint", self.finish)
+
+    def wait_for_commit(self) -> Commit:
+        """Return what it says when it is complete, or raise what went wrong.
+
+        Raises:
+            WaitAbandoned: training is to stop, and nothing has happened for too long.
+        """
+        try:
+            self._wait()
+        except WaitAbandoned:
+            self._is_abandoned = True
+            raise
+        return self._written.result()
+
+    def _wait(self) -> None:
+        progress = None
+        # A write that goes on is no wait for what may never come, however long it takes.
+        while not self._is_written_soon():
+            with Wait(f"the checkpoint of step {self.commit.step} ({self.awaited})"):
+                while not self._written.done():
+                    # On a disk that hangs, to look at a file hangs as well.
+                    measuring = _start_thread("fulgurite progress", self._measure_progress)
+                    futures.wait([self._written, measuring], return_when=futures.FIRST_COMPLETED)
+                    if measuring.done() and measuring.result() != progress:
+                        progress = measuring.result()
+                        break
+                    self._is_written_soon()
+
+    def _is_written_soon(self) -> bool:
+        futures.wait([self._written], timeout=MEASURE_INTERVAL)
+        return self._written.done()
 
     def finish(self) -> Commit:
         """Write the rest; `COMMIT` only when all of it is on the disk, and only if this process
@@ -49,6 +99,7 @@ class PendingCheckpoint:
         parts = _run_on_all_processes(self.sync, "checkpoint written", self._write_files)
         _run_on_all_processes(self.sync, "checkpoint complete", partial(self._complete, parts))
         if jax.process_index() == 0:
+            self._go_on_with("the removal of older ones")
             try:
                 self.policy.apply(self.path.parent.parent)
             except OSError as error:
@@ -66,21 +117,72 @@ class PendingCheckpoint:
             # Another run may have begun there in the meantime, and save at the same step.
             self.assert_locked()
         for name, text in self.texts.items():
+            self._go_on_with(name)
             (self.path / name).write_bytes(text.encode())
-        positions = {name: get_position() for name, get_position in self.get_positions.items()}
-        sha256 = format.write_hashes(self.path, jax.process_index(), jax.process_count())
+        positions = {}
+        for name, get_position in self.get_positions.items():
+            self._go_on_with(f"logger {name!r}")
+            positions[name] = get_position()
+        sha256 = format.write_hashes(
+            self.path, jax.process_index(), jax.process_count(), self._go_on_with
+        )
         return [sha256, positions]
+
+    def _go_on_with(self, what: str) -> None:
+        """Note what is waited for next; raise `CheckpointError` if nobody waits any more, since the
+        lock of the run may be another's by now."""
+        if self._is_abandoned:
+            raise CheckpointError(f"the checkpoint of step {self.commit.step} was abandoned")
+        self.awaited = what
+
+    def _measure_progress(self) -> Any:
+        """Return something that is another thing while the checkpoint is being written."""
+        if not isinstance(self.path, Path):
+            # An object appears when all of it is there, and its client has timeouts of its own.
+            return self.awaited if self.awaited.startswith("logger ") else time.monotonic()
+        return self.awaited, _measure_size(self.path)
 
     def _complete(self, parts: list[list[Any]]) -> None:
         if jax.process_index() != 0:
             return
         hashes = [sha256 for sha256, _ in parts]
         positions = [position for _, position in parts]
+        self._go_on_with("COMMIT")
         self.assert_locked()
         format.write_commit(
             self.path, replace(self.commit, hashes=hashes, logger_positions=positions)
         )
         publish(self.path, self.commit)
+
+
+def _measure_size(folder: Path) -> int:
+    """Return the number of bytes in the files below a folder, as far as they are there."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it was renamed in the meantime
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return size
+
+
+def _start_thread(name: str, function: Callable[[], T]) -> "Future[T]":
+    """Call a function on a thread that does not keep the process from its end, as one of a
+    `ThreadPoolExecutor` does that hangs.
+
+    Args:
+        name: of the thread.
+        function: what is called.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 def _run_on_all_processes(
