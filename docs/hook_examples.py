@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite.errors import CheckpointError
 from fulgurite_sharding import MeshStrategy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
@@ -263,6 +264,11 @@ class Lines:
         self.position = 0
 
     @fg.hookimpl
+    def check_logger_position(self, position):
+        if self.path.stat().st_size < position:
+            raise CheckpointError(f"{self.path} lacks lines: put the file back")
+
+    @fg.hookimpl
     def rewind_logger(self, position):  # saved in the checkpoint; called before open_logger
         self.position = position
 
@@ -321,7 +327,11 @@ class InMemory:
     def restore_checkpoint(self, resume, template, engine):
         if self.saved is None:
             return None
-        snapshot, _ = self.saved
+        snapshot, positions = self.saved
+        step = int(snapshot.state.step)
+        for hook in engine.plugins.implementations("check_logger_position"):
+            position = json.loads(positions)[hook.plugin.name]
+            hook(step, position=position, step=step, engine=engine)
         return _copy_snapshot(snapshot)
 
     @fg.hookimpl

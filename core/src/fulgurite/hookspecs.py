@@ -475,6 +475,22 @@ def flush_logger(step: int) -> Future[Any]:
 @hookspec(
     "logger",
     Combine.EACH,
+    when="By the checkpointer, for each checkpoint of the run itself that it might resume from.",
+)
+def check_logger_position(position: Any, step: int, engine: EngineView) -> None:
+    """Raise a `CheckpointError` if `rewind_logger` could not go back to a position, so that an
+    earlier checkpoint is used; change nothing.
+
+    Args:
+        position: the result of `flush_logger`, read from a checkpoint.
+        step: of the checkpoint.
+        engine: the engine that resumes.
+    """
+
+
+@hookspec(
+    "logger",
+    Combine.EACH,
     when="By the checkpointer, in `on_restore`, before `open_logger`; by `fulgurite evaluate` when "
     "it continues.",
 )

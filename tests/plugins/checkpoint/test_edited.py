@@ -130,7 +130,7 @@ def edit_file(path: Path, place: int, edit: Edit, new_value: Any) -> Place:
 
 def is_known_to_plugin_alone(name: str, place: Place) -> bool:
     """Return whether an edited value is one that no other value of a checkpoint tells."""
-    return (name, place[0]) in (("host-0.json", "host_states"), ("COMMIT", "logger_positions"))
+    return name == "host-0.json" and place[0] == "host_states"
 
 
 def update_hashes(checkpoint: Path) -> None:
@@ -192,7 +192,10 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
                 return
         assert int(result.state.step) == 5
         assert np.isfinite(result.metrics["train"]["loss"])
-        is_reported = any(str(checkpoint) in str(warning.message) for warning in caught)
+        messages = [*result.messages, *(str(warning.message) for warning in caught)]
+        is_reported = any(
+            "step-3" in text or "the checkpoint was saved" in text for text in messages
+        )
         if not is_reported and not is_known_to_plugin_alone(name, edited_place):
             assert collect_result(run, result) == undisturbed
 
@@ -211,6 +214,7 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
             {"$array": [1], "dtype": "int8", "shape": [1]},
             "plugins is",
         ),
+        ("manifest.json", ("settings",), [1], "settings is [1]"),
         ("history.json", ("records",), 1, "history is 1"),
         ("host-0.json", ("data_position",), None, "data_position is null; it must be that after"),
         ("host-0.json", ("data_position", "epoch"), 5, "data_position is epoch 5, batch 3; after"),
@@ -301,7 +305,7 @@ class Pages:
 
 
 @pytest.mark.parametrize("promises", [("exact",), ("restart",), ("exact", "restart")])
-@pytest.mark.parametrize("lengths", [(2, 4, 1), (3, 1, 2)])
+@pytest.mark.parametrize("lengths", [(2, 4, 1), pytest.param((3, 1, 2), marks=pytest.mark.full)])
 def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(
     promises: tuple[Any, ...], lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -320,3 +324,34 @@ def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(
         for entry in entries:
             read_checkpoint(entry, "full")
     assert steps == [1, 3, 5, 7]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("place", "new_value", "reason"),
+    [
+        (("jsonl",), 10**30, "does not tell of records.jsonl"),
+        (("jsonl", "records.jsonl"), -1, "which is not a size"),
+        (("jsonl", "records.jsonl"), 10**30, "should be lines of that run"),
+        (("jsonl", "records.jsonl"), 0, "between None and 1"),
+        (("csv", "records.csv", "bytes"), 0, "should hold 8 columns and 4 rows"),
+        (("csv", "records.csv", "columns"), [1], r"should hold \[1\] columns and 4 rows"),
+        (("csv", "records.csv", "rows"), 3, "should hold 8 columns and 3 rows"),
+    ],
+)
+def test_a_position_of_a_logger_that_is_never_written(
+    trained_run: Path,
+    undisturbed: list[bytes],
+    tmp_path: Path,
+    place: Place,
+    new_value: Any,
+    reason: str,
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    checkpoint = run / "checkpoints" / "step-3"
+    forge(checkpoint, "COMMIT", ("logger_positions", 0, *place), new_value)
+    message = rf"step-3/COMMIT, or what it.*logger_positions\.{place[0]}.*{reason}.*step 2 is used"
+    with pytest.warns(UserWarning, match=message):
+        result = train(run, resume="auto")
+    assert collect_result(run, result) == undisturbed

@@ -109,6 +109,9 @@ class MLflowLogger(FileLogger):
         )
         return self._backend
 
+    def check_position(self, folder: Path, position: Any, step: int | None) -> None:
+        _get_run_id(position)
+
     def put(self, record: fg.Record) -> None:
         """Queue a record; if the queue is full, give the server up: training does not wait."""
         if self._writer is not None and self._writer.is_full:

@@ -183,7 +183,7 @@ class Checkpointer(RunPlugin):
             raise ConfigurationError("resume names no run: give a path, or Engine(run_dir=...)")
         if not root.is_dir() and not reference.optional:
             raise CheckpointError(f"there is no run in {root}: check the path")
-        result = self._find_and_read(reference, root, template, engine)
+        result = self._find_and_read(reference, root, template, engine, is_same_run)
         if result is None:
             if reference.optional:
                 return None
@@ -226,10 +226,16 @@ class Checkpointer(RunPlugin):
         try_saving(run)
 
     def _find_and_read(
-        self, reference: fg.CheckpointRef, root: Path, template: fg.TrainState, engine: EngineView
+        self,
+        reference: fg.CheckpointRef,
+        root: Path,
+        template: fg.TrainState,
+        engine: EngineView,
+        is_same_run: bool,
     ) -> tuple[SavedCheckpoint, fg.Snapshot] | None:
         """Return the checkpoint of the run at `root` that a reference means, and its snapshot; None
         if there is none at all."""
+        rewound_engine = engine if is_same_run and reference.map is None else None
         # Of several processes the first one decides, which has looked at every byte.
         is_alone = jax.process_count() == 1
         decides = is_alone or jax.process_index() == 0 or self.verify == "none"
@@ -237,6 +243,8 @@ class Checkpointer(RunPlugin):
 
         def read(entry: Entry) -> tuple[SavedCheckpoint, fg.Snapshot]:
             checkpoint = restoring.read_checkpoint(entry, verify)
+            if rewound_engine is not None:
+                restoring.check_logger_positions(checkpoint, rewound_engine)
             if reference.map is not None:
                 snapshot = restoring.restore_part(checkpoint, template, reference, verify)
             else:
@@ -250,7 +258,9 @@ class Checkpointer(RunPlugin):
             return restoring.find_newest(root, read)
         if step == "latest":
             step = engine.sharding.sync.broadcast(
-                lambda: restoring.find_newest(root, lambda entry: _check_entry(entry, verify))
+                lambda: restoring.find_newest(
+                    root, lambda entry: _check_entry(entry, verify, rewound_engine)
+                )
             )
             if step is None:
                 return None
@@ -482,14 +492,17 @@ def _report_changed_loggers(run: fg.Run, checkpoint: SavedCheckpoint) -> None:
         run.notify("checkpoints", message)
 
 
-def _check_entry(entry: Entry, verify: Verify) -> int:
+def _check_entry(entry: Entry, verify: Verify, rewound_engine: EngineView | None) -> int:
     """Return the step of a checkpoint that is not damaged.
 
     Args:
         entry: the checkpoint.
         verify: how its files are compared with their hashes.
+        rewound_engine: whose loggers must be able to go back to it; None if they need not.
     """
     checkpoint = restoring.read_checkpoint(entry, verify)
+    if rewound_engine is not None:
+        restoring.check_logger_positions(checkpoint, rewound_engine)
     if verify != "none":
         format.verify_files(checkpoint.path, checkpoint.commit, verify)
     return entry.step

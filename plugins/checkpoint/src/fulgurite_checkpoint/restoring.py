@@ -297,6 +297,28 @@ def restore_whole(
     return checkpoint.make_snapshot(arrays.unflatten_state(template, loaded))
 
 
+def check_logger_positions(checkpoint: SavedCheckpoint, engine: EngineView) -> None:
+    """Raise `DamagedError` if a logger of the run cannot go back to where it was.
+
+    Args:
+        checkpoint: of the same run.
+        engine: the engine that resumes.
+    """
+    positions = checkpoint.logger_positions
+    for hook in engine.plugins.implementations("check_logger_position"):
+        name = hook.plugin.name
+        if name not in positions:
+            continue
+        step = checkpoint.commit.step
+        try:
+            hook(step, position=positions[name], step=step, engine=engine)
+        except CheckpointError as error:
+            raise DamagedError(
+                f"{checkpoint.path / 'COMMIT'}, or what it tells of, has changed: "
+                f"logger_positions.{name}: {error}"
+            ) from error
+
+
 def restore_part(
     checkpoint: SavedCheckpoint,
     template: fg.TrainState,

@@ -291,6 +291,7 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
 def parse_requested_length(settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return the steps and epochs of a fit, one of them None; raise `ValueError` if they are not
     such."""
+    check_object(settings, "settings")
     steps = check_optional_count(settings["steps"], "settings.steps")
     epochs = check_optional_count(settings["epochs"], "settings.epochs")
     return steps, epochs

@@ -4,11 +4,13 @@ from abc import abstractmethod
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fulgurite import LoggedRun, Record, Run, hookimpl
 from fulgurite.errors import ConfigurationError
-from fulgurite_runs import RunPlugin
+from fulgurite.fit.run import EngineView
+from fulgurite_runs import RunPlugin, get_run_directory
 
 from fulgurite_logging.writer import BackgroundWriter, LogBackend
 
@@ -58,6 +60,26 @@ class FileLogger(RunPlugin):
         """Queue a record for writing."""
         if self._writer is not None:
             self._writer.put(record)
+
+    def check_position(self, folder: Path, position: Any, step: int | None) -> None:
+        """Raise `CheckpointError` if the files cannot be cut back to a position; change nothing.
+
+        Args:
+            folder: the run's directory.
+            position: what the backend's `get_position` returned, read from a checkpoint.
+            step: up to which everything was written; None if the logger had failed before.
+        """
+
+    @hookimpl
+    def check_logger_position(self, position: Any, step: int, engine: EngineView) -> None:
+        """Check the position that the logger had, also one that had failed."""
+        directory = get_run_directory(engine)
+        complete_step: int | None = step
+        if isinstance(position, dict) and "failed" in position:
+            position = position.get("position")
+            complete_step = None
+        if directory is not None and position is not None:
+            self.check_position(directory.path, position, complete_step)
 
     @hookimpl
     def rewind_logger(self, position: Any) -> None:

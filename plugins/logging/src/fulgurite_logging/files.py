@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from fulgurite.errors import CheckpointError
 from fulgurite_runs.directory import sync_folder
 
 _CHUNK = 1 << 16
+_LONGEST_LINE = 1 << 20
+"""Of longer lines it is not looked at which step they are of."""
 
 
 class LineFile:
@@ -62,16 +65,7 @@ class LineFile:
         Raises:
             CheckpointError: there are no such bytes, or they are not whole lines.
         """
-        if type(size) is not int or size < 0:
-            raise CheckpointError(
-                f"{self.path}: the checkpoint says it had {size!r} bytes, which is not a size"
-            )
-        if size > self.size or (size and os.pread(self._descriptor, 1, size - 1) != b"\n"):
-            raise CheckpointError(
-                f"{self.path} is not the file that the checkpoint knows: it has {self.size} bytes, "
-                f"of which the first {size} should be lines of that run. Put the file back, or "
-                "resume in another directory"
-            )
+        _check_size(self._descriptor, self.path, size)
         self._truncate(size)
 
     def sync(self) -> None:
@@ -100,6 +94,53 @@ class LineFile:
             os.ftruncate(self._descriptor, size)
             self.size = size
             self.sync()
+
+
+def check_cut(path: Path, size: Any, step: int | None, get_step: Callable[[bytes], Any]) -> None:
+    """Raise `CheckpointError` if a file of lines cannot be cut back to its first `size` bytes, or
+    if what is left then are not the lines up to a step.
+
+    Args:
+        path: the file.
+        size: as a checkpoint says.
+        step: up to which everything was written; None to look at the size alone.
+        get_step: returns the step of a line; None if it is of no step.
+    """
+    if not path.exists() and size == 0:
+        return
+    try:
+        descriptor = _open_regular_file(path, os.O_RDONLY)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Put the file back") from error
+    with open(descriptor, "rb") as file:
+        _check_size(descriptor, path, size)
+        if step is None:
+            return
+        file.seek(max(size - _LONGEST_LINE, 0))
+        before, _, last_line = file.read(size - file.tell()).rstrip(b"\n").rpartition(b"\n")
+        next_line = file.readline(_LONGEST_LINE)
+    last_step = get_step(last_line) if before or size < _LONGEST_LINE else None
+    next_step = get_step(next_line) if next_line.endswith(b"\n") else None
+    if (last_step is not None and last_step > step) or (next_step is not None and next_step < step):
+        raise CheckpointError(
+            f"{path} is not the file that the checkpoint knows, or not as far as {size} bytes: the "
+            f"records of the steps up to {step} do not end there, but between {last_step} and "
+            f"{next_step}"
+        )
+
+
+def _check_size(descriptor: int, path: Path, size: Any) -> None:
+    if type(size) is not int or size < 0:
+        raise CheckpointError(
+            f"{path}: the checkpoint says it had {size!r} bytes, which is not a size"
+        )
+    file_size = os.fstat(descriptor).st_size
+    if size > file_size or (size and os.pread(descriptor, 1, size - 1) != b"\n"):
+        raise CheckpointError(
+            f"{path} is not the file that the checkpoint knows: it has {file_size} bytes, of which "
+            f"the first {size} should be lines of that run. Put the file back, or resume in "
+            f"another directory"
+        )
 
 
 def get_entry(position: Any, name: str) -> Any:

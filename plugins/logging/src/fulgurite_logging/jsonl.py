@@ -8,7 +8,7 @@ import fulgurite as fg
 from fulgurite_runs import json_codec
 
 from fulgurite_logging.file_logger import FileLogger
-from fulgurite_logging.files import LineFile, get_entry
+from fulgurite_logging.files import LineFile, check_cut, get_entry
 from fulgurite_logging.writer import LogBackend
 
 EXACT_FILE = "records.jsonl"
@@ -37,6 +37,9 @@ class JSONLLogger(FileLogger):
         assert run.run_dir is not None
         return JSONLBackend(run.run_dir.path, position)
 
+    def check_position(self, folder: Path, position: Any, step: int | None) -> None:
+        check_cut(folder / EXACT_FILE, get_entry(position, EXACT_FILE), step, _get_step)
+
     @fg.hookimpl
     def log_text(self, record: fg.Record) -> None:
         """Write the record."""
@@ -46,6 +49,14 @@ class JSONLLogger(FileLogger):
     def log_config(self, record: fg.Record) -> None:
         """Write the record."""
         self.put(record)
+
+
+def _get_step(line: bytes) -> int | None:
+    try:
+        step = json_codec.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return step if type(step) is int else None
 
 
 class JSONLBackend:

@@ -14,7 +14,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite_runs import json_codec
 
 from fulgurite_logging.file_logger import FileLogger
-from fulgurite_logging.files import LineFile, get_entry
+from fulgurite_logging.files import LineFile, check_cut, get_entry
 from fulgurite_logging.writer import LogBackend
 
 EXACT_FILE = "records.csv"
@@ -43,6 +43,26 @@ class CSVLogger(FileLogger):
     def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         assert run.run_dir is not None
         return CSVBackend(run.run_dir.path, position)
+
+    def check_position(self, folder: Path, position: Any, step: int | None) -> None:
+        entry = get_entry(position, EXACT_FILE)
+        path = folder / EXACT_FILE
+        size = get_entry(entry, "bytes")
+        num_columns = get_entry(entry, "columns")
+        num_rows = get_entry(entry, "rows")
+        # With columns that came later, a row has other bytes than it had.
+        is_same_layout = num_columns == _count_columns(path)
+        if is_same_layout:
+            check_cut(path, size, step, _get_step)
+        if (
+            not _is_int_within(num_columns, 1, 2**31)
+            or not _is_int_within(num_rows, 0, 2**31)
+            or (is_same_layout and _count_lines(path, size) != 1 + num_rows)
+        ):
+            raise CheckpointError(
+                f"{path} is not the table that the checkpoint knows: its first {size!r:.100} bytes "
+                f"should hold {num_columns!r:.100} columns and {num_rows!r:.100} rows"
+            )
 
 
 class CSVBackend:
@@ -168,6 +188,30 @@ class Table:
                 file.close()
             path.unlink(missing_ok=True)
             raise
+
+
+def _count_columns(path: Path) -> int | None:
+    """Return how many columns a table has; None where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", newline="") as text:
+            return len(next(csv.reader(text, strict=True), []))
+    except (OSError, csv.Error, UnicodeDecodeError):
+        return None
+
+
+def _count_lines(path: Path, size: int) -> int:
+    """Return the number of lines in the first bytes of a file."""
+    count = 0
+    with open(path, "rb") as file:
+        while size > 0 and (chunk := file.read(min(size, 1 << 20))):
+            count += chunk.count(b"\n")
+            size -= len(chunk)
+    return count
+
+
+def _get_step(line: bytes) -> int | None:
+    cell = line.partition(b",")[0]
+    return int(cell) if cell.isdigit() else None
 
 
 def _is_int_within(number: Any, low: int, high: int) -> bool:

@@ -78,6 +78,16 @@ class TensorBoardLogger(FileLogger):
             }
         return _Backend(folder, sizes, run.step, self.layout)
 
+    def check_position(self, folder: Path, position: Any, step: int | None) -> None:
+        for split, sizes in _check_position(position).items():
+            for name, size in sizes.items():
+                path = folder / FOLDER / split / name
+                if not path.is_file() or path.stat().st_size < size:
+                    raise CheckpointError(
+                        f"{path} lacks what the checkpoint knows, which are {size} bytes: put it "
+                        "back"
+                    )
+
     @fg.hookimpl
     def log_media(self, record: fg.Record) -> None:
         """Write the record."""
