@@ -3,18 +3,16 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, cast
 
-from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
+from fulgurite_config.errors import ConfigError, suggest
 from fulgurite_config.expressions import Evaluation, Lazy, Reference
-from fulgurite_config.names import Name, get_name, load
+from fulgurite_config.names import Name, get_name
 
-P = ParamSpec("P")
-T = TypeVar("T")
 FOLDER = os.path.dirname(__file__)
 EMPTY = inspect.Parameter.empty
 RESERVED = ("ref", "aux")
@@ -159,94 +157,6 @@ def get_state(node: Any) -> State:
     return node._config_state
 
 
-class _Maker:
-    """What `L` is: typed as the call that it stands for, so that editors complete arguments and
-    type checkers check them."""
-
-    @overload
-    def __call__(self, /, **values: Any) -> Any: ...
-    @overload
-    def __call__(self, target: str, /, *args: Any, **kwargs: Any) -> Any: ...
-    @overload
-    def __call__(self, target: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-    def __call__(self, target: Any = None, /, *args: Any, **kwargs: Any) -> Any:
-        return make_node(target, args, kwargs, is_partial=False)
-
-    def partial(self, target: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> Any:
-        """Return a node that resolves to `functools.partial(target, ...)`.
-
-        Args:
-            target: a function or class, or its name `module:name`.
-            args: its first arguments.
-            kwargs: its arguments by name.
-        """
-        return make_node(target, args, kwargs, is_partial=True)
-
-
-L = _Maker()
-"""`L(Classifier, width=128)` is a call to make later, `L(width=128)` a section of values."""
-
-
-def make_node(
-    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_partial: bool
-) -> Node:
-    """Return a node, and check the names of its arguments.
-
-    Args:
-        target: a callable, a name `module:name`, or None for a section.
-        args: arguments by position.
-        kwargs: arguments by name.
-        is_partial: whether the node resolves to a partial.
-    """
-    line = find_line()
-    target = Name(target, is_trusted=True) if isinstance(target, str) else target
-    if target is not None:
-        get_name(target)
-    if target is not None and not isinstance(target, Name) and not callable(target):
-        raise ConfigError(f"{target!r} cannot be called: L takes a function or a class first")
-    node = Node(State(target, is_partial=is_partial, source=line))
-    names = _get_positional_names(target, len(args))
-    for index, value in enumerate(args):
-        set_value(node, names[index] if names else index, value, line)
-    for name, value in kwargs.items():
-        if name in get_state(node).keywords:
-            raise ConfigError(f"{describe(node)} gets {name!r} twice, by position and by name")
-        set_value(node, name, value, line)
-    return node
-
-
-def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
-    """Import the functions and classes that a configuration names, in place: overrides then know
-    their arguments, with types and defaults.
-
-    Args:
-        config: the configuration.
-        allow: packages and modules that names read from JSON may be imported from.
-
-    Raises:
-        NotAllowedError: it names others, all of which the error says.
-        ConfigError: there is no such module or name.
-    """
-    not_allowed: dict[str, str] = {}
-    for node in iter_nodes(config, set()):
-        state = get_state(node)
-        if not isinstance(state.target, Name):
-            continue
-        try:
-            state.target = load(state.target, allow)
-        except NotAllowedError as error:
-            not_allowed |= error.modules
-            continue
-        names = _get_positional_names(state.target, len(state.positional))
-        for index, name in enumerate(names[: len(state.positional)]):
-            state.keywords = {name: state.positional[index], **state.keywords}
-            state.sources[name] = state.sources.pop(index, state.source)
-        if names:
-            state.positional = []
-    if not_allowed:
-        raise NotAllowedError(not_allowed, allow)
-
-
 def iter_nodes(value: Any, visited: set[int]) -> Iterator[Node]:
     """Yield each node of a configuration once."""
     if isinstance(value, Node):
@@ -256,24 +166,6 @@ def iter_nodes(value: Any, visited: set[int]) -> Iterator[Node]:
         yield value
     for _, child in iter_children(value):
         yield from iter_nodes(child, visited)
-
-
-def _get_positional_names(target: Any, count: int) -> list[str]:
-    """Return names for positional arguments, or none if some of them have no name."""
-    signature = get_signature(target)
-    if signature is None:
-        return []
-    named = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    if inspect.Parameter.POSITIONAL_ONLY in kinds:
-        return []
-    if count > len(named) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        raise ConfigError(f"{get_name(target)} takes {len(named)} arguments by position")
-    return named if count <= len(named) else []
 
 
 def get_signature(target: Any) -> inspect.Signature | None:
