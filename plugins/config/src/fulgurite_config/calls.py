@@ -11,6 +11,7 @@ from fulgurite_config.nodes import (
     State,
     describe,
     find_line,
+    find_position,
     get_signature,
     get_state,
     iter_nodes,
@@ -71,7 +72,7 @@ def make_node(
     for index, value in enumerate(args):
         set_value(node, names[index] if names else index, value, line)
     for name, value in kwargs.items():
-        if name in get_state(node).keywords:
+        if name in get_state(node).keywords or find_position(node, name) != name:
             raise ConfigError(f"{describe(node)} gets {name!r} twice, by position and by name")
         set_value(node, name, value, line)
     return node

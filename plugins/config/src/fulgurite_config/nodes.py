@@ -87,6 +87,7 @@ class Node:
     def __config_get__(self, key: str | int) -> Any:
         """Return an argument as it was set, a reference as a reference."""
         state = self._config_state
+        key = find_position(self, key)
         if isinstance(key, int):
             return state.positional[key]
         if key in state.keywords:
@@ -94,11 +95,13 @@ class Node:
         if key == "aux":
             return self.aux
         default = get_default(self, key)
-        if default is EMPTY:
-            raise AttributeError(
-                f"{describe(self)} has no value {key!r}. {suggest(key, iter_names(self))}"
-            )
-        return default
+        if default is not EMPTY:
+            return default
+        if key in iter_names(self):
+            raise AttributeError(f"the argument {key!r} of {describe(self)} is not set")
+        raise AttributeError(
+            f"{describe(self)} has no value {key!r}. {suggest(key, iter_names(self))}"
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -190,6 +193,19 @@ def get_default(node: Node, name: str) -> Any:
     return EMPTY if parameter is None else parameter.default
 
 
+def find_position(node: Node, key: str | int) -> str | int:
+    """Return the index of an argument that has a name and was given by position, which is so where
+    others without a name follow; any other key as it is."""
+    state = get_state(node)
+    signature = get_signature(state.target) if state.positional else None
+    if isinstance(key, int) or signature is None or key not in signature.parameters:
+        return key
+    if signature.parameters[key].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return key
+    index = list(signature.parameters).index(key)
+    return index if index < len(state.positional) else key
+
+
 def iter_names(node: Node) -> Iterator[str]:
     """Yield the names that a node has or may have."""
     yield from dict.fromkeys([*get_state(node).keywords, *_list_parameters(node)])
@@ -237,6 +253,7 @@ def set_value(node: Node, key: str | int, value: Any, source: str) -> None:
     state = get_state(node)
     place = f"{describe(node)}[{key}]" if isinstance(key, int) else f"{describe(node)}.{key}"
     check_value(value, place)
+    key = find_position(node, key)
     if isinstance(key, str):
         if key in RESERVED and state.target is None:
             raise ConfigError(

@@ -12,6 +12,7 @@ from fulgurite_config.nodes import (
     EMPTY,
     Node,
     describe,
+    find_position,
     get_default,
     get_signature,
     get_state,
@@ -98,8 +99,16 @@ def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> li
         return list(_apply_nested(config, values, (), source, undo))
 
 
-Undo = list[tuple[Any, Key, Any]]
-"""What was changed: a parent, a key, and the value before."""
+class _Undone(NamedTuple):
+    """What was changed: a parent, a key, and the value before with its source."""
+
+    parent: Any
+    key: Key
+    value: Any
+    source: str | None
+
+
+Undo = list[_Undone]
 
 
 @contextmanager
@@ -108,8 +117,8 @@ def _undo_on_error() -> Iterator[Undo]:
     try:
         yield undo
     except Exception:
-        for parent, key, old in reversed(undo):
-            _restore(parent, key, old)
+        for change in reversed(undo):
+            _restore(change)
         raise
 
 
@@ -273,7 +282,12 @@ def _check_loaded(node: Node, key: Any, text: str) -> None:
 
 
 def _read(parent: Any, key: Key) -> Any:
-    return parent.__config_get__(key) if isinstance(parent, Node) else parent[key]
+    """Return what is at a key, or EMPTY for an argument that is not set and has no default."""
+    if not isinstance(parent, Node):
+        return parent[key]
+    if isinstance(key, str) and key in iter_names(parent) and find_position(parent, key) == key:
+        return get_state(parent).keywords.get(key, get_default(parent, key))
+    return parent.__config_get__(key)
 
 
 def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Change:
@@ -287,7 +301,6 @@ def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Chan
         undo: gets what was there before.
     """
     parent, key, path = match
-    is_set = not isinstance(parent, Node) or key in dict(iter_children(parent)) or key == "aux"
     old = _read(parent, key)
     annotation = get_annotation(parent, key)
     _check_replaceable(old, value, annotation, path)
@@ -298,12 +311,24 @@ def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Chan
         _check_number(old, value, annotation, path)
     if isinstance(parent, tuple):
         raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")
-    undo.append((parent, key, old if is_set or isinstance(key, int) else EMPTY))
+    undo.append(_remember(parent, key))
     if isinstance(parent, Node):
         set_value(parent, key, value, source)
     else:
         parent[key] = value
     return Change(format_path(path), None if old is EMPTY else old, value)
+
+
+def _remember(parent: Any, key: Key) -> _Undone:
+    """Return what is at a key now, for `_restore`."""
+    if not isinstance(parent, Node):
+        return _Undone(parent, key, parent[key], None)
+    state = get_state(parent)
+    key = find_position(parent, key)
+    if isinstance(key, int):
+        key %= len(state.positional)
+        return _Undone(parent, key, state.positional[key], state.sources.get(key))
+    return _Undone(parent, key, state.keywords.get(key, EMPTY), state.sources.get(key))
 
 
 def _check_replaceable(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) -> None:
@@ -327,7 +352,7 @@ def _check_number(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) 
     """Raise a `ConfigError` if a text would take the place of a number, and the annotation has
     numbers and no texts: `fit_value` leaves those to the function that have arrays among them."""
     members = flatten_union(annotation)
-    is_number = isinstance(old, int | float) and not isinstance(old, bool)
+    is_number = old is EMPTY or (isinstance(old, int | float) and not isinstance(old, bool))
     if is_number and isinstance(value, str) and {int, float} & {*members} and str not in members:
         raise ConfigError(f"{format_path(path)}={value} is not a number")
 
@@ -369,15 +394,22 @@ def _guess_annotation(parent: Any, old: Any) -> Any:
     return int | float | None if isinstance(old, int | float) else None
 
 
-def _restore(parent: Any, key: Key, old: Any) -> None:
+def _restore(change: _Undone) -> None:
+    parent, key, old, source = change
     if not isinstance(parent, Node):
         parent[key] = old
-    elif isinstance(key, int):
-        get_state(parent).positional[key] = old
+        return
+    state = get_state(parent)
+    if isinstance(key, int):
+        state.positional[key] = old
     elif old is EMPTY:
-        del get_state(parent).keywords[key]
+        del state.keywords[key]
     else:
-        get_state(parent).keywords[key] = old
+        state.keywords[key] = old
+    if source is None:
+        state.sources.pop(key, None)
+    else:
+        state.sources[key] = source
 
 
 def _iter_all_names(value: Any) -> Iterator[str]:

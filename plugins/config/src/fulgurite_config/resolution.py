@@ -1,6 +1,6 @@
 """Resolving: the calls of a configuration are made."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from fulgurite_config.names import SAFE, Name, get_name, load
 from fulgurite_config.nodes import (
     Node,
     Required,
+    State,
     accepts,
     get_signature,
     get_state,
@@ -92,22 +93,16 @@ class _Resolution:
         self._targets[id(node)] = target
         loaded = Node(state)
         if isinstance(state.target, Name):
-            loaded = Node(type(state)(target, state.positional, state.keywords))
+            loaded = Node(State(target, state.positional, state.keywords, state.is_partial))
         for name in state.keywords:
             if not accepts(loaded, name):
                 raise ConfigError(
                     f"{format_path((*path, name))}: {get_name(target)} has no argument {name!r}. "
                     f"{suggest(name, (other for other in iter_names(loaded) if other != name))}"
                 )
-        signature = get_signature(target)
-        if signature is None or state.is_partial or state.positional:
-            return
-        for parameter in signature.parameters.values():
-            is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            if is_named and parameter.default is parameter.empty:
-                if parameter.name not in state.keywords:
-                    place = format_path((*path, parameter.name))
-                    self._missing.append(f"{place} (an argument of {get_name(target)})")
+        for name in _iter_missing(loaded):
+            place = format_path((*path, name))
+            self._missing.append(f"{place} (an argument of {get_name(target)})")
 
     def _load(self, name: Name) -> Any:
         """Return what a name stands for, or itself if that is not allowed."""
@@ -157,3 +152,21 @@ class _Resolution:
                 check_result(result)
         self._results[id(node)] = result
         return result
+
+
+def _iter_missing(node: Node) -> Iterator[str]:
+    """Yield the arguments without a default that a node does not set."""
+    state = get_state(node)
+    signature = get_signature(state.target)
+    if signature is None or state.is_partial:
+        return
+    for index, parameter in enumerate(signature.parameters.values()):
+        is_many = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if is_many or parameter.default is not parameter.empty:
+            continue
+        has_position = parameter.kind is not parameter.KEYWORD_ONLY
+        if has_position and index < len(state.positional):
+            continue
+        has_name = parameter.kind is not parameter.POSITIONAL_ONLY
+        if not has_name or parameter.name not in state.keywords:
+            yield parameter.name
