@@ -9,11 +9,11 @@ from fulgurite_config.errors import ConfigError
 from fulgurite_config.expressions import (
     Evaluation,
     Expression,
-    Lazy,
     Reference,
     format_path,
     get_expression,
     get_reference,
+    has_lazy,
 )
 from fulgurite_config.nodes import (
     OPERATIONS,
@@ -258,13 +258,14 @@ def iter_nodes_by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple
 
 
 def compute(value: Any, allow: Sequence[str] = ()) -> Any:
-    """Return what a reference or an expression stands for, and any other value as it is.
+    """Return what a reference or an expression stands for, also in lists and dictionaries, and any
+    other value as it is.
 
     Args:
         value: the value.
         allow: packages and modules that functions read from JSON may be imported from.
     """
-    return Evaluation(allow).compute(value) if isinstance(value, Lazy) else value
+    return Evaluation(allow).expand(value) if has_lazy(value) else value
 
 
 OPERATIONS["is_equal"] = is_equal

@@ -18,6 +18,7 @@ APPLY = "apply"
 ITEM = "[]"
 MAX_LENGTH = 10_000
 MAX_BITS = 4_096
+MAX_VALUES = 1_000_000
 
 
 class Lazy:
@@ -187,6 +188,16 @@ def get_expression(expression: Expression) -> tuple[str, tuple[Any, ...]]:
     return expression._config_operator, expression._config_operands
 
 
+def has_lazy(value: Any) -> bool:
+    """Return whether a value is a reference or an expression, or holds one in a list, tuple or
+    dictionary."""
+    if isinstance(value, list | tuple):
+        return any(has_lazy(item) for item in value)
+    if isinstance(value, dict):
+        return any(has_lazy(item) for item in value.values())
+    return isinstance(value, Lazy)
+
+
 def format_path(path: Sequence[Any]) -> str:
     """Return a path as `model.layers[0]['x']`."""
     text = ""
@@ -242,27 +253,40 @@ class Evaluation:
         self._allow = allow
         self._values: dict[Any, Any] = {}
         self._active: dict[Any, str] = {}
+        self._results: dict[int, Any] = {}
+        self._count = 0
 
     def compute(self, value: Any) -> Any:
-        """Return what a reference or an expression stands for, and any other value as it is."""
+        """Return what a reference or an expression stands for, and any other value as it is: in a
+        list references stay, so that it is the list that the configuration holds."""
         try:
             return self._compute(value)
         except RecursionError:
             raise ConfigError("references are nested too deeply to be computed") from None
 
+    def expand(self, value: Any) -> Any:
+        """Return a value with what stands for the references in its lists and dictionaries too, as
+        functions get it."""
+        try:
+            return self._expand(value)
+        except RecursionError:
+            raise ConfigError("references are nested too deeply to be computed") from None
+
+    def is_result(self, value: Any) -> bool:
+        """Return whether a list or dictionary was computed, so that no configuration holds it."""
+        return id(value) in self._results
+
     def _compute(self, value: Any) -> Any:
         if isinstance(value, Reference):
             return self._follow(value)
-        if isinstance(value, list | tuple) and any(isinstance(item, Lazy) for item in value):
-            return type(value)(self._compute(item) for item in value)
         if not isinstance(value, Expression):
             return value
         symbol, operands = get_expression(value)
         if symbol == ITEM:
             container, item = map(self._compute, operands)
-            return self._compute(_get_item(container, item, value))
+            return self._enter(container, _get_item(container, item, value))
         function = OPERATORS.get(symbol)
-        values = [self._compute(operand) for operand in operands[function is None :]]
+        values = [self._expand(operand) for operand in operands[function is None :]]
         if function is None:
             target = operands[0]
             function = load(target, self._allow) if isinstance(target, Name) else target
@@ -275,6 +299,27 @@ class Evaluation:
             error.add_note(f"while {format_expression(value)} was computed")
             raise
         check_result(result)
+        return self._mark(result)
+
+    def _expand(self, value: Any) -> Any:
+        self._count += 1
+        if self._count > MAX_VALUES:  # a few references can stand for lists without end
+            raise ConfigError(f"references stand for more than {MAX_VALUES:_} values")
+        value = self._compute(value)
+        if isinstance(value, list | tuple):
+            return type(value)(self._expand(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._expand(item) for key, item in value.items()}
+        return value
+
+    def _enter(self, container: Any, child: Any) -> Any:
+        """Compute a value that a container holds: one of a result is a part of that result."""
+        child = self._compute(child)
+        return self._mark(child) if self.is_result(container) else child
+
+    def _mark(self, result: Any) -> Any:
+        if isinstance(result, list | tuple | dict):
+            self._results[id(result)] = result
         return result
 
     def _follow(self, reference: Reference) -> Any:
@@ -288,7 +333,8 @@ class Evaluation:
         self._active[key] = repr(reference)
         current: Any = root
         for count, part in enumerate(path):
-            current = self._compute(_get_child(current, part, reference, path[:count]))
+            child = _get_child(current, part, reference, path[:count])
+            current = self._enter(current, child)
         del self._active[key]
         self._values[key] = current
         return current

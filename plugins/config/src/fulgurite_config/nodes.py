@@ -10,8 +10,9 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from fulgurite_config.errors import ConfigError, suggest
-from fulgurite_config.expressions import Evaluation, Lazy, Reference
+from fulgurite_config.expressions import Lazy, Reference
 from fulgurite_config.names import Name, get_name
+from fulgurite_config.views import DictView, ListView, read, unwrap
 
 FOLDER = os.path.dirname(__file__)
 EMPTY = inspect.Parameter.empty
@@ -82,7 +83,7 @@ class Node:
     _config_state: State
 
     def __init__(self, state: State) -> None:
-        object.__setattr__(self, "_config_state", state)
+        set_state(self, state)
 
     def __config_get__(self, key: str | int) -> Any:
         """Return an argument as it was set, a reference as a reference."""
@@ -106,13 +107,17 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Evaluation().compute(self.__config_get__(name))
+        return self._read(name)
 
     def __getitem__(self, key: str | int) -> Any:
         try:
-            return Evaluation().compute(self.__config_get__(key))
+            return self._read(key)
         except AttributeError as error:
             raise KeyError(str(error)) from None
+
+    def _read(self, key: str | int) -> Any:
+        value = self.__config_get__(key)
+        return read(value, lambda computed: set_value(self, key, computed, find_line()))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in RESERVED:
@@ -179,6 +184,11 @@ def get_signature(target: Any) -> inspect.Signature | None:
         return inspect.signature(target)
     except (TypeError, ValueError):
         return None
+
+
+def set_state(node: Node, state: State) -> None:
+    """Let a node hold something else."""
+    object.__setattr__(node, "_config_state", state)
 
 
 def get_default(node: Node, name: str) -> Any:
@@ -251,6 +261,7 @@ def set_value(node: Node, key: str | int, value: Any, source: str) -> None:
         IndexError: there is no such position.
     """
     state = get_state(node)
+    value = unwrap(value)
     place = f"{describe(node)}[{key}]" if isinstance(key, int) else f"{describe(node)}.{key}"
     check_value(value, place)
     key = find_position(node, key)
@@ -287,6 +298,11 @@ def check_value(value: Any, place: str) -> None:
         for key, item in value.items():
             check_value(key, place)
             check_value(item, place)
+    elif isinstance(value, ListView | DictView):
+        raise ConfigError(
+            f"{place} cannot be set: it holds {value!r} as read from a configuration. Refer to it, "
+            "or write list(...) or dict(...) around it"
+        )
     elif not isinstance(value, Node | Lazy | Required | PurePath | bool | int | float | str | None):
         try:
             get_name(value)
@@ -303,7 +319,8 @@ def describe(node: Node) -> str:
 def find_line() -> str:
     """Return `file:line` of the caller outside this package."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(FOLDER):
+    # What a view of a list inherits is written in a frozen module of Python.
+    while frame is not None and frame.f_code.co_filename.startswith((FOLDER, "<frozen")):
         frame = cast(Any, frame.f_back)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite_config.errors import ConfigError, NotLoadedError, suggest
@@ -23,6 +22,7 @@ from fulgurite_config.nodes import (
     iter_nodes,
     set_value,
 )
+from fulgurite_config.undo import undo_on_error
 from fulgurite_config.values import Key, fit_value, flatten_union, parse_value
 
 SEGMENT = re.compile(r"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|'[^']*'|\"[^\"]*\")\]")
@@ -75,10 +75,8 @@ def apply_overrides(config: Any, overrides: Sequence[str]) -> list[Change]:
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of texts: write [{overrides!r}]")
-    with _undo_on_error() as undo:
-        return [
-            change for override in overrides for change in _apply_override(config, override, undo)
-        ]
+    with undo_on_error(config):
+        return [change for override in overrides for change in _apply_override(config, override)]
 
 
 def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> list[Change]:
@@ -95,34 +93,11 @@ def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> li
     Raises:
         ConfigError: a path matches nothing, or a value is not of the argument's type.
     """
-    with _undo_on_error() as undo:
-        return list(_apply_nested(config, values, (), source, undo))
+    with undo_on_error(config):
+        return list(_apply_nested(config, values, (), source))
 
 
-class _Undone(NamedTuple):
-    """What was changed: a parent, a key, and the value before with its source."""
-
-    parent: Any
-    key: Key
-    value: Any
-    source: str | None
-
-
-Undo = list[_Undone]
-
-
-@contextmanager
-def _undo_on_error() -> Iterator[Undo]:
-    undo: Undo = []
-    try:
-        yield undo
-    except Exception:
-        for change in reversed(undo):
-            _restore(change)
-        raise
-
-
-def _apply_override(config: Node, override: str, undo: Undo) -> Iterator[Change]:
+def _apply_override(config: Node, override: str) -> Iterator[Change]:
     path, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"{override!r} is no override: write path=value")
@@ -131,11 +106,11 @@ def _apply_override(config: Node, override: str, undo: Undo) -> Iterator[Change]
             value = parse_value(text)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-        yield _apply(match, value, text, f"override {override}", undo)
+        yield _apply(match, value, text, f"override {override}")
 
 
 def _apply_nested(
-    config: Any, values: Mapping[str, Any], above: tuple[Key, ...], source: str, undo: Undo
+    config: Any, values: Mapping[str, Any], above: tuple[Key, ...], source: str
 ) -> Iterator[Change]:
     for name, value in values.items():
         if name.startswith("$"):
@@ -147,10 +122,10 @@ def _apply_nested(
         for parent, key, place in _find_matches(config, name, above):
             current = Evaluation().compute(_read(parent, key))
             if isinstance(value, dict) and isinstance(current, Node):
-                yield from _apply_nested(current, value, place, source, undo)
+                yield from _apply_nested(current, value, place, source)
             else:
                 text = value if isinstance(value, str) else json.dumps(value)
-                yield _apply((parent, key, place), value, text, source, undo)
+                yield _apply((parent, key, place), value, text, source)
 
 
 def _find_matches(config: Node, text: str, above: tuple[Key, ...] = ()) -> list[Match]:
@@ -221,7 +196,7 @@ def _iter_matches(
         yield value, key, (*path, key)
     else:
         _check_key(value, key, path, text)
-        child = Evaluation().compute(_read(value, key))
+        child = _enter(value, key, (*path, key))
         yield from _iter_matches(child, tuple(rest), (*path, key), text)
 
 
@@ -235,7 +210,7 @@ def _iter_wildcard(
     ]
     if not wildcard.is_deep:
         for key, child in children:
-            child = Evaluation().compute(child)
+            child = _enter(value, key, (*path, key))
             yield from _iter_matches(child, rest, (*path, key), text)
         return
     if _has_key(value, rest[0]):
@@ -290,7 +265,23 @@ def _read(parent: Any, key: Key) -> Any:
     return parent.__config_get__(key)
 
 
-def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Change:
+def _enter(parent: Any, key: Key, path: tuple[Key, ...]) -> Any:
+    """Return what is at a key, or what the reference there stands for. A list or dictionary that is
+    computed takes the place of its expression, since an override will change it."""
+    evaluation = Evaluation()
+    child = evaluation.compute(_read(parent, key))
+    if not evaluation.is_result(child):
+        return child
+    if isinstance(parent, tuple):
+        raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")
+    if isinstance(parent, Node):
+        set_value(parent, key, child, get_state(parent).sources.get(key, ""))
+    else:
+        parent[key] = child
+    return child
+
+
+def _apply(match: Match, value: Any, text: str, source: str) -> Change:
     """Set a value.
 
     Args:
@@ -298,7 +289,6 @@ def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Chan
         value: the value as it stands there.
         text: the same as text.
         source: what sets it.
-        undo: gets what was there before.
     """
     parent, key, path = match
     old = _read(parent, key)
@@ -311,24 +301,11 @@ def _apply(match: Match, value: Any, text: str, source: str, undo: Undo) -> Chan
         _check_number(old, value, annotation, path)
     if isinstance(parent, tuple):
         raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")
-    undo.append(_remember(parent, key))
     if isinstance(parent, Node):
         set_value(parent, key, value, source)
     else:
         parent[key] = value
     return Change(format_path(path), None if old is EMPTY else old, value)
-
-
-def _remember(parent: Any, key: Key) -> _Undone:
-    """Return what is at a key now, for `_restore`."""
-    if not isinstance(parent, Node):
-        return _Undone(parent, key, parent[key], None)
-    state = get_state(parent)
-    key = find_position(parent, key)
-    if isinstance(key, int):
-        key %= len(state.positional)
-        return _Undone(parent, key, state.positional[key], state.sources.get(key))
-    return _Undone(parent, key, state.keywords.get(key, EMPTY), state.sources.get(key))
 
 
 def _check_replaceable(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) -> None:
@@ -392,24 +369,6 @@ def _guess_annotation(parent: Any, old: Any) -> Any:
     if isinstance(old, bool):
         return bool | None
     return int | float | None if isinstance(old, int | float) else None
-
-
-def _restore(change: _Undone) -> None:
-    parent, key, old, source = change
-    if not isinstance(parent, Node):
-        parent[key] = old
-        return
-    state = get_state(parent)
-    if isinstance(key, int):
-        state.positional[key] = old
-    elif old is EMPTY:
-        del state.keywords[key]
-    else:
-        state.keywords[key] = old
-    if source is None:
-        state.sources.pop(key, None)
-    else:
-        state.sources[key] = source
 
 
 def _iter_all_names(value: Any) -> Iterator[str]:

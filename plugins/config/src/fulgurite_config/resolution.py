@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
-from fulgurite_config.expressions import Evaluation, Lazy, check_result, format_path
+from fulgurite_config.expressions import MAX_VALUES, Evaluation, Lazy, check_result, format_path
 from fulgurite_config.names import SAFE, Name, get_name, load
 from fulgurite_config.nodes import (
     Node,
@@ -21,7 +21,6 @@ from fulgurite_config.nodes import (
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
-MAX_VALUES = 1_000_000
 
 
 def resolve(config: T, allow: Sequence[str] = ()) -> T:
