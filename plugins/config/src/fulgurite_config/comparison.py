@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 from fulgurite_config.codec import to_plain
 from fulgurite_config.errors import ConfigError
 from fulgurite_config.expressions import (
+    APPLY,
     Evaluation,
     Expression,
+    Lazy,
     Reference,
     format_path,
     get_expression,
@@ -79,27 +81,63 @@ def _copy(value: Any, memo: dict[int, Node]) -> Any:
 
 def copy_one_way(config: T) -> T:
     """Return a copy that follows the original: what is later changed there changes here too, until
-    it is set here. What is set here, and what is added there, changes nothing on the other side."""
-    return _follow(config, config, (), {})
+    it is set here. What is set here, and what is added there, changes nothing on the other side.
+
+    References lead into the copy. A list follows as a whole, or item by item where it holds calls
+    or references.
+    """
+    memo: dict[int, Node] = {}
+    _make_nodes(config, memo)
+    return _follow(config, None, (), memo)
 
 
-def _follow(value: Any, root: Any, path: tuple[Any, ...], memo: dict[int, Any]) -> Any:
-    if not isinstance(value, Node):
+def _follow(value: Any, root: Node | None, path: tuple[Any, ...], memo: dict[int, Node]) -> Any:
+    """Return what follows a value.
+
+    Args:
+        value: the value.
+        root: the node of the original that the references start from, the outermost.
+        path: of the value below that node.
+        memo: the nodes of the copy, by the identity of those of the original.
+    """
+    if isinstance(value, Node):
+        if root is None:
+            root = value
+            path = ()
+        followed = memo[id(value)]
+        if not get_state(followed).source:
+            _follow_arguments(value, followed, root, path, memo)
+        return followed
+    if isinstance(value, Lazy):
+        return _copy(value, memo)
+    is_container = isinstance(value, list | tuple | dict)
+    if root is not None and not is_container:
         return Reference(root, path)
-    if id(value) not in memo:
-        state = get_state(value)
-        followed = State(state.target, is_partial=state.is_partial, source=find_line())
-        memo[id(value)] = Node(followed)
-        followed.sources = dict(state.sources)
-        followed.positional = [
-            _follow(item, root, (*path, index), memo) for index, item in enumerate(state.positional)
-        ]
-        followed.keywords = {
-            name: _follow(item, root, (*path, name), memo) for name, item in state.keywords.items()
-        }
-        if state.aux is not None:
-            followed.aux = _follow(state.aux, root, (*path, "aux"), memo)
-    return memo[id(value)]
+    if root is not None and not has_lazy(value) and not any(iter_nodes(value, set())):
+        return Expression(APPLY, type(value), Reference(root, path))
+    if isinstance(value, dict):
+        return {key: _follow(item, root, (*path, key), memo) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_follow(item, root, (*path, index), memo) for index, item in enumerate(value)]
+        return type(value)(items)
+    return value
+
+
+def _follow_arguments(
+    node: Node, followed: Node, root: Node, path: tuple[Any, ...], memo: dict[int, Node]
+) -> None:
+    state = get_state(node)
+    copied = get_state(followed)
+    copied.source = find_line()
+    copied.sources = dict(state.sources)
+    copied.positional = [
+        _follow(item, root, (*path, index), memo) for index, item in enumerate(state.positional)
+    ]
+    copied.keywords = {
+        name: _follow(item, root, (*path, name), memo) for name, item in state.keywords.items()
+    }
+    if state.aux is not None and id(state.aux) in memo:
+        copied.aux = _follow(state.aux, root, (*path, "aux"), memo)
 
 
 def merge(config: Any, other: Any) -> None:

@@ -1,0 +1,59 @@
+"""Copies that follow, and configurations that are merged."""
+
+from typing import Any, cast
+
+import fulgurite_config as fc
+from fulgurite_config import L, apply_overrides, from_json, resolve, to_json
+
+
+def test_what_is_set_in_a_one_way_copy_changes_nothing_in_the_original() -> None:
+    cfg: Any = L(plugins=[L(dict, width=1), "a"], tags=["x"], d={"x": 1}, pair=(1, [2]))
+    before = to_json(cfg)
+    copied: Any = fc.copy_one_way(cfg)
+    copied.plugins[0].width = 5
+    copied.plugins.append("b")
+    copied.tags.append("y")
+    copied.pair[1].append(3)
+    apply_overrides(copied, ["d['x']=2"])
+    assert to_json(cfg) == before
+    assert copied.plugins[0].width == 5
+    assert copied.plugins[1:] == ["a", "b"]
+    assert (copied.tags, copied.d, copied.pair[1]) == (["x", "y"], {"x": 2}, [2, 3])
+
+
+def test_a_one_way_copy_follows_lists() -> None:
+    cfg: Any = L(tags=["x"], d={"x": 1}, plugins=[L(dict, width=1), "a"])
+    copied: Any = fc.copy_one_way(cfg)
+    cfg.tags = ["y", "z"]
+    cfg.d["x"] = 2
+    cfg.plugins[0].width = 3
+    cfg.plugins[1] = "b"
+    for followed in (copied, from_json(to_json(L(a=cfg, b=copied))).b):
+        assert (followed.tags, followed.d) == (["y", "z"], {"x": 2})
+        assert (followed.plugins[0].width, followed.plugins[1]) == (3, "b")
+
+
+def test_references_of_a_one_way_copy_lead_into_it() -> None:
+    cfg: Any = L(a=1, sizes=[], x=L(dict, v=1))
+    cfg.b = cfg.ref.a * 10
+    cfg.sizes = [cfg.ref.a, 3]
+    cfg.y = cfg.ref.x
+    copied: Any = fc.copy_one_way(cfg)
+    cfg.a = 2
+    assert (copied.b, copied.sizes) == (20, [2, 3])
+    copied.a = 5
+    copied.x.v = 9
+    assert (cfg.b, copied.b, copied.sizes) == (20, 50, [5, 3])
+    resolved: Any = resolve(copied)
+    assert resolved.x is resolved.y
+    assert resolved.x == {"v": 9}
+
+
+def test_a_one_way_copy_keeps_sharing_and_may_begin_with_a_list() -> None:
+    shared = L(dict, v=1)
+    cfg = [L(dict, a=shared, b=shared), 3]
+    copied = cast(Any, fc.copy_one_way(cfg))
+    shared["v"] = 2
+    assert copied[0].a is copied[0].b
+    assert copied[0].a is not shared
+    assert (copied[0].a.v, copied[1]) == (2, 3)
