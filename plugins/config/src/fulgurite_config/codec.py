@@ -18,7 +18,8 @@ from fulgurite_config.expressions import (
     get_reference,
 )
 from fulgurite_config.names import Name, get_name
-from fulgurite_config.nodes import Node, Required, State, get_state, is_constant, iter_children
+from fulgurite_config.nodes import Node, State, get_state, is_constant, iter_children
+from fulgurite_config.required import Required
 
 JSON_SOURCE = "JSON"
 """What is said of values that were read from a file, where others have a line of a program."""

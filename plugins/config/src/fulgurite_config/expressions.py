@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from fulgurite_config.errors import ConfigError, suggest
 from fulgurite_config.names import Name, get_name, load
+from fulgurite_config.required import Required, find_required
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv},
@@ -258,7 +259,8 @@ class Evaluation:
 
     def compute(self, value: Any) -> Any:
         """Return what a reference or an expression stands for, and any other value as it is: in a
-        list references stay, so that it is the list that the configuration holds."""
+        list references stay, so that it is the list that the configuration holds. What needs a
+        `Required` is that."""
         try:
             return self._compute(value)
         except RecursionError:
@@ -284,12 +286,19 @@ class Evaluation:
         symbol, operands = get_expression(value)
         if symbol == ITEM:
             container, item = map(self._compute, operands)
+            if isinstance(container, Required):
+                return container
+            if isinstance(item, Required):
+                return item
             return self._enter(container, _get_item(container, item, value))
         function = OPERATORS.get(symbol)
         values = [self._expand(operand) for operand in operands[function is None :]]
         if function is None:
             target = operands[0]
             function = load(target, self._allow) if isinstance(target, Name) else target
+        missing = find_required(values)
+        if missing is not None:
+            return missing
         check_operands(symbol, values)
         try:
             result = function(*values)
@@ -333,6 +342,8 @@ class Evaluation:
         self._active[key] = repr(reference)
         current: Any = root
         for count, part in enumerate(path):
+            if isinstance(current, Required):  # all that is below it is missing too
+                break
             child = _get_child(current, part, reference, path[:count])
             current = self._enter(current, child)
         del self._active[key]

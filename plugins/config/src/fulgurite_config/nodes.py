@@ -12,6 +12,7 @@ from typing import Any, cast
 from fulgurite_config.errors import ConfigError, suggest
 from fulgurite_config.expressions import Lazy, Reference
 from fulgurite_config.names import Name, get_name
+from fulgurite_config.required import Required
 from fulgurite_config.views import DictView, ListView, read, unwrap
 
 FOLDER = os.path.dirname(__file__)
@@ -20,26 +21,6 @@ RESERVED = ("ref", "aux")
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """What a node does by functions of the modules above, which enter them here: `is_equal`, `copy`
 and `to_python`."""
-
-
-@dataclass(frozen=True)
-class Required:
-    """The place of a value that must be set before the configuration is resolved.
-
-    Example:
-        from fulgurite_config import L, Required
-
-        config = L(data=Required("the folder of the pictures"))
-
-    Attributes:
-        description: what belongs there.
-    """
-
-    description: str = ""
-
-
-REQUIRED: Any = Required()
-"""A value that must be set before the configuration is resolved."""
 
 
 @dataclass

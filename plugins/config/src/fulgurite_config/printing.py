@@ -15,7 +15,8 @@ from fulgurite_config.expressions import (
     get_reference,
 )
 from fulgurite_config.names import get_name
-from fulgurite_config.nodes import OPERATIONS, Node, Required, get_state, iter_children
+from fulgurite_config.nodes import OPERATIONS, Node, get_state, iter_children
+from fulgurite_config.required import Required
 
 WIDTH = 100
 

@@ -6,11 +6,17 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
-from fulgurite_config.expressions import MAX_VALUES, Evaluation, Lazy, check_result, format_path
+from fulgurite_config.expressions import (
+    MAX_VALUES,
+    Evaluation,
+    Lazy,
+    check_result,
+    format_expression,
+    format_path,
+)
 from fulgurite_config.names import SAFE, Name, get_name, load
 from fulgurite_config.nodes import (
     Node,
-    Required,
     State,
     accepts,
     get_signature,
@@ -18,6 +24,7 @@ from fulgurite_config.nodes import (
     iter_children,
     iter_names,
 )
+from fulgurite_config.required import Required
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
@@ -66,10 +73,12 @@ class _Resolution:
         self._count += 1
         if self._count > MAX_VALUES:  # a few references can stand for lists without end
             raise ConfigError(f"the configuration stands for more than {MAX_VALUES:_} values")
-        value = self._evaluation.compute(value)
+        written = value
+        value = self._evaluation.compute(written)
         if isinstance(value, Required):
+            cause = f" = {format_expression(written)}" if isinstance(written, Lazy) else ""
             about = f" ({value.description})" if value.description else ""
-            self._missing.append(f"{format_path(path)}{about}")
+            self._missing.append(f"{format_path(path)}{cause}{about}")
         if id(value) in above:
             raise ConfigError(f"{format_path(path)} contains itself")
         if isinstance(value, Name):
