@@ -57,3 +57,26 @@ def test_a_one_way_copy_keeps_sharing_and_may_begin_with_a_list() -> None:
     assert copied[0].a is copied[0].b
     assert copied[0].a is not shared
     assert (copied[0].a.v, copied[1]) == (2, 3)
+
+
+def test_references_of_what_is_merged_lead_into_what_it_is_merged_into() -> None:
+    cfg: Any = L(net=L(dict, width=1), b=1)
+    other: Any = L(a=L(dict), net=L(dict, width=2), b=3)
+    other.d = {"k": other.ref.b, "n": L(dict, x=other.ref.b)}
+    other.a.from_child = other.net.ref.width
+    other.a.aux.double = other.ref.b * 2
+    other.a.double = other.a.ref.aux.double
+    fc.merge(cfg, other)
+    assert from_json(to_json(cfg)) == cfg
+    other.b = 0
+    cfg.b = 5
+    cfg.net.width = 6
+    assert (cfg.d["k"], cfg.d["n"].x, cfg.a.from_child, cfg.a.double) == (5, 5, 6, 10)
+
+
+def test_a_node_that_is_merged_at_two_places_stays_one() -> None:
+    cfg: Any = L(x=L(dict, v=1))
+    shared = L(dict, v=2)
+    fc.merge(cfg, L(x=shared, y=shared, z=[shared]))
+    assert cfg.x is cfg.y is cfg.z[0]
+    assert cfg.x.v == 2

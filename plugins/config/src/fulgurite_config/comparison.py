@@ -149,14 +149,29 @@ def merge(config: Any, other: Any) -> None:
         config: what is changed.
         other: what wins. It is copied, and its references lead into `config`.
     """
-    _merge(config, copy(other), {}, find_line())
+    copied = copy(other)
+    roots: dict[int, Node] = {}
+    # Roots first: a reference may start from a node that comes after it.
+    _find_roots(config, copied, roots)
+    _merge(config, copied, roots, find_line())
+
+
+def _find_roots(config: Node, other: Node, roots: dict[int, Node]) -> None:
+    """Enter the node that is changed for each node that is merged into it."""
+    roots.setdefault(id(other), config)
+    for name, value in get_state(other).keywords.items():
+        current: Any = get_state(config).keywords.get(name)
+        if _has_same_call(current, value):
+            _find_roots(current, value, roots)
+    aux = get_state(other).aux
+    if aux is not None:
+        _find_roots(config.aux, aux, roots)
 
 
 def _merge(config: Node, other: Node, roots: dict[int, Node], source: str) -> None:
-    roots[id(other)] = config
     for name, value in get_state(other).keywords.items():
-        current = get_state(config).keywords.get(name)
-        if isinstance(current, Node) and isinstance(value, Node) and _has_same_call(current, value):
+        current: Any = get_state(config).keywords.get(name)
+        if _has_same_call(current, value):
             _merge(current, value, roots, source)
         else:
             set_value(config, name, _redirect(value, roots), source)
@@ -167,7 +182,9 @@ def _merge(config: Node, other: Node, roots: dict[int, Node], source: str) -> No
         _merge(config.aux, aux, roots, source)
 
 
-def _has_same_call(first: Node, second: Node) -> bool:
+def _has_same_call(first: Any, second: Any) -> bool:
+    if not isinstance(first, Node) or not isinstance(second, Node):
+        return False
     states = get_state(first), get_state(second)
     return states[0].target == states[1].target and states[0].is_partial == states[1].is_partial
 
@@ -177,17 +194,23 @@ def _redirect(value: Any, roots: dict[int, Node]) -> Any:
     if isinstance(value, Reference):
         root, path = get_reference(value)
         return Reference(roots.get(id(root), root), path)
-    if isinstance(value, Node):
-        state = get_state(value)
-        state.positional = [_redirect(item, roots) for item in state.positional]
-        state.keywords = {name: _redirect(item, roots) for name, item in state.keywords.items()}
-        return value
     if isinstance(value, Expression):
         symbol, operands = get_expression(value)
         return Expression(symbol, *(_redirect(operand, roots) for operand in operands))
     if isinstance(value, list | tuple):
         return type(value)(_redirect(item, roots) for item in value)
-    return value
+    if isinstance(value, dict):
+        return {key: _redirect(item, roots) for key, item in value.items()}
+    if not isinstance(value, Node):
+        return value
+    if id(value) not in roots:
+        roots[id(value)] = value
+        state = get_state(value)
+        state.positional = [_redirect(item, roots) for item in state.positional]
+        state.keywords = {name: _redirect(item, roots) for name, item in state.keywords.items()}
+        if state.aux is not None:
+            _redirect(state.aux, roots)
+    return roots[id(value)]
 
 
 def is_equal(first: Any, second: Any) -> bool:
