@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from fulgurite_config.errors import ConfigError, NotAllowedError
+from fulgurite_config.expressions import APPLY, get_expression, set_function
 from fulgurite_config.names import Name, get_name, load
 from fulgurite_config.nodes import (
     Node,
@@ -14,6 +15,7 @@ from fulgurite_config.nodes import (
     find_position,
     get_signature,
     get_state,
+    iter_expressions,
     iter_nodes,
     set_value,
 )
@@ -106,6 +108,14 @@ def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
             state.sources[name] = state.sources.pop(index, state.source)
         if names:
             state.positional = []
+    for expression in iter_expressions(config, set()):
+        symbol, (function, *_) = get_expression(expression)
+        if symbol != APPLY or not isinstance(function, Name):
+            continue
+        try:
+            set_function(expression, load(function, allow))
+        except NotAllowedError as error:
+            not_allowed |= error.modules
     if not_allowed:
         raise NotAllowedError(not_allowed, allow)
 

@@ -1,7 +1,7 @@
 """References to values of a configuration, and expressions over them."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from fulgurite_config.errors import ConfigError, suggest
@@ -161,11 +161,38 @@ class Expression(Lazy):
     __slots__ = ("_config_operands", "_config_operator")
 
     def __init__(self, symbol: str, *operands: Any) -> None:
+        for operand in operands:
+            _check_operand(operand)
         self._config_operator = symbol
         self._config_operands = operands
 
 
-def apply(function: Callable[..., Any], *arguments: Any) -> Any:
+def _check_operand(value: Any) -> None:
+    """Raise a `ConfigError` if a call or a section stands in an expression."""
+    if _is_node(value):
+        raise ConfigError(
+            "a call or a section cannot stand in an expression: give it a place in the "
+            "configuration, and refer to its values. To call a function with what it makes, write "
+            "L(function, ...)"
+        )
+    for item in iter_items(value):
+        _check_operand(item)
+
+
+def iter_items(value: Any) -> Iterator[Any]:
+    """Yield the items of a list or tuple, or the values of a dictionary."""
+    if isinstance(value, list | tuple):
+        yield from value
+    elif isinstance(value, dict):
+        yield from value.values()
+
+
+def _is_node(value: Any) -> bool:
+    """Return whether a value is a `Node`, which is a class of a module above."""
+    return hasattr(type(value), "__config_get__")
+
+
+def apply(function: Callable[..., Any] | str, *arguments: Any) -> Any:
     """Return the value of a function of references, computed when it is read.
 
     `apply(str.join, "/", cfg.ref.parts)` joins what `cfg.parts` holds then.
@@ -184,6 +211,11 @@ def get_reference(reference: Reference) -> tuple[Any, tuple[str | int, ...]]:
     return reference._config_root, reference._config_path
 
 
+def set_function(expression: Expression, function: Callable[..., Any]) -> None:
+    """Let `apply` call a function where it names one."""
+    expression._config_operands = (function, *expression._config_operands[1:])
+
+
 def get_expression(expression: Expression) -> tuple[str, tuple[Any, ...]]:
     """Return the operator of an expression and its operands."""
     return expression._config_operator, expression._config_operands
@@ -192,11 +224,7 @@ def get_expression(expression: Expression) -> tuple[str, tuple[Any, ...]]:
 def has_lazy(value: Any) -> bool:
     """Return whether a value is a reference or an expression, or holds one in a list, tuple or
     dictionary."""
-    if isinstance(value, list | tuple):
-        return any(has_lazy(item) for item in value)
-    if isinstance(value, dict):
-        return any(has_lazy(item) for item in value.values())
-    return isinstance(value, Lazy)
+    return isinstance(value, Lazy) or any(map(has_lazy, iter_items(value)))
 
 
 def format_path(path: Sequence[Any]) -> str:
@@ -294,6 +322,7 @@ class Evaluation:
         function = OPERATORS.get(symbol)
         values = [self._expand(operand) for operand in operands[function is None :]]
         if function is None:
+            _check_arguments(value, values)
             target = operands[0]
             function = load(target, self._allow) if isinstance(target, Name) else target
         missing = find_required(values)
@@ -351,9 +380,20 @@ class Evaluation:
         return current
 
 
+def _check_arguments(expression: Expression, values: Sequence[Any]) -> None:
+    """Raise a `ConfigError` if a function of references would get a call that is not made yet."""
+    for operand, value in zip(get_expression(expression)[1][1:], values, strict=True):
+        if _is_node(value):
+            raise ConfigError(
+                f"{format_expression(expression)}: {format_expression(operand)} is a call or a "
+                "section, and nothing is made before the configuration is resolved. Write "
+                "L(function, ...) to call the function with what it makes"
+            )
+
+
 def _get_child(value: Any, key: Any, reference: Reference, path: Sequence[Any]) -> Any:
     try:
-        if hasattr(type(value), "__config_get__"):
+        if _is_node(value):
             return value.__config_get__(key)
         if isinstance(value, dict | list | tuple):
             return value[key]
@@ -372,7 +412,7 @@ def _get_item(container: Any, key: Any, expression: Expression) -> Any:
         key: the name or index of one of them.
         expression: which asks, for the error.
     """
-    is_node = hasattr(type(container), "__config_get__")
+    is_node = _is_node(container)
     get = container.__config_get__ if is_node else None
     names: Sequence[Any] = ()
     if is_node:

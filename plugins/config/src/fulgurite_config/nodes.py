@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from fulgurite_config.errors import ConfigError, suggest
-from fulgurite_config.expressions import Lazy, Reference
+from fulgurite_config.expressions import APPLY, Expression, Lazy, Reference, get_expression
 from fulgurite_config.names import Name, get_name
 from fulgurite_config.required import Required
 from fulgurite_config.views import DictView, ListView, read, unwrap
@@ -279,6 +279,10 @@ def check_value(value: Any, place: str) -> None:
         for key, item in value.items():
             check_value(key, place)
             check_value(item, place)
+    elif isinstance(value, Expression):
+        symbol, operands = get_expression(value)
+        for operand in operands[symbol == APPLY :]:
+            check_value(operand, place)
     elif isinstance(value, ListView | DictView):
         raise ConfigError(
             f"{place} cannot be set: it holds {value!r} as read from a configuration. Refer to it, "
@@ -318,6 +322,20 @@ def iter_children(value: Any) -> Iterator[tuple[str | int, Any]]:
         yield from value.items()
     elif isinstance(value, list | tuple):
         yield from enumerate(value)
+
+
+def iter_expressions(value: Any, visited: set[int]) -> Iterator[Expression]:
+    """Yield each expression of a configuration, those in others as well."""
+    if id(value) in visited:
+        return
+    if isinstance(value, Node | Expression):
+        visited.add(id(value))
+    if isinstance(value, Expression):
+        yield value
+        for operand in get_expression(value)[1]:
+            yield from iter_expressions(operand, visited)
+    for _, child in iter_children(value):
+        yield from iter_expressions(child, visited)
 
 
 def is_constant(value: Any) -> bool:

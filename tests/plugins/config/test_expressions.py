@@ -1,0 +1,64 @@
+"""What may stand in an expression, and what may be read from it."""
+
+import json
+from typing import Any, cast
+
+import fulgurite_config as fc
+import pytest
+from fulgurite_config import ConfigError, L, apply_overrides, from_json, resolve, to_json
+
+
+def count(items: Any) -> int:
+    return len(items)
+
+
+def test_calls_in_expressions_are_refused_where_they_are_written() -> None:
+    cfg = L(a=1)
+    for make in (
+        lambda: fc.apply(len, L(dict, a=1)),
+        lambda: fc.apply(len, [L(dict, a=1)]),
+        lambda: cfg.ref.a == L(a=1),
+    ):
+        with pytest.raises(ConfigError, match="cannot stand in an expression"):
+            make()
+    form = {"$op": "apply", "of": [{"$name": "builtins:len"}, [{"$call": "builtins:dict"}]]}
+    with pytest.raises(ConfigError, match="cannot stand in an expression"):
+        from_json(json.dumps(form))
+
+
+@pytest.mark.parametrize("value", [lambda: 1, object()])
+def test_what_has_no_name_is_refused_in_expressions_too(value: Any) -> None:
+    cfg = L(a=1)
+    for expression in (fc.apply(max, value), cfg.ref.a == value, fc.apply(max, [cfg.ref.a, value])):
+        with pytest.raises(ConfigError, match=r"this section\.x cannot be set.*function"):
+            cfg.x = expression
+
+
+def test_a_function_gets_no_call_that_is_not_made() -> None:
+    cfg = L(n=L(dict, a=1), many=[L(dict), L(dict)])
+    cfg.size = fc.apply(len, cfg.ref.n)
+    cfg.count = fc.apply(len, cfg.ref.many)
+    assert cfg.count == 2
+    with pytest.raises(ConfigError, match=r"len, cfg\.ref\.n\): cfg\.ref\.n is a call.*Write L\("):
+        _ = cfg.size
+    with pytest.raises(ConfigError, match="is a call"):
+        resolve(cfg)
+    cfg.size = L(count, cfg.ref.n)
+    assert cast(Any, resolve(cfg)).size == 1
+
+
+def test_functions_in_expressions_are_loaded_with_the_others() -> None:
+    cfg = L(values=[3, 1], options=L(first=L(dict, a=1)))
+    name = f"{__name__}:choose"
+    cfg.chosen = cfg.ref.options[fc.apply(name, [cfg.ref.values])]
+    read: Any = from_json(to_json(cfg))
+    with pytest.raises(fc.NotAllowedError, match=f"{name} is not allowed"):
+        fc.load_targets(read)
+    fc.load_targets(read, [__name__])
+    apply_overrides(read, ["chosen.a=2"])
+    assert read.options.first.a == 2
+    assert to_json(cfg) != to_json(read)
+
+
+def choose(values: Any) -> str:
+    return "first" if values else "second"
