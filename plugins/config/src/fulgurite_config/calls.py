@@ -102,12 +102,7 @@ def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
         except NotAllowedError as error:
             not_allowed |= error.modules
             continue
-        names = _get_positional_names(state.target, len(state.positional))
-        for index, name in enumerate(names[: len(state.positional)]):
-            state.keywords = {name: state.positional[index], **state.keywords}
-            state.sources[name] = state.sources.pop(index, state.source)
-        if names:
-            state.positional = []
+        _name_positional(node)
     for expression in iter_expressions(config, set()):
         symbol, (function, *_) = get_expression(expression)
         if symbol != APPLY or not isinstance(function, Name):
@@ -118,6 +113,21 @@ def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
             not_allowed |= error.modules
     if not_allowed:
         raise NotAllowedError(not_allowed, allow)
+
+
+def _name_positional(node: Node) -> None:
+    """Set arguments by position by their names, now that those are known."""
+    state = get_state(node)
+    names = _get_positional_names(state.target, len(state.positional))
+    if not names:
+        return
+    named = dict(zip(names, state.positional, strict=False))
+    for index, name in enumerate(named):
+        if name in state.keywords:
+            raise ConfigError(f"{describe(node)} gets {name!r} twice, by position and by name")
+        state.sources[name] = state.sources.pop(index, state.source)
+    state.keywords = {**named, **state.keywords}
+    state.positional = []
 
 
 def _get_positional_names(target: Any, count: int) -> list[str]:

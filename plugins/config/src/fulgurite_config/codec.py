@@ -29,7 +29,7 @@ Path = tuple[str | int, ...]
 
 
 def to_json(config: Any, indent: int | None = 1) -> str:
-    """Return a configuration as JSON. Equal configurations give equal text in every process.
+    """Return a configuration as JSON: the same text in every process.
 
     References stay references, and a node that is used twice is written once.
 

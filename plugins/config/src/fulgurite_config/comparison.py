@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from fulgurite_config.codec import to_plain
-from fulgurite_config.errors import ConfigError
+from fulgurite_config.equality import is_equal
 from fulgurite_config.expressions import (
     APPLY,
     Evaluation,
@@ -211,21 +211,6 @@ def _redirect(value: Any, roots: dict[int, Node]) -> Any:
         if state.aux is not None:
             _redirect(state.aux, roots)
     return roots[id(value)]
-
-
-def is_equal(first: Any, second: Any) -> bool:
-    """Return whether two configurations have the same calls, values, references and sharing.
-
-    `1`, `1.0` and `True` differ.
-
-    Args:
-        first: a configuration.
-        second: another.
-    """
-    try:
-        return json.dumps(to_plain(first)) == json.dumps(to_plain(second))
-    except ConfigError:  # references that lead out of it are equal only to themselves
-        return first is second
 
 
 def diff(first: Any, second: Any) -> dict[str, tuple[str | None, str | None]]:

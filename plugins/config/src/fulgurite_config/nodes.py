@@ -20,7 +20,7 @@ EMPTY = inspect.Parameter.empty
 RESERVED = ("ref", "aux")
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """What a node does by functions of the modules above, which enter them here: `is_equal`, `copy`
-and `to_python`."""
+and `describe`."""
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Node:
         return isinstance(other, Node) and OPERATIONS["is_equal"](self, other)
 
     def __repr__(self) -> str:
-        return OPERATIONS["to_python"](self)
+        return OPERATIONS["describe"](self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Node":
         return OPERATIONS["copy"](self)

@@ -4,6 +4,7 @@ from pathlib import PurePath
 from typing import Any
 
 from fulgurite_config.codec import to_plain
+from fulgurite_config.errors import ConfigError
 from fulgurite_config.expressions import (
     APPLY,
     Expression,
@@ -15,7 +16,7 @@ from fulgurite_config.expressions import (
     get_reference,
 )
 from fulgurite_config.names import get_name
-from fulgurite_config.nodes import OPERATIONS, Node, get_state, iter_children
+from fulgurite_config.nodes import OPERATIONS, Node, describe, get_state, iter_children
 from fulgurite_config.required import Required
 
 WIDTH = 100
@@ -28,6 +29,19 @@ def to_python(config: Any) -> str:
         ConfigError: a reference leads out of the configuration, or nodes form a cycle.
     """
     to_plain(config)  # checks references and cycles
+    return _write(config)
+
+
+def describe_node(config: Node) -> str:
+    """Return the Python of a node as `to_python` does, also of one that could not be built from it:
+    what lies outside, where its references start, is called `outer_1` and so on."""
+    try:
+        return _write(config)
+    except ConfigError as error:
+        return f"<{describe(config)}: {error}>"
+
+
+def _write(config: Any) -> str:
     printer = _Printer(config)
     lines = printer.write()
     return "\n".join([*printer.write_imports(), "", *lines]) + "\n"
@@ -41,6 +55,7 @@ class _Printer:
         self._roots: set[int] = {id(config)}
         self._modules: set[str] = set()
         self._helpers = {"L"}
+        self._outer_count = 0
         self._count(config)
         named = [
             node
@@ -141,7 +156,7 @@ class _Printer:
     def _format_lazy(self, value: Any) -> str:
         if isinstance(value, Reference):
             root, _ = get_reference(value)
-            return format_expression(value, self._variables[id(root)])
+            return format_expression(value, self._name_root(root))
         symbol, operands = get_expression(value)
         if symbol == APPLY:
             self._helpers.add("apply")
@@ -149,6 +164,13 @@ class _Printer:
             texts += [self._format(operand, 0) for operand in operands[1:]]
             return f"apply({', '.join(texts)})"
         return format_operation(symbol, [self._format(operand, 0) for operand in operands])
+
+    def _name_root(self, root: Node) -> str:
+        """Return the variable of the node that a reference starts from, also of one outside."""
+        if id(root) not in self._variables:
+            self._outer_count += 1
+            self._variables[id(root)] = f"outer_{self._outer_count}"
+        return self._variables[id(root)]
 
     def _format_node(self, node: Node, depth: int) -> str:
         if id(node) in self._variables:
@@ -180,4 +202,4 @@ def _join(start: str, items: list[str], end: str, depth: int) -> str:
     return "\n".join([start, *(f"{space}{item}," for item in items), f"{'    ' * depth}{end}"])
 
 
-OPERATIONS["to_python"] = to_python
+OPERATIONS["describe"] = describe_node
