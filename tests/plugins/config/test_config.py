@@ -16,7 +16,6 @@ import pytest
 from fulgurite_config import ConfigError, L, apply_overrides, from_json, resolve, to_json
 from fulgurite_config.overrides import check_types
 from fulgurite_config.values import parse_value
-from hypothesis import given, settings, strategies
 
 
 class Net:
@@ -417,52 +416,6 @@ def run_printed(config: Any) -> Any:
     code = fc.to_python(config).replace(f"import {__name__}\n", "")
     exec(code.replace(f"{__name__}.", ""), globals() | scope, scope)
     return scope["cfg"]
-
-
-NAMES = strategies.sampled_from(["a", "b", "c", "d"])
-LEAVES = strategies.one_of(
-    strategies.none(),
-    strategies.booleans(),
-    strategies.integers(),
-    strategies.floats(allow_nan=False),
-    strategies.text(max_size=4),
-    strategies.just(Net),
-    NAMES.map(lambda name: ("ref", name)),
-)
-
-
-def extend(children: Any) -> Any:
-    return strategies.one_of(
-        strategies.lists(children, max_size=3),
-        strategies.lists(children, max_size=2).map(tuple),
-        strategies.dictionaries(
-            strategies.one_of(NAMES, strategies.integers()), children, max_size=2
-        ),
-        children.map(lambda child: L(Box, child)),
-        strategies.dictionaries(NAMES, children, max_size=3).map(lambda values: L(**values)),
-        children.map(lambda child: [child, child]),
-    )
-
-
-def connect(value: Any, root: Any) -> Any:
-    if isinstance(value, tuple) and value[:1] == ("ref",):
-        return root.ref[value[1]] + 1
-    if isinstance(value, list | tuple):
-        return type(value)(connect(item, root) for item in value)
-    return value
-
-
-@settings(max_examples=60, deadline=None)
-@given(strategies.dictionaries(NAMES, strategies.recursive(LEAVES, extend, max_leaves=8)))
-def test_random_configurations_survive_json_copies_and_print(values: dict[str, Any]) -> None:
-    cfg: Any = L()
-    for name, value in values.items():
-        cfg[name] = connect(value, cfg)
-    text = to_json(cfg)
-    assert to_json(from_json(text)) == text
-    assert to_json(fc.copy(cfg)) == text
-    assert to_json(run_printed(cfg)) == text
-    assert apply_overrides(fc.copy(cfg), []) == []
 
 
 def test_json_has_the_same_bytes_in_every_process(tmp_path: Path) -> None:

@@ -131,6 +131,11 @@ class _Encoder:
                 f"{format_path(path)} refers to {value!r} of another configuration: make that one "
                 "a part of this one, or copy the whole"
             )
+        if not all(isinstance(key, str | int) for key in (*self._paths[id(root)], *keys)):
+            raise ConfigError(
+                f"{format_path(path)} refers to what lies below a key that is neither text nor a "
+                "whole number: give that a place of its own, and refer to it there"
+            )
         form: dict[str, Any] = {"$ref": list(keys)}
         if self._paths[id(root)]:
             form["from"] = list(self._paths[id(root)])

@@ -111,9 +111,11 @@ def _follow(value: Any, root: Node | None, path: tuple[Any, ...], memo: dict[int
     if isinstance(value, Lazy):
         return _copy(value, memo)
     is_container = isinstance(value, list | tuple | dict)
-    if root is not None and not is_container:
+    # A reference goes through no other key, as None.
+    has_place = root is not None and all(isinstance(key, str | int) for key in path)
+    if has_place and not is_container:
         return Reference(root, path)
-    if root is not None and not has_lazy(value) and not any(iter_nodes(value, set())):
+    if has_place and not has_lazy(value) and not any(iter_nodes(value, set())):
         return Expression(APPLY, type(value), Reference(root, path))
     if isinstance(value, dict):
         return {key: _follow(item, root, (*path, key), memo) for key, item in value.items()}

@@ -73,10 +73,9 @@ class _Comparison:
         return positional and self._compare_values(states[0].keywords, states[1].keywords)
 
     def _compare_values(self, first: dict[Any, Any], second: dict[Any, Any]) -> bool:
-        # 1 and True are the same key of a dictionary, and are not the same in JSON.
-        others = {(type(key), key): value for key, value in second.items()}
-        return len(first) == len(second) and all(
-            (type(key), key) in others and self.compare(value, others[type(key), key])
+        others = {_get_text(key): value for key, value in second.items()}
+        return len(first) == len(others) and all(
+            _get_text(key) in others and self.compare(value, others[_get_text(key)])
             for key, value in first.items()
         )
 
@@ -86,6 +85,10 @@ class _Comparison:
 
 def _has_equal_text(first: Any, second: Any) -> bool:
     try:
-        return json.dumps(to_plain(first)) == json.dumps(to_plain(second))
+        return _get_text(first) == _get_text(second)
     except ConfigError:  # what has no name is equal only to itself
         return first is second
+
+
+def _get_text(value: Any) -> str:
+    return json.dumps(to_plain(value))

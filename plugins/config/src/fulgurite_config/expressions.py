@@ -2,7 +2,9 @@
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from keyword import iskeyword
 from typing import Any, NoReturn
+from unicodedata import normalize
 
 from fulgurite_config.errors import ConfigError, suggest
 from fulgurite_config.names import Name, get_name, load
@@ -227,11 +229,18 @@ def has_lazy(value: Any) -> bool:
     return isinstance(value, Lazy) or any(map(has_lazy, iter_items(value)))
 
 
+def is_attribute(name: str) -> bool:
+    """Return whether a name can be written after a dot, and be found there again."""
+    is_name = name.isidentifier() and not iskeyword(name)
+    is_special = name.startswith(("__", "_config_"))
+    return is_name and not is_special and normalize("NFKC", name) == name
+
+
 def format_path(path: Sequence[Any]) -> str:
     """Return a path as `model.layers[0]['x']`."""
     text = ""
     for key in path:
-        if isinstance(key, str) and key.isidentifier():
+        if isinstance(key, str) and is_attribute(key):
             text += f".{key}" if text else key
         else:
             text += f"[{key!r}]"

@@ -88,15 +88,15 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._read(name)
+        return self._config_read(name)
 
     def __getitem__(self, key: str | int) -> Any:
         try:
-            return self._read(key)
+            return self._config_read(key)
         except AttributeError as error:
             raise KeyError(str(error)) from None
 
-    def _read(self, key: str | int) -> Any:
+    def _config_read(self, key: str | int) -> Any:
         value = self.__config_get__(key)
         return read(value, lambda computed: set_value(self, key, computed, find_line()))
 
