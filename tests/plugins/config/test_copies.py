@@ -1,5 +1,7 @@
 """Copies that follow, and configurations that are merged."""
 
+import copy as standard
+import pickle
 from typing import Any, cast
 
 import fulgurite_config as fc
@@ -80,3 +82,16 @@ def test_a_node_that_is_merged_at_two_places_stays_one() -> None:
     fc.merge(cfg, L(x=shared, y=shared, z=[shared]))
     assert cfg.x is cfg.y is cfg.z[0]
     assert cfg.x.v == 2
+
+
+def test_nodes_can_be_pickled_and_copied_by_the_standard_library() -> None:
+    cfg: Any = L(a=1, part=L(dict, x=1))
+    cfg.b = [cfg.ref.a * 2, cfg.part]
+    cfg.aux.free = cfg.ref.part
+    assert pickle.loads(pickle.dumps(cfg)) == cfg
+    shallow = standard.copy(cfg)
+    shallow.a = 2
+    assert (cfg.a, shallow.part is cfg.part) == (1, True)
+    first, second = standard.deepcopy([cfg.part, L(x=cfg.part)])
+    assert first is second.x
+    assert first is not cfg.part

@@ -34,10 +34,20 @@ T = TypeVar("T")
 def copy(config: T) -> T:
     """Return a copy that shares nothing with the original. References lead into the copy, and a
     node that is used at several places is one node in the copy too."""
+    return _copy_all(config, {})
+
+
+def _copy_all(config: Any, memo: dict[int, Any]) -> Any:
+    """Copy a configuration.
+
+    Args:
+        config: the configuration.
+        memo: what is copied already, by the identity of the original, as `copy.deepcopy` has it.
+    """
+    known = set(memo)
     # Nodes first: a reference may start from a node that comes after it.
-    memo: dict[int, Node] = {}
     _make_nodes(config, memo)
-    for node in iter_nodes(config, set()):
+    for node in iter_nodes(config, known):
         _fill_node(node, memo)
     return _copy(config, memo)
 
@@ -317,4 +327,4 @@ def compute(value: Any, allow: Sequence[str] = ()) -> Any:
 
 
 OPERATIONS["is_equal"] = is_equal
-OPERATIONS["copy"] = copy
+OPERATIONS["copy"] = _copy_all

@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, cast
@@ -122,7 +122,13 @@ class Node:
         return OPERATIONS["describe"](self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Node":
-        return OPERATIONS["copy"](self)
+        return OPERATIONS["copy"](self, memo)
+
+    def __getstate__(self) -> State:
+        return copy_state(self._config_state)
+
+    def __setstate__(self, state: State) -> None:
+        set_state(self, state)
 
     def __dir__(self) -> list[str]:
         return [*iter_names(self), *RESERVED]
@@ -170,6 +176,16 @@ def get_signature(target: Any) -> inspect.Signature | None:
 def set_state(node: Node, state: State) -> None:
     """Let a node hold something else."""
     object.__setattr__(node, "_config_state", state)
+
+
+def copy_state(state: State) -> State:
+    """Return what holds the same arguments, and can be changed on its own."""
+    return replace(
+        state,
+        positional=state.positional.copy(),
+        keywords=state.keywords.copy(),
+        sources=state.sources.copy(),
+    )
 
 
 def get_default(node: Node, name: str) -> Any:

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from fulgurite_config.expressions import Expression, Reference, get_expression, get_reference
-from fulgurite_config.nodes import Node, get_state, iter_children, set_state
+from fulgurite_config.nodes import Node, copy_state, get_state, iter_children, set_state
 
 
 @contextmanager
@@ -32,21 +31,10 @@ def _save(value: Any, saved: dict[int, tuple[Any, Any]]) -> None:
     elif isinstance(value, Node | list | dict):
         if id(value) in saved:
             return
-        saved[id(value)] = (value, _copy_content(value))
+        content = copy_state(get_state(value)) if isinstance(value, Node) else value.copy()
+        saved[id(value)] = (value, content)
     for _, child in iter_children(value):
         _save(child, saved)
-
-
-def _copy_content(value: Any) -> Any:
-    if not isinstance(value, Node):
-        return value.copy()
-    state = get_state(value)
-    return replace(
-        state,
-        positional=state.positional.copy(),
-        keywords=state.keywords.copy(),
-        sources=state.sources.copy(),
-    )
 
 
 def _restore(value: Any, before: Any) -> None:
