@@ -1,6 +1,6 @@
 """Arguments that are not set, or that have no name."""
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import fulgurite_config as fc
 import optax
@@ -70,3 +70,38 @@ def test_a_missing_argument_by_position_is_found_before_anything_is_called() -> 
         resolve(cfg)
     for place in ("empty.first", "empty.second", "half.second", "named.first"):
         assert place in str(caught.value)
+
+
+def test_a_key_of_a_dictionary_may_hold_an_equals_sign() -> None:
+    cfg = L(x={"c=d": 1, 'e="': 1})
+    apply_overrides(cfg, ["x['c=d']=a=2", "x['e=\"']=3"])
+    assert cfg.x == {"c=d": "a=2", 'e="': 3}
+    for text in ("x", "x['c=d']", "['a']" * 1_000):
+        with pytest.raises(ConfigError, match="is no override: write path=value"):
+            apply_overrides(cfg, [text])
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+def reserve(**values: int) -> dict[str, int]:
+    return values
+
+
+def test_a_named_tuple_is_a_call() -> None:
+    with pytest.raises(ConfigError, match=r"point cannot be set.*write L\(Point, \.\.\.\)"):
+        L(point=[Point(1, 2)])
+    assert resolve(L(Point, 1, 2)) == Point(1, 2)
+
+
+def test_reserved_names_say_what_to_write() -> None:
+    cfg = L(call=L(reserve))
+    for name in ("ref", "aux"):
+        with pytest.raises(ConfigError, match=rf"cfg\.{name} means something else.*cfg\.aux\.name"):
+            setattr(cfg, name, 1)
+        with pytest.raises(ConfigError, match=rf"write cfg\['{name}'\] = \.\.\. for the argument"):
+            setattr(cfg.call, name, 1)
+        cfg.call[name] = 1
+    assert cast(Any, resolve(cfg)).call == {"ref": 1, "aux": 1}

@@ -3,7 +3,7 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import PurePath
@@ -102,7 +102,11 @@ class Node:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in RESERVED:
-            raise ConfigError(f"{name!r} is reserved: write {describe(self)}[{name!r}] = ...")
+            is_argument = get_state(self).target is not None and accepts(self, name)
+            how = "choose another name; values for references are set by cfg.aux.name = ..."
+            if is_argument:
+                how = f"write cfg[{name!r}] = ... for the argument of {describe(self)}"
+            raise ConfigError(f"cfg.{name} means something else: {how}")
         set_value(self, name, value, find_line())
 
     def __setitem__(self, key: str | int, value: Any) -> None:
@@ -260,7 +264,10 @@ def set_value(node: Node, key: str | int, value: Any, source: str) -> None:
     state = get_state(node)
     value = unwrap(value)
     place = f"{describe(node)}[{key}]" if isinstance(key, int) else f"{describe(node)}.{key}"
-    check_value(value, place)
+    try:
+        check_value(value, place)
+    except RecursionError:
+        raise ConfigError(f"{place} cannot be set: it is nested too deeply") from None
     key = find_position(node, key)
     if isinstance(key, str):
         if key in RESERVED and state.target is None:
@@ -288,27 +295,34 @@ def check_value(value: Any, place: str) -> None:
         value: the value.
         place: where it would be, for the message.
     """
-    if isinstance(value, list | tuple):
-        for item in value:
-            check_value(item, place)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            check_value(key, place)
-            check_value(item, place)
-    elif isinstance(value, Expression):
-        symbol, operands = get_expression(value)
-        for operand in operands[symbol == APPLY :]:
-            check_value(operand, place)
-    elif isinstance(value, ListView | DictView):
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        raise ConfigError(
+            f"{place} cannot be set: {type(value).__name__} is a named tuple, which is made by a "
+            f"call: write L({type(value).__name__}, ...), or tuple(...) around it"
+        )
+    if isinstance(value, ListView | DictView):
         raise ConfigError(
             f"{place} cannot be set: it holds {value!r} as read from a configuration. Refer to it, "
             "or write list(...) or dict(...) around it"
         )
+    if isinstance(value, list | tuple | dict | Expression):
+        for part in _list_parts(value):
+            check_value(part, place)
     elif not isinstance(value, Node | Lazy | Required | PurePath | bool | int | float | str | None):
         try:
             get_name(value)
         except ConfigError as error:
             raise ConfigError(f"{place} cannot be set: {error}") from None
+
+
+def _list_parts(value: Any) -> Sequence[Any]:
+    """Return what a list, tuple, dictionary or expression holds."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if not isinstance(value, Expression):
+        return value
+    symbol, operands = get_expression(value)
+    return operands[1:] if symbol == APPLY else operands
 
 
 def describe(node: Node) -> str:

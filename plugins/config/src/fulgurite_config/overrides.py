@@ -26,6 +26,7 @@ from fulgurite_config.undo import undo_on_error
 from fulgurite_config.values import Key, fit_value, flatten_union, parse_value
 
 SEGMENT = re.compile(r"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|'[^']*'|\"[^\"]*\")\]")
+OVERRIDE = re.compile(r"""((?:\['[^']*'\]|\["[^"]*"\]|[^=])*+)=(.*)""", re.DOTALL)
 
 
 class Change(NamedTuple):
@@ -98,9 +99,10 @@ def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> li
 
 
 def _apply_override(config: Node, override: str) -> Iterator[Change]:
-    path, equals, text = override.partition("=")
-    if not equals:
+    parts = OVERRIDE.match(override)
+    if parts is None:
         raise ConfigError(f"{override!r} is no override: write path=value")
+    path, text = parts.groups()
     for match in _find_matches(config, path):
         try:
             value = parse_value(text)
