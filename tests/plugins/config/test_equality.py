@@ -94,3 +94,28 @@ def test_loaded_names_have_the_arguments_of_calls() -> None:
     with pytest.raises(ConfigError, match="Net gets 'width' twice"):
         fc.load_targets(twice)
     assert cast(Any, twice)[0] == 4
+
+
+def test_an_empty_section_or_dictionary_is_a_difference() -> None:
+    assert fc.diff(L(a=1, part=L(), d={}), L(a=1)) == {
+        "part": ("(section)", None),
+        "d": ("{}", None),
+    }
+    assert fc.diff(L(x=L()), L(x=L(a=1))) == {"x.a": (None, "1")}
+
+
+def test_the_numbers_of_shared_nodes_are_no_difference() -> None:
+    first: Any = L(x=L(dict), z=(1, L(dict)))
+    first.y = first.x
+    first.w = [first.z[1]]
+    second = fc.copy(first)
+    second.before = L(dict, a=1)
+    second.again = second.before
+    assert list(fc.diff(first, second)) == ["before", "before.a", "again"]
+    assert fc.diff(first, second)["again"] == (None, "that of before")
+    moved: Any = L(new=L(dict), old=L(dict))
+    moved.new_again = moved.new
+    moved.old_again = moved.old
+    state: Any = L(old=L(dict))
+    state.old_again = state.old
+    assert list(fc.diff(state, moved)) == ["new", "new_again"]

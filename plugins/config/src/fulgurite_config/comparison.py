@@ -235,22 +235,51 @@ def diff(first: Any, second: Any) -> dict[str, tuple[str | None, str | None]]:
     Returns:
         For each path the two values as text; None where there is none.
     """
-    old = dict(_flatten(to_plain(first), ()))
-    new = dict(_flatten(to_plain(second), ()))
+    old = _list_leaves(to_plain(first))
+    new = _list_leaves(to_plain(second))
     paths = dict.fromkeys([*old, *new])
     return {
         path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
     }
 
 
+def _list_leaves(form: Any) -> dict[str, str]:
+    """Return the text of each leaf of a form that `to_plain` made, by path."""
+    places: dict[int, str] = {}
+    _find_places(form, (), places)
+    return dict(_flatten(_name_shared(form, places), ()))
+
+
+def _find_places(form: Any, path: tuple[Any, ...], places: dict[int, str]) -> None:
+    """Enter the first path of each node that is used twice, by its number."""
+    if isinstance(form, dict) and "$id" in form:
+        places[form["$id"]] = format_path(path)
+    for key, child in iter_children(form):
+        if key in ("$args", "$tuple"):
+            _find_places(child, path, places)
+        else:
+            _find_places(child, (*path, "aux" if key == "$aux" else key), places)
+
+
+def _name_shared(form: Any, places: dict[int, str]) -> Any:
+    """Return a form with paths in the place of numbers, which change with those of other nodes."""
+    if isinstance(form, list):
+        return [_name_shared(item, places) for item in form]
+    if not isinstance(form, dict):
+        return form
+    if "$same" in form:
+        return {"$same": places[form["$same"]]}
+    return {key: _name_shared(item, places) for key, item in form.items() if key != "$id"}
+
+
 def _flatten(form: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
     kind = next((key for key in form if key.startswith("$")), "") if isinstance(form, dict) else ""
+    place = format_path(path) or "(root)"
     if kind in ("$call", "$partial"):
-        yield (
-            format_path(path) or "(root)",
-            f"{form[kind]}{'' if kind == '$call' else ' (partial)'}",
-        )
-    if isinstance(form, dict) and kind in ("", "$section", "$call", "$partial"):
+        yield place, f"{form[kind]}{'' if kind == '$call' else ' (partial)'}"
+    elif kind == "$section":
+        yield place, "(section)"
+    if isinstance(form, dict) and form and kind in ("", "$section", "$call", "$partial"):
         for key, value in form.items():
             if key == "$aux":
                 yield from _flatten(value, (*path, "aux"))
@@ -262,12 +291,14 @@ def _flatten(form: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
         for index, value in enumerate(form):
             yield from _flatten(value, (*path, index))
     else:
-        yield format_path(path), _format_leaf(form)
+        yield place, _format_leaf(form)
 
 
 def _format_leaf(form: Any) -> str:
     if isinstance(form, dict) and "$ref" in form:
         return f"cfg.ref.{format_path((*form.get('from', ()), *form['$ref']))}"
+    if isinstance(form, dict) and "$same" in form:
+        return f"that of {form['$same']}"
     return json.dumps(form, ensure_ascii=False)
 
 
