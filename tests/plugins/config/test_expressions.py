@@ -62,3 +62,38 @@ def test_functions_in_expressions_are_loaded_with_the_others() -> None:
 
 def choose(values: Any) -> str:
     return "first" if values else "second"
+
+
+@pytest.mark.parametrize("function", [float, int, abs, round, len])
+def test_functions_of_references_say_how_they_are_written(function: Any) -> None:
+    cfg = L(a=1)
+    with pytest.raises(ConfigError, match=rf"write apply\({function.__name__}, cfg\.ref\.a\)"):
+        function(cfg.ref.a)
+
+
+def test_a_slice_of_a_reference_says_what_to_write() -> None:
+    cfg = L(parts=[1, 2])
+    for reference in (cfg.ref.parts, cfg.ref.parts[cfg.ref.i]):
+        with pytest.raises(ConfigError, match=r"none for slice\(1, None, None\): write apply"):
+            reference[1:]
+
+
+def test_a_value_of_one_of_several_is_a_reference_too() -> None:
+    cfg = L(kind="b", kinds=L(a=L(dict, lr=1), b=L(dict, lr=[2, 3])))
+    cfg.rate = cfg.ref.kinds[cfg.ref.kind].lr[-1]
+    for config in (cfg, fc.copy(cfg), from_json(to_json(cfg))):
+        assert config.rate == 3
+    assert "cfg.ref.kinds[cfg.ref.kind]['lr'][-1]" in fc.to_python(cfg)
+    with pytest.raises(AttributeError, match="is computed, and no place"):
+        _ = (cfg.ref.rate + 1).lr
+
+
+def test_an_expression_that_is_too_deep_is_an_error_where_it_is_set() -> None:
+    cfg = L(a=1)
+    deep = cfg.ref.a
+    for _ in range(5_000):
+        deep = deep + 1
+    with pytest.raises(ConfigError, match=r"this section\.b cannot be set: it is nested too dee"):
+        cfg.b = deep
+    with pytest.raises(ConfigError, match="too deeply for JSON"):
+        to_json([deep])

@@ -45,7 +45,10 @@ def to_json(config: Any, indent: int | None = 1) -> str:
 
 def to_plain(config: Any) -> Any:
     """Return a configuration as `to_json` writes it, as dictionaries, lists and constants."""
-    return _Encoder(config).encode(config, ())
+    try:
+        return _Encoder(config).encode(config, ())
+    except RecursionError:
+        raise ConfigError("the configuration is nested too deeply for JSON") from None
 
 
 class _Encoder:

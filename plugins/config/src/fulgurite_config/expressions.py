@@ -135,6 +135,31 @@ class Lazy:
         str(self)
         raise AssertionError
 
+    def __float__(self) -> NoReturn:
+        _refuse(self, "float")
+
+    def __int__(self) -> NoReturn:
+        _refuse(self, "int")
+
+    def __index__(self) -> NoReturn:
+        _refuse(self, "int")
+
+    def __abs__(self) -> NoReturn:
+        _refuse(self, "abs")
+
+    def __round__(self, digits: int | None = None) -> NoReturn:
+        _refuse(self, "round")
+
+    def __len__(self) -> NoReturn:
+        _refuse(self, "len")
+
+
+def _refuse(value: Lazy, function: str) -> NoReturn:
+    raise ConfigError(
+        f"{function}({format_expression(value)}) has no value while the configuration is written: "
+        f"write apply({function}, {format_expression(value)})"
+    )
+
 
 class Reference(Lazy):
     """The value at a path below a node, as `cfg.ref.model.width`; or, with a reference in brackets,
@@ -147,11 +172,12 @@ class Reference(Lazy):
         self._config_path = path
 
     def __getattr__(self, name: str) -> "Reference":
-        if name.startswith("__"):
+        if name.startswith(("__", "_config_")):
             raise AttributeError(name)
         return Reference(self._config_root, (*self._config_path, name))
 
     def __getitem__(self, key: Any) -> Any:
+        _check_key(self, key)
         if isinstance(key, Lazy):
             return Expression(ITEM, self, key)
         return Reference(self._config_root, (*self._config_path, key))
@@ -167,6 +193,28 @@ class Expression(Lazy):
             _check_operand(operand)
         self._config_operator = symbol
         self._config_operands = operands
+
+    def __getattr__(self, name: str) -> "Expression":
+        if name.startswith(("__", "_config_")):
+            raise AttributeError(name)
+        if self._config_operator != ITEM:
+            raise AttributeError(
+                f"{format_expression(self)} has no {name!r}: it is computed, and no place"
+            )
+        return Expression(ITEM, self, name)
+
+    def __getitem__(self, key: Any) -> "Expression":
+        _check_key(self, key)
+        return Expression(ITEM, self, key)
+
+
+def _check_key(value: Lazy, key: Any) -> None:
+    if not isinstance(key, str | int | Lazy):
+        raise ConfigError(
+            f"{format_expression(value)} has one value for each name or index, and none for "
+            f"{key!r}: write apply(function, {format_expression(value)}) with a function of a "
+            "module that returns what you need"
+        )
 
 
 def _check_operand(value: Any) -> None:
