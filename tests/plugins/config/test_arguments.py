@@ -105,3 +105,9 @@ def test_reserved_names_say_what_to_write() -> None:
             setattr(cfg.call, name, 1)
         cfg.call[name] = 1
     assert cast(Any, resolve(cfg)).call == {"ref": 1, "aux": 1}
+
+
+@pytest.mark.parametrize("function", [resolve, fc.load_targets])
+def test_what_is_allowed_is_a_list(function: Any) -> None:
+    with pytest.raises(ConfigError, match=r"write allow=\['fractions'\]"):
+        function(L("fractions:Fraction"), allow="fractions")

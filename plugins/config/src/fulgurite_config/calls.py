@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from fulgurite_config.errors import ConfigError, NotAllowedError
 from fulgurite_config.expressions import APPLY, get_expression, set_function
-from fulgurite_config.names import Name, get_name, load
+from fulgurite_config.names import Name, check_allow, get_name, load
 from fulgurite_config.nodes import (
     Node,
     State,
@@ -92,6 +92,7 @@ def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
         NotAllowedError: it names others, all of which the error says.
         ConfigError: there is no such module or name.
     """
+    check_allow(allow)
     not_allowed: dict[str, str] = {}
     for node in iter_nodes(config, set()):
         state = get_state(node)

@@ -148,3 +148,9 @@ def load(name: Name, allow: Sequence[str]) -> Callable[..., Any]:
 def _check_allowed(name: Name, module: str, allow: Sequence[str]) -> None:
     if not any(module == prefix or module.startswith(f"{prefix}.") for prefix in allow):
         raise NotAllowedError({name.text: module}, allow)
+
+
+def check_allow(allow: Sequence[str]) -> None:
+    """Raise a `ConfigError` if what may be imported is one text in place of a list."""
+    if isinstance(allow, str):
+        raise ConfigError(f"allow is a list of packages and modules: write allow=[{allow!r}]")

@@ -14,7 +14,7 @@ from fulgurite_config.expressions import (
     format_expression,
     format_path,
 )
-from fulgurite_config.names import SAFE, Name, get_name, load
+from fulgurite_config.names import SAFE, Name, check_allow, get_name, load
 from fulgurite_config.nodes import (
     Node,
     State,
@@ -44,6 +44,7 @@ def resolve(config: T, allow: Sequence[str] = ()) -> T:
         ConfigError: a required value is missing, a reference leads nowhere or in a circle, a name
             is not allowed or an argument does not exist. No constructor was called then.
     """
+    check_allow(allow)
     return _Resolution(allow).run(config)
 
 
