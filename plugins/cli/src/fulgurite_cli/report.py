@@ -19,7 +19,7 @@ def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> 
     Args:
         config: the configuration.
         start_source: what to say of values that were read from a file.
-        allow: the packages of functions in expressions.
+        allow: what functions in expressions may be of.
     """
     rows = []
     paths: dict[int, str] = {}

@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from fulgurite_config.errors import ConfigError, NotAllowedError
 from fulgurite_config.expressions import APPLY, get_expression, set_function
-from fulgurite_config.names import Name, check_allow, get_name, load
+from fulgurite_config.names import Name, get_name, load
 from fulgurite_config.nodes import (
     Node,
     State,
@@ -19,6 +19,7 @@ from fulgurite_config.nodes import (
     iter_nodes,
     set_value,
 )
+from fulgurite_config.permissions import check_allowed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,13 +87,14 @@ def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
 
     Args:
         config: the configuration.
-        allow: packages and modules that names read from JSON may be imported from.
+        allow: the names `module:name` that may be imported though they were read from JSON, and
+            packages and modules of which all names may be.
 
     Raises:
         NotAllowedError: it names others, all of which the error says.
         ConfigError: there is no such module or name.
     """
-    check_allow(allow)
+    check_allowed(config, allow)
     not_allowed: dict[str, str] = {}
     for node in iter_nodes(config, set()):
         state = get_state(node)

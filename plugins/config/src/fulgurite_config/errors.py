@@ -24,7 +24,6 @@ class NotAllowedError(ConfigError):
 
     Attributes:
         modules: for each name that is not allowed, the module that it is of.
-        packages: those that would have to be allowed.
     """
 
     def __init__(self, modules: Mapping[str, str], allow: Iterable[str]) -> None:
@@ -35,13 +34,12 @@ class NotAllowedError(ConfigError):
             allow: what is allowed.
         """
         self.modules = dict(modules)
-        self.packages = sorted({module.partition(".")[0] for module in modules.values()})
         is_one = len(modules) == 1
         places = ", ".join(dict.fromkeys(modules.values()))
         super().__init__(
             f"{', '.join(modules)} {'is' if is_one else 'are'} not allowed: "
             f"{'it is' if is_one else 'they are'} of {places}. If you trust "
-            f"{'it' if is_one else 'them'}, add {', '.join(map(repr, self.packages))} to "
+            f"{'it' if is_one else 'them'}, add {', '.join(map(repr, modules))} to "
             f"allow=[{', '.join(map(repr, allow))}]"
         )
 

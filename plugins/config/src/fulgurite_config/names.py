@@ -37,6 +37,11 @@ class Name:
     text: str
     is_trusted: bool = field(default=False, compare=False)
 
+    @property
+    def module(self) -> str:
+        """The module that is imported."""
+        return self.text.partition(":")[0]
+
     def __post_init__(self) -> None:
         """Check the form of the name."""
         module, colon, qualname = self.text.partition(":")
@@ -115,21 +120,41 @@ def _get_import_name(module: str) -> str:
     return file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
 
 
+def is_allowed(name: Name, allow: Sequence[str]) -> bool:
+    """Return whether a name may be imported, as far as its text tells.
+
+    Args:
+        name: the name.
+        allow: names `module:name`, and packages and modules whose names may all be imported.
+    """
+    return _is_allowed_by_name(name, allow) or _is_in_package(name.module, allow)
+
+
+def _is_allowed_by_name(name: Name, allow: Sequence[str]) -> bool:
+    return name.is_trusted or name.text in SAFE or name.text in allow
+
+
+def _is_in_package(module: str, allow: Sequence[str]) -> bool:
+    # Modules of Python itself are in no package, see `check_allowed`.
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    return any(module == entry or module.startswith(f"{entry}.") for entry in allow)
+
+
 def load(name: Name, allow: Sequence[str]) -> Callable[..., Any]:
     """Import what a name stands for, if that is allowed.
 
     Args:
         name: the name.
-        allow: packages and modules from which names read from files may be imported. What they
-            re-export from elsewhere is refused too.
+        allow: names `module:name` that may be imported though they were read from a file, and
+            packages and modules, but not what those re-export from elsewhere.
 
     Raises:
         ConfigError: it is not allowed, or there is no such module or name.
     """
     module_name, _, qualname = name.text.partition(":")
-    is_free = name.is_trusted or name.text in SAFE
-    if not is_free:
-        _check_allowed(name, module_name, allow)
+    if not is_allowed(name, allow):
+        raise NotAllowedError({name.text: module_name}, allow)
     try:
         current: Any = importlib.import_module(module_name)
     except ImportError as error:
@@ -140,17 +165,7 @@ def load(name: Name, allow: Sequence[str]) -> Callable[..., Any]:
         current = getattr(current, part)
         if isinstance(current, ModuleType):
             raise ConfigError(f"{name.text} goes through the module {part!r}: name that module")
-    if not is_free:
-        _check_allowed(name, getattr(current, "__module__", None) or module_name, allow)
+    home = getattr(current, "__module__", None) or module_name
+    if not _is_allowed_by_name(name, allow) and not _is_in_package(home, allow):
+        raise NotAllowedError({name.text: home}, allow)
     return current
-
-
-def _check_allowed(name: Name, module: str, allow: Sequence[str]) -> None:
-    if not any(module == prefix or module.startswith(f"{prefix}.") for prefix in allow):
-        raise NotAllowedError({name.text: module}, allow)
-
-
-def check_allow(allow: Sequence[str]) -> None:
-    """Raise a `ConfigError` if what may be imported is one text in place of a list."""
-    if isinstance(allow, str):
-        raise ConfigError(f"allow is a list of packages and modules: write allow=[{allow!r}]")

@@ -14,7 +14,7 @@ from fulgurite_config.expressions import (
     format_expression,
     format_path,
 )
-from fulgurite_config.names import SAFE, Name, check_allow, get_name, load
+from fulgurite_config.names import SAFE, Name, get_name, load
 from fulgurite_config.nodes import (
     Node,
     State,
@@ -24,6 +24,7 @@ from fulgurite_config.nodes import (
     iter_children,
     iter_names,
 )
+from fulgurite_config.permissions import check_allowed
 from fulgurite_config.required import Required
 
 Path = tuple[str | int, ...]
@@ -38,13 +39,14 @@ def resolve(config: T, allow: Sequence[str] = ()) -> T:
 
     Args:
         config: a node, or a value that a node may hold.
-        allow: packages and modules that names read from JSON may be imported from.
+        allow: the names `module:name` that may be imported though they were read from JSON, and
+            packages and modules of which all names may be.
 
     Raises:
         ConfigError: a required value is missing, a reference leads nowhere or in a circle, a name
             is not allowed or an argument does not exist. No constructor was called then.
     """
-    check_allow(allow)
+    check_allowed(config, allow)
     return _Resolution(allow).run(config)
 
 
