@@ -28,6 +28,7 @@ from fulgurite_config import (
 from fulgurite_config.codec import JSON_SOURCE
 from fulgurite_config.comparison import iter_nodes_by_path
 from fulgurite_config.expressions import Lazy, format_path
+from fulgurite_config.limits import Budget
 from fulgurite_config.names import get_name
 from fulgurite_config.nodes import (
     get_default,
@@ -272,10 +273,10 @@ def list_values(config: Any) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     paths: dict[int, str] = {}
+    budget = Budget()
     for path, node in iter_nodes_by_path(config):
-        paths.setdefault(id(node), path)
-        if paths[id(node)] == path:
-            values |= _list_defaults(node, path)
+        paths[id(node)] = path
+        values |= _list_defaults(node, path)
     for path, value, _ in iter_values(config):
         if isinstance(value, Lazy):
             continue
@@ -284,6 +285,7 @@ def list_values(config: Any) -> dict[str, Any]:
         elif isinstance(value, Required):
             value = None
         elif not isinstance(value, bool | int | float | str | None):
+            budget.spend_on(value)
             value = get_text(value)
         values[path] = redact(value, path.rpartition(".")[2])
     return values

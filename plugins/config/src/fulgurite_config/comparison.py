@@ -1,14 +1,13 @@
 """Copying, merging and comparing configurations."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from fulgurite_config.codec import to_plain
 from fulgurite_config.equality import is_equal
 from fulgurite_config.expressions import (
     APPLY,
-    Evaluation,
     Expression,
     Lazy,
     Reference,
@@ -337,24 +336,21 @@ def _iter_node(node: Node, path: tuple[Any, ...], visited: set[int]) -> Iterator
     yield from _iter_values(node, path, visited)
 
 
-def iter_nodes_by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Node]]:
-    """Yield the paths and nodes of a configuration; a node that is used twice, with each of its
-    paths."""
+def iter_nodes_by_path(config: Any) -> Iterator[tuple[str, Node]]:
+    """Yield each node of a configuration once, with the first of its paths."""
+    yield from _iter_nodes_by_path(config, (), set())
+
+
+def _iter_nodes_by_path(
+    value: Any, path: tuple[Any, ...], visited: set[int]
+) -> Iterator[tuple[str, Node]]:
     if isinstance(value, Node):
+        if id(value) in visited:
+            return
+        visited.add(id(value))
         yield format_path(path) or "(root)", value
     for key, child in iter_children(value):
-        yield from iter_nodes_by_path(child, (*path, key))
-
-
-def compute(value: Any, allow: Sequence[str] = ()) -> Any:
-    """Return what a reference or an expression stands for, also in lists and dictionaries, and any
-    other value as it is.
-
-    Args:
-        value: the value.
-        allow: packages and modules that functions read from JSON may be imported from.
-    """
-    return Evaluation(allow).expand(value) if has_lazy(value) else value
+        yield from _iter_nodes_by_path(child, (*path, key), visited)
 
 
 OPERATIONS["is_equal"] = is_equal

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 MAX_SUGGESTIONS = 20
+MAX_CHOICES = 1_000
+"""So many names are compared with one that was written. Only a hostile file has more."""
 
 
 class ConfigError(ValueError):
@@ -57,9 +59,10 @@ def suggest(name: str, choices: Iterable[object]) -> str:
         choices: what could have been meant.
     """
     texts = sorted({str(choice) for choice in choices})
-    close = difflib.get_close_matches(name, texts, n=1)
+    compared = texts[:MAX_CHOICES]
+    close = difflib.get_close_matches(name, compared, n=1)
     # People write `lr` for `learning_rate`.
-    close += [text for text in texts if _get_initials(text) == name]
+    close += [text for text in compared if _get_initials(text) == name]
     if close:
         return f"Did you mean {close[0]!r}?"
     if len(texts) > MAX_SUGGESTIONS:

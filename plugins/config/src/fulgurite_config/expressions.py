@@ -6,9 +6,8 @@ from keyword import iskeyword
 from typing import Any, NoReturn
 from unicodedata import normalize
 
-from fulgurite_config.errors import ConfigError, suggest
-from fulgurite_config.names import Name, get_name, load
-from fulgurite_config.required import Required, find_required
+from fulgurite_config.errors import ConfigError
+from fulgurite_config.names import Name, get_name
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv},
@@ -19,9 +18,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 }
 APPLY = "apply"
 ITEM = "[]"
-MAX_LENGTH = 10_000
-MAX_BITS = 4_096
-MAX_VALUES = 1_000_000
 
 
 class Lazy:
@@ -219,7 +215,7 @@ def _check_key(value: Lazy, key: Any) -> None:
 
 def _check_operand(value: Any) -> None:
     """Raise a `ConfigError` if a call or a section stands in an expression."""
-    if _is_node(value):
+    if is_node(value):
         raise ConfigError(
             "a call or a section cannot stand in an expression: give it a place in the "
             "configuration, and refer to its values. To call a function with what it makes, write "
@@ -237,7 +233,7 @@ def iter_items(value: Any) -> Iterator[Any]:
         yield from value.values()
 
 
-def _is_node(value: Any) -> bool:
+def is_node(value: Any) -> bool:
     """Return whether a value is a `Node`, which is a class of a module above."""
     return hasattr(type(value), "__config_get__")
 
@@ -326,184 +322,3 @@ def format_operation(symbol: str, texts: Sequence[str]) -> str:
     if len(texts) == 1:
         return f"{'-' if symbol == 'neg' else symbol}({texts[0]})"
     return f"({texts[0]} {symbol} {texts[1]})"
-
-
-class Evaluation:
-    """Reads values, and computes each reference once.
-
-    Args:
-        allow: what may be imported for functions named in a file.
-    """
-
-    def __init__(self, allow: Sequence[str] = ()) -> None:
-        self._allow = allow
-        self._values: dict[Any, Any] = {}
-        self._active: dict[Any, str] = {}
-        self._results: dict[int, Any] = {}
-        self._count = 0
-
-    def compute(self, value: Any) -> Any:
-        """Return what a reference or an expression stands for, and any other value as it is: in a
-        list references stay, so that it is the list that the configuration holds. What needs a
-        `Required` is that."""
-        try:
-            return self._compute(value)
-        except RecursionError:
-            raise ConfigError("references are nested too deeply to be computed") from None
-
-    def expand(self, value: Any) -> Any:
-        """Return a value with what stands for the references in its lists and dictionaries too, as
-        functions get it."""
-        try:
-            return self._expand(value)
-        except RecursionError:
-            raise ConfigError("references are nested too deeply to be computed") from None
-
-    def is_result(self, value: Any) -> bool:
-        """Return whether a list or dictionary was computed, so that no configuration holds it."""
-        return id(value) in self._results
-
-    def _compute(self, value: Any) -> Any:
-        if isinstance(value, Reference):
-            return self._follow(value)
-        if not isinstance(value, Expression):
-            return value
-        symbol, operands = get_expression(value)
-        if symbol == ITEM:
-            container, item = map(self._compute, operands)
-            if isinstance(container, Required):
-                return container
-            if isinstance(item, Required):
-                return item
-            return self._enter(container, _get_item(container, item, value))
-        function = OPERATORS.get(symbol)
-        values = [self._expand(operand) for operand in operands[function is None :]]
-        if function is None:
-            _check_arguments(value, values)
-            target = operands[0]
-            function = load(target, self._allow) if isinstance(target, Name) else target
-        missing = find_required(values)
-        if missing is not None:
-            return missing
-        check_operands(symbol, values)
-        try:
-            result = function(*values)
-        except ConfigError:
-            raise
-        except Exception as error:
-            error.add_note(f"while {format_expression(value)} was computed")
-            raise
-        check_result(result)
-        return self._mark(result)
-
-    def _expand(self, value: Any) -> Any:
-        self._count += 1
-        if self._count > MAX_VALUES:  # a few references can stand for lists without end
-            raise ConfigError(f"references stand for more than {MAX_VALUES:_} values")
-        value = self._compute(value)
-        if isinstance(value, list | tuple):
-            return type(value)(self._expand(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._expand(item) for key, item in value.items()}
-        return value
-
-    def _enter(self, container: Any, child: Any) -> Any:
-        """Compute a value that a container holds: one of a result is a part of that result."""
-        child = self._compute(child)
-        return self._mark(child) if self.is_result(container) else child
-
-    def _mark(self, result: Any) -> Any:
-        if isinstance(result, list | tuple | dict):
-            self._results[id(result)] = result
-        return result
-
-    def _follow(self, reference: Reference) -> Any:
-        root, path = get_reference(reference)
-        key = (id(root), path)
-        if key in self._values:
-            return self._values[key]
-        if key in self._active:
-            cycle = " -> ".join([*self._active.values(), repr(reference)])
-            raise ConfigError(f"references form a cycle: {cycle}")
-        self._active[key] = repr(reference)
-        current: Any = root
-        for count, part in enumerate(path):
-            if isinstance(current, Required):  # all that is below it is missing too
-                break
-            child = _get_child(current, part, reference, path[:count])
-            current = self._enter(current, child)
-        del self._active[key]
-        self._values[key] = current
-        return current
-
-
-def _check_arguments(expression: Expression, values: Sequence[Any]) -> None:
-    """Raise a `ConfigError` if a function of references would get a call that is not made yet."""
-    for operand, value in zip(get_expression(expression)[1][1:], values, strict=True):
-        if _is_node(value):
-            raise ConfigError(
-                f"{format_expression(expression)}: {format_expression(operand)} is a call or a "
-                "section, and nothing is made before the configuration is resolved. Write "
-                "L(function, ...) to call the function with what it makes"
-            )
-
-
-def _get_child(value: Any, key: Any, reference: Reference, path: Sequence[Any]) -> Any:
-    try:
-        if _is_node(value):
-            return value.__config_get__(key)
-        if isinstance(value, dict | list | tuple):
-            return value[key]
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{reference!r} leads nowhere: {error}") from error
-    raise ConfigError(
-        f"{reference!r} leads nowhere: {format_path(path)} is {value!r}, which has no {key!r}"
-    )
-
-
-def _get_item(container: Any, key: Any, expression: Expression) -> Any:
-    """Return one of several values, as the node, dictionary or list that has it holds it.
-
-    Args:
-        container: what has the values.
-        key: the name or index of one of them.
-        expression: which asks, for the error.
-    """
-    is_node = _is_node(container)
-    get = container.__config_get__ if is_node else None
-    names: Sequence[Any] = ()
-    if is_node:
-        names = [name for name in dir(container) if name not in ("ref", "aux")]
-    elif isinstance(container, dict):
-        names = list(container)
-    elif isinstance(container, list | tuple):
-        names = range(-len(container), len(container))
-    if key not in names:
-        raise ConfigError(
-            f"{format_expression(expression)} leads nowhere: there is no {key!r}. "
-            f"{suggest(str(key), names)}"
-        )
-    return container[key] if get is None else get(key)
-
-
-def check_operands(symbol: str, values: Sequence[Any]) -> None:
-    """Raise a `ConfigError` if an operation would need much time or memory."""
-    if symbol == "*":
-        lengths = [len(value) for value in values if hasattr(value, "__len__")]
-        counts = [value for value in values if isinstance(value, int)]
-        if lengths and counts and lengths[0] * counts[0] > MAX_LENGTH:
-            raise ConfigError(f"a reference makes more than {MAX_LENGTH} items")
-    if symbol == "%" and isinstance(values[0], str):
-        raise ConfigError("% formats no text here: join texts with + or apply(str.join, ...)")
-    if symbol == "**" and all(isinstance(value, int) for value in values):
-        base, exponent = values
-        if base.bit_length() * abs(exponent) > MAX_BITS:
-            raise ConfigError(f"{base} ** {exponent} has more than {MAX_BITS} bits")
-
-
-def check_result(value: Any) -> None:
-    """Raise a `ConfigError` if a computed value is too large for a configuration."""
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ConfigError(f"a reference makes a number of more than {MAX_BITS} bits")
-    if isinstance(value, str | list | tuple | dict) and len(value) > MAX_LENGTH:
-        raise ConfigError(f"a reference makes more than {MAX_LENGTH} items")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -172,6 +173,14 @@ def get_signature(target: Any) -> inspect.Signature | None:
     if target is None or isinstance(target, Name):
         return None
     try:
+        return _read_signature(target)
+    except TypeError:  # it has no hash
+        return _read_signature.__wrapped__(target)
+
+
+@lru_cache(maxsize=4096)  # it is asked for with each argument of a call
+def _read_signature(target: Any) -> inspect.Signature | None:
+    try:
         return inspect.signature(target)
     except (TypeError, ValueError):
         return None
@@ -220,6 +229,11 @@ def find_position(node: Node, key: str | int) -> str | int:
 def iter_names(node: Node) -> Iterator[str]:
     """Yield the names that a node has or may have."""
     yield from dict.fromkeys([*get_state(node).keywords, *_list_parameters(node)])
+
+
+def has_name(node: Node, name: str) -> bool:
+    """Return whether a node has or may have a name."""
+    return name in get_state(node).keywords or name in _list_parameters(node)
 
 
 def _list_parameters(node: Node) -> list[str]:

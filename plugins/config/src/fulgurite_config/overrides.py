@@ -3,10 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite_config.errors import ConfigError, NotLoadedError, suggest
-from fulgurite_config.expressions import Evaluation, Lazy, format_expression, format_path
+from fulgurite_config.evaluation import Evaluation
+from fulgurite_config.expressions import Lazy, format_expression, format_path
+from fulgurite_config.limits import Budget
 from fulgurite_config.nodes import (
     EMPTY,
     Node,
@@ -15,6 +18,7 @@ from fulgurite_config.nodes import (
     get_default,
     get_signature,
     get_state,
+    has_name,
     is_constant,
     is_loaded,
     iter_children,
@@ -22,10 +26,10 @@ from fulgurite_config.nodes import (
     iter_nodes,
     set_value,
 )
+from fulgurite_config.paths import Pattern, Wildcard, parse_path
 from fulgurite_config.undo import undo_on_error
 from fulgurite_config.values import Key, fit_value, flatten_union, parse_value
 
-SEGMENT = re.compile(r"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|'[^']*'|\"[^\"]*\")\]")
 OVERRIDE = re.compile(r"""((?:\['[^']*'\]|\["[^"]*"\]|[^=])*+)=(.*)""", re.DOTALL)
 
 
@@ -49,11 +53,6 @@ class Change(NamedTuple):
     new: Any
 
 
-class _Wildcard(NamedTuple):
-    is_deep: bool
-
-
-Pattern = tuple[Key | _Wildcard, ...]
 Match = tuple[Any, Key, tuple[Key, ...]]
 
 
@@ -95,7 +94,7 @@ def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> li
         ConfigError: a path matches nothing, or a value is not of the argument's type.
     """
     with undo_on_error(config):
-        return list(_apply_nested(config, values, (), source))
+        return list(_apply_nested(config, values, (), source, Budget()))
 
 
 def _apply_override(config: Node, override: str) -> Iterator[Change]:
@@ -103,16 +102,17 @@ def _apply_override(config: Node, override: str) -> Iterator[Change]:
     if parts is None:
         raise ConfigError(f"{override!r} is no override: write path=value")
     path, text = parts.groups()
-    for match in _find_matches(config, path):
+    budget = Budget()
+    for match in _find_matches(config, path, (), budget):
         try:
             value = parse_value(text)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-        yield _apply(match, value, text, f"override {override}")
+        yield _apply(match, value, text, f"override {override}", budget)
 
 
 def _apply_nested(
-    config: Any, values: Mapping[str, Any], above: tuple[Key, ...], source: str
+    config: Any, values: Mapping[str, Any], above: tuple[Key, ...], source: str, budget: Budget
 ) -> Iterator[Change]:
     for name, value in values.items():
         if name.startswith("$"):
@@ -121,28 +121,29 @@ def _apply_nested(
                 f"{place}: values by name are constants. A call can only stand in a whole "
                 f"configuration, as to_json writes it"
             )
-        for parent, key, place in _find_matches(config, name, above):
-            current = Evaluation().compute(_read(parent, key))
+        for parent, key, place in _find_matches(config, name, above, budget):
+            current = Evaluation(budget=budget).compute(_read(parent, key))
             if isinstance(value, dict) and isinstance(current, Node):
-                yield from _apply_nested(current, value, place, source)
+                yield from _apply_nested(current, value, place, source, budget)
             else:
                 text = value if isinstance(value, str) else json.dumps(value)
-                yield _apply((parent, key, place), value, text, source)
+                yield _apply((parent, key, place), value, text, source, budget)
 
 
-def _find_matches(config: Node, text: str, above: tuple[Key, ...] = ()) -> list[Match]:
+def _find_matches(config: Node, text: str, above: tuple[Key, ...], budget: Budget) -> list[Match]:
     """Return what a path leads to.
 
     Args:
         config: where the path begins.
         text: the path.
         above: where that is.
+        budget: counts what is looked at.
     """
     pattern = parse_path(text)
     matches: list[Match] = []
     places: set[tuple[int, Key]] = set()
     text = f"{format_path(above)}.{text}" if above else text
-    for match in _iter_matches(config, pattern, above, text):
+    for match in _Search(text, budget).iter_matches(config, pattern, above):
         place = (id(match[0]), match[1])
         if place not in places:
             matches.append(match)
@@ -151,82 +152,71 @@ def _find_matches(config: Node, text: str, above: tuple[Key, ...] = ()) -> list[
         last = str(pattern[-1])
         for node in iter_nodes(config, set()):
             _check_loaded(node, last, text)
-        raise ConfigError(f"{text} matches nothing. {suggest(last, set(_iter_all_names(config)))}")
+        raise ConfigError(f"{text} matches nothing. {suggest(last, _find_all_names(config))}")
     return matches
 
 
-def parse_path(text: str) -> Pattern:
-    """Return the keys of a path such as `model.layers[0].*.units`.
+class _Search:
+    """Finds what a path leads to, and looks into each node, list and dictionary once.
 
-    Raises:
-        ConfigError: it is none, or it ends with a wildcard.
+    Args:
+        text: the path, for errors.
+        budget: counts what is looked at.
     """
-    keys: list[Key | _Wildcard] = []
-    position = 0
-    if not text:
-        raise ConfigError("there is no path before '=': write path=value")
-    if text[0] in "+~":
-        raise ConfigError(
-            f"{text!r}: overrides add and delete nothing. Write path=value for what is there; what "
-            "may be left out gets a value of its own in the configuration that says so"
-        )
-    while position < len(text):
-        match = SEGMENT.match(text, position)
-        if match is None:
-            raise ConfigError(f"{text!r} is no path at {text[position:]!r}: write a.b[0].*.c")
-        part = match[1] or match[2]
-        if part in ("*", "**"):
-            keys.append(_Wildcard(part == "**"))
-        elif match[2] is not None:
-            keys.append(part[1:-1] if part[0] in "'\"" else int(part))
+
+    def __init__(self, text: str, budget: Budget) -> None:
+        self._text = text
+        self._evaluation = Evaluation(budget=budget)
+        # With the value, so that no other one gets its identity.
+        self._visited: dict[tuple[int, Pattern], Any] = {}
+
+    def iter_matches(self, value: Any, pattern: Pattern, path: tuple[Key, ...]) -> Iterator[Match]:
+        """Yield what a path leads to, some of it perhaps twice.
+
+        Args:
+            value: where the path begins.
+            pattern: the path.
+            path: where that value is.
+        """
+        if (id(value), pattern) in self._visited:
+            return
+        self._visited[id(value), pattern] = value
+        self._evaluation.budget.spend()
+        key, *rest = pattern
+        if isinstance(key, Wildcard):
+            yield from self._iter_wildcard(value, pattern, path)
+            return
+        _check_key(value, key, path, self._text)
+        if rest:
+            child = _enter(value, key, (*path, key), self._evaluation)
+            yield from self.iter_matches(child, tuple(rest), (*path, key))
         else:
-            keys.append(part)
-        position = match.end()
-    if not keys or isinstance(keys[-1], _Wildcard):
-        raise ConfigError(f"{text!r} must end with the name of what is set, not with a wildcard")
-    return tuple(keys)
+            yield value, key, (*path, key)
 
-
-def _iter_matches(
-    value: Any, pattern: Pattern, path: tuple[Key, ...], text: str
-) -> Iterator[Match]:
-    key, *rest = pattern
-    if isinstance(key, _Wildcard):
-        yield from _iter_wildcard(value, key, tuple(rest), path, text)
-    elif not rest:
-        _check_key(value, key, path, text)
-        yield value, key, (*path, key)
-    else:
-        _check_key(value, key, path, text)
-        child = _enter(value, key, (*path, key))
-        yield from _iter_matches(child, tuple(rest), (*path, key), text)
-
-
-def _iter_wildcard(
-    value: Any, wildcard: _Wildcard, rest: Pattern, path: tuple[Key, ...], text: str
-) -> Iterator[Match]:
-    children = [
-        (key, child)
-        for key, child in iter_children(value)
-        if isinstance(child, Node | dict | list | tuple) or not wildcard.is_deep
-    ]
-    if not wildcard.is_deep:
+    def _iter_wildcard(
+        self, value: Any, pattern: Pattern, path: tuple[Key, ...]
+    ) -> Iterator[Match]:
+        wildcard: Any = pattern[0]
+        rest = pattern[1:]
+        children = list(iter_children(value))
+        if not wildcard.is_deep:
+            for key, _ in children:
+                child = _enter(value, key, (*path, key), self._evaluation)
+                yield from self.iter_matches(child, rest, (*path, key))
+            return
+        if _has_key(value, rest[0]):
+            yield from self.iter_matches(value, rest, path)
         for key, child in children:
-            child = _enter(value, key, (*path, key))
-            yield from _iter_matches(child, rest, (*path, key), text)
-        return
-    if _has_key(value, rest[0]):
-        yield from _iter_matches(value, rest, path, text)
-    for key, child in children:
-        yield from _iter_wildcard(child, wildcard, rest, (*path, key), text)
+            if isinstance(child, Node | dict | list | tuple):
+                yield from self.iter_matches(child, pattern, (*path, key))
 
 
 def _has_key(value: Any, key: Any) -> bool:
-    if isinstance(key, _Wildcard):
+    if isinstance(key, Wildcard):
         return True
     if isinstance(value, Node) and isinstance(key, str):
         has_aux = get_state(value).aux is not None
-        return key in iter_names(value) or (key == "aux" and has_aux)
+        return has_name(value, key) or (key == "aux" and has_aux)
     return key in dict(iter_children(value)) or (
         isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value)
     )
@@ -262,15 +252,14 @@ def _read(parent: Any, key: Key) -> Any:
     """Return what is at a key, or EMPTY for an argument that is not set and has no default."""
     if not isinstance(parent, Node):
         return parent[key]
-    if isinstance(key, str) and key in iter_names(parent) and find_position(parent, key) == key:
+    if isinstance(key, str) and has_name(parent, key) and find_position(parent, key) == key:
         return get_state(parent).keywords.get(key, get_default(parent, key))
     return parent.__config_get__(key)
 
 
-def _enter(parent: Any, key: Key, path: tuple[Key, ...]) -> Any:
+def _enter(parent: Any, key: Key, path: tuple[Key, ...], evaluation: Evaluation) -> Any:
     """Return what is at a key, or what the reference there stands for. A list or dictionary that is
     computed takes the place of its expression, since an override will change it."""
-    evaluation = Evaluation()
     child = evaluation.compute(_read(parent, key))
     if not evaluation.is_result(child):
         return child
@@ -283,7 +272,7 @@ def _enter(parent: Any, key: Key, path: tuple[Key, ...]) -> Any:
     return child
 
 
-def _apply(match: Match, value: Any, text: str, source: str) -> Change:
+def _apply(match: Match, value: Any, text: str, source: str, budget: Budget) -> Change:
     """Set a value.
 
     Args:
@@ -291,11 +280,13 @@ def _apply(match: Match, value: Any, text: str, source: str) -> Change:
         value: the value as it stands there.
         text: the same as text.
         source: what sets it.
+        budget: counts what is computed.
     """
     parent, key, path = match
     old = _read(parent, key)
     annotation = get_annotation(parent, key)
-    _check_replaceable(old, value, annotation, path)
+    chosen = Evaluation(budget=budget).compute(old)
+    _check_replaceable(old, chosen, value, annotation, path)
     if annotation is None:
         annotation = _guess_annotation(parent, old)
     if annotation is not None:
@@ -310,12 +301,19 @@ def _apply(match: Match, value: Any, text: str, source: str) -> Change:
     return Change(format_path(path), None if old is EMPTY else old, value)
 
 
-def _check_replaceable(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) -> None:
+def _check_replaceable(
+    old: Any, chosen: Any, value: Any, annotation: Any, path: tuple[Key, ...]
+) -> None:
     """Raise a `ConfigError` if a text would take the place of a call or a section, which no text
-    can stand for."""
-    chosen = old
-    if isinstance(old, Lazy):
-        chosen = Evaluation().compute(old)
+    can stand for.
+
+    Args:
+        old: what has been there.
+        chosen: what that stands for.
+        value: what is to be there.
+        annotation: of the argument.
+        path: where that is.
+    """
     if not isinstance(chosen, Node) or not isinstance(value, str):
         return
     if annotation is not None and str in flatten_union(annotation):
@@ -373,12 +371,22 @@ def _guess_annotation(parent: Any, old: Any) -> Any:
     return int | float | None if isinstance(old, int | float) else None
 
 
-def _iter_all_names(value: Any) -> Iterator[str]:
-    names = iter_names(value) if isinstance(value, Node) else ()
-    yield from names
-    for key, child in iter_children(value):
-        yield str(key)
-        yield from _iter_all_names(child)
+def _find_all_names(config: Any) -> set[str]:
+    """Return the names of all nodes, and the keys of all that they hold."""
+    names: set[str] = set()
+    visited: set[int] = set()
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Node):
+            if id(value) in visited:
+                continue
+            visited.add(id(value))
+            names.update(iter_names(value))
+        for key, child in iter_children(value):
+            names.add(str(key))
+            waiting.append(child)
+    return names
 
 
 def get_annotation(parent: Any, key: Key) -> Any:
@@ -386,19 +394,22 @@ def get_annotation(parent: Any, key: Key) -> Any:
     if not isinstance(parent, Node) or isinstance(key, int):
         return None
     target = get_state(parent).target
-    if get_default(parent, key) is EMPTY and key not in iter_names(parent):
+    signature = get_signature(target)
+    if signature is None or key not in signature.parameters:
         return None
     function = target.__init__ if isinstance(target, type) else target
     for annotated in (function, target):
         try:
-            annotation = get_type_hints(annotated).get(key)
+            annotation = _read_type_hints(annotated).get(key)
         except Exception:  # annotations may name what is imported for type checkers only
             continue
         if annotation is not None:
             return annotation
     # One annotation that cannot be read hides all of them above, as with optax.adamw.
-    signature = get_signature(target)
-    if signature is None or key not in signature.parameters:
-        return None
     annotation = signature.parameters[key].annotation
     return None if annotation is EMPTY or isinstance(annotation, str) else annotation
+
+
+@lru_cache(maxsize=4096)  # they are asked for with each argument of a call
+def _read_type_hints(annotated: Any) -> dict[str, Any]:
+    return get_type_hints(annotated)

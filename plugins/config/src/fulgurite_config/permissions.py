@@ -11,7 +11,6 @@ from fulgurite_config.expressions import Expression, Reference, get_expression
 from fulgurite_config.names import Name, get_name, is_allowed
 from fulgurite_config.nodes import (
     Node,
-    Required,
     get_state,
     is_constant,
     iter_children,
@@ -19,6 +18,7 @@ from fulgurite_config.nodes import (
     iter_nodes,
 )
 from fulgurite_config.overrides import get_annotation
+from fulgurite_config.required import Required
 from fulgurite_config.values import flatten_union
 
 
@@ -34,7 +34,9 @@ def check_allowed(config: Any, allow: Sequence[str]) -> None:
         ConfigError: a module of Python itself is allowed as a whole.
     """
     if isinstance(allow, str):
-        raise ConfigError(f"allow is a list of names, packages and modules: write allow=[{allow!r}]")
+        raise ConfigError(
+            f"allow is a list of names, packages and modules: write allow=[{allow!r}]"
+        )
     for entry in allow:
         # Almost every one of these modules leads to a function that runs any program.
         if ":" not in entry and entry.partition(".")[0] in sys.stdlib_module_names:

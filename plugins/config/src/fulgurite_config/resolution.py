@@ -6,14 +6,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
-from fulgurite_config.expressions import (
-    MAX_VALUES,
-    Evaluation,
-    Lazy,
-    check_result,
-    format_expression,
-    format_path,
-)
+from fulgurite_config.evaluation import Evaluation, say_where
+from fulgurite_config.expressions import Lazy, format_expression, format_path
+from fulgurite_config.limits import check_result
 from fulgurite_config.names import SAFE, Name, get_name, load
 from fulgurite_config.nodes import (
     Node,
@@ -58,7 +53,6 @@ class _Resolution:
         self._results: dict[int, Any] = {}
         self._missing: list[str] = []
         self._not_allowed: dict[str, str] = {}
-        self._count = 0
 
     def run(self, config: Any) -> Any:
         try:
@@ -73,11 +67,11 @@ class _Resolution:
 
     def _check(self, value: Any, path: Path, above: frozenset[int]) -> None:
         """Find every mistake that can be found before a constructor is called."""
-        self._count += 1
-        if self._count > MAX_VALUES:  # a few references can stand for lists without end
-            raise ConfigError(f"the configuration stands for more than {MAX_VALUES:_} values")
+        self._evaluation.budget.spend()
         written = value
-        value = self._evaluation.compute(written)
+        if isinstance(written, Lazy):
+            with say_where(format_path(path) or "the root of the configuration"):
+                value = self._evaluation.compute(written)
         if isinstance(value, Required):
             cause = f" = {format_expression(written)}" if isinstance(written, Lazy) else ""
             about = f" ({value.description})" if value.description else ""
@@ -150,6 +144,8 @@ class _Resolution:
             result: Any = SimpleNamespace(**kwargs)
         elif state.is_partial:
             result = partial(target, *args, **kwargs)
+        elif get_name(target) in SAFE or target is str.format:
+            result = self._call_safely(target, args, kwargs, path)
         else:
             try:
                 result = target(*args, **kwargs)
@@ -159,9 +155,29 @@ class _Resolution:
                     f"{get_name(target)}, written in {state.source}"
                 )
                 raise
-            if get_name(target) in SAFE:
-                check_result(result)
         self._results[id(node)] = result
+        return result
+
+    def _call_safely(self, target: Any, args: list[Any], kwargs: dict[str, Any], path: Path) -> Any:
+        """Call a function of Python's own, with a bound for its work and an error that says where.
+
+        Args:
+            target: what is called.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+            path: where the call is.
+        """
+        values = [*args, *kwargs.values()]
+        self._evaluation.budget.spend_on(values)
+        self._evaluation.budget.spend_on_call(target, values)
+        try:
+            result = target(*args, **kwargs)
+            check_result(result)
+        except Exception as error:
+            place = format_path(path) or "the root of the configuration"
+            raise ConfigError(
+                f"{place}: {get_name(target)} fails: {type(error).__name__}: {error}"
+            ) from error
         return result
 
 

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from fulgurite_config.errors import ConfigError
-from fulgurite_config.expressions import Evaluation, has_lazy
+from fulgurite_config.evaluation import Evaluation
+from fulgurite_config.expressions import has_lazy
 
 Replace = Callable[[Any], object]
 """Puts a value in the place of the expression that it was computed from."""
