@@ -20,8 +20,9 @@ from fulgurite_checkpoint.commands import compare
 from fulgurite_cli import Experiment, SecretStr, build_experiment, rebuild_experiment, run
 from fulgurite_cli.config_command import run_config
 from fulgurite_cli.configuration import build_from_config, rebuild_from_config
+from fulgurite_cli.fit import load_experiment
 from fulgurite_cli.running import shorten_warnings
-from fulgurite_config import L, Required, to_json
+from fulgurite_config import L, Required, to_json, to_python
 from fulgurite_runs import RunDirectory, RunPlugin
 
 
@@ -622,3 +623,21 @@ def test_a_reader_of_print_may_stop_reading(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
     assert done.stdout.startswith("steps = 4")
     assert not done.stderr
+
+
+@pytest.mark.parametrize("name", ["my-prog.py", "01 train (2).py"])
+def test_a_program_may_have_any_file_name(name: str, tmp_path: Path) -> None:
+    program = tmp_path / name
+    program.write_text(PROGRAM)
+    run_dir = str(tmp_path / "run")
+    configure = load_experiment(str(program))
+    scope: dict[str, Any] = {}
+    exec(to_python(configure()), scope)
+    assert scope["cfg"] == configure()
+    _, saved = build_from_config(cast(Any, configure()), [], None)
+    (tmp_path / "run" / "attempts").mkdir(parents=True)
+    manifest = {"configuration": saved, "plugins": {}, "program": {"file": name}}
+    (tmp_path / "run" / "attempts" / "1").write_text(json.dumps(manifest))
+    assert rebuild_experiment(run_dir, str(program)).engine.steps == 2
+    started = build_experiment(load_experiment(str(program)), start_config=saved)
+    assert started.data == [1] * 4

@@ -1,6 +1,7 @@
 """Public names of functions and classes, and how they are looked up again."""
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ SAFE = frozenset(
     + ["pathlib:Path", "pathlib:PurePath", "pathlib:PurePosixPath"]
 )
 """What needs no permission, as it computes a value and does nothing else."""
+MODULE = re.compile(r"[^\s/\\:.][^/\\:.\x00-\x1f]*")
+"""A part of a module's name. A program is a module too, whatever its file is called: my-prog.py."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Name:
         module, colon, qualname = self.text.partition(":")
         parts = [*module.split("."), *qualname.split(".")]
         is_hidden = any(part.startswith("__") for part in parts)
-        if not colon or is_hidden or not all(part.isidentifier() for part in parts):
+        is_module = all(MODULE.fullmatch(part) for part in module.split("."))
+        is_qualname = all(part.isidentifier() for part in qualname.split("."))
+        if not colon or is_hidden or not is_module or not is_qualname:
             raise ConfigError(f"{self.text!r} is not a name: write 'package.module:name'")
 
 

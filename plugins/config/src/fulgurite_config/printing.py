@@ -137,6 +137,9 @@ class _Printer:
         module, _, qualname = get_name(target).partition(":")
         if module == "builtins":
             return qualname
+        if not all(part.isidentifier() for part in module.split(".")):  # of my-prog.py
+            self._helpers.add("Name")
+            return f"Name({get_name(target)!r}, is_trusted=True)"
         self._modules.add(module)
         return f"{module}.{qualname}"
 
