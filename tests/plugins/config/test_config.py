@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import fulgurite_config as fc
+import jax
 import numpy as np
 import optax
 import pytest
@@ -337,8 +338,23 @@ def test_1s17_a_partial_node() -> None:
     assert function(1e-3).init({}) is not None
 
 
-def test_names_are_the_shortest_public_ones() -> None:
-    assert fc.to_plain(L(optax.adamw, 1e-3)) == {"$call": "optax:adamw", "learning_rate": 1e-3}
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (optax.adamw, "optax:adamw"),
+        (jax.nn.relu, "jax.nn:relu"),
+        (jax.nn.gelu, "jax.nn:gelu"),
+        (jax.nn.silu, "jax.nn:silu"),
+        (jax.nn.softmax, "jax.nn:softmax"),
+        (jax.nn.initializers.he_normal, "jax.nn.initializers:he_normal"),
+        (jax.jit, "jax:jit"),
+        (np.zeros, "numpy:zeros"),
+    ],
+)
+def test_names_are_the_shortest_public_ones(function: Any, name: str) -> None:
+    """The private ones change with the versions of a library."""
+    assert fc.to_plain(L(value=function)) == {"$section": None, "value": {"$name": name}}
+    assert resolve(read_back(L(value=function)), allow=[name]).value is function
 
 
 def test_missing_values_are_named_together_before_anything_is_called() -> None:

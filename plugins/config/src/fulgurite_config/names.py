@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -75,18 +75,46 @@ def get_name(value: Any) -> str:
         )
     if "<lambda>" in qualname or "<locals>" in qualname:
         raise ConfigError(f"{shown} is a lambda or local function: define it in its module")
-    parts = module.split(".")
-    prefixes = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    if module.startswith("_"):  # what is written in C, such as _operator:getitem
-        prefixes.insert(0, module.lstrip("_"))
-    for prefix in prefixes:
-        is_private = any(part.startswith("_") for part in prefix.split("."))
-        if (prefix == module or not is_private) and _is_at(prefix, qualname, value):
-            return f"{_get_import_name(prefix)}:{qualname}"
+    for place in (*_find_public_modules(module, qualname, len(sys.modules)), module):
+        if _is_at(place, qualname, value):
+            return f"{_get_import_name(place)}:{qualname}"
     raise ConfigError(
         f"{module}.{qualname} is something else than this {type(value).__name__}: a bound method "
         "or a replaced function has no name; define a function in a module"
     )
+
+
+@lru_cache(maxsize=4096)  # it is asked for whenever a value is set
+def _find_public_modules(module: str, qualname: str, num_loaded: int) -> tuple[str, ...]:
+    """Return the public modules in which something may be found, the best one first: those above
+    the module that defines it, then those of its package that also have such a name.
+
+    Args:
+        module: that defines it.
+        qualname: its name there.
+        num_loaded: how many modules are imported. The answer may change with them.
+    """
+    parts = module.split(".")
+    prefixes = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    if module.startswith("_"):  # what is written in C, such as _operator:getitem
+        prefixes.insert(0, module.lstrip("_"))
+    public = [prefix for prefix in prefixes if _is_public(prefix)]
+    if module in public:
+        return tuple(public)
+    # As for jax.nn.relu, which jax._src.nn.functions defines.
+    first = qualname.partition(".")[0]
+    others = [
+        name
+        for name, loaded in sys.modules.copy().items()
+        if name.startswith(f"{parts[0]}.")
+        and _is_public(name)
+        and first in getattr(loaded, "__dict__", ())
+    ]
+    return (*public, *sorted(others, key=lambda name: (name.count("."), name)))
+
+
+def _is_public(module: str) -> bool:
+    return not any(part.startswith("_") for part in module.split("."))
 
 
 def _get_definition(value: Any) -> tuple[str | None, str | None]:
