@@ -99,7 +99,7 @@ class Node:
 
     def _config_read(self, key: str | int) -> Any:
         value = self.__config_get__(key)
-        return read(value, lambda computed: set_value(self, key, computed, find_line()))
+        return read(value, lambda result: set_value(self, key, result, find_line()))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in RESERVED:
