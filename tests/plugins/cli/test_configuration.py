@@ -20,8 +20,9 @@ from fulgurite_checkpoint.commands import compare
 from fulgurite_cli import Experiment, SecretStr, build_experiment, rebuild_experiment, run
 from fulgurite_cli.config_command import run_config
 from fulgurite_cli.configuration import build_from_config, rebuild_from_config
+from fulgurite_cli.fit import load_experiment
 from fulgurite_cli.running import shorten_warnings
-from fulgurite_config import L, Required, to_json
+from fulgurite_config import L, Required, to_json, to_python
 from fulgurite_runs import RunDirectory, RunPlugin
 
 
@@ -74,11 +75,109 @@ def test_a_configuration_is_overridden_trained_and_built_again_from_the_manifest
         build_experiment(experiment, ["rate=1"], saved)
 
 
-def test_a_manifest_names_nothing_outside_the_packages_of_the_program() -> None:
-    saved = {"config": json.dumps({"$section": None, "engine": {"$call": "antigravity:geohash"}})}
-    with pytest.raises(ConfigurationError, match="antigravity:geohash is not allowed"):
-        build_experiment(experiment, [], saved)
+@pytest.mark.parametrize("name", ["antigravity:geohash", "fulgurite:Module", "builtins:exec"])
+def test_a_manifest_names_nothing_that_the_program_does_not(name: str) -> None:
+    form = {"$section": None, "engine": {"$call": name}, "x": {"$name": "wave:open"}}
+    saved = {"config": json.dumps(form)}
+    for argument in ("saved_config", "start_config"):
+        with pytest.raises(ConfigurationError, match=f"add --allow {name} --allow wave:open"):
+            build_experiment(experiment, [], **cast(Any, {argument: saved}))
     assert "antigravity" not in sys.modules
+
+
+PROGRAM = """
+from fulgurite_config import L, apply
+from fulgurite_runs import RunPlugin
+
+class Report(RunPlugin):
+    pass
+
+def make_data():
+    return [1] * 4
+
+def experiment():
+    cfg = L(name="a", steps=2)
+    cfg.home = apply("os:getenv", "HOME")
+    cfg.text = apply(str.format, "run-{}", cfg.ref.name)
+    cfg.engine = L("fulgurite:Engine", steps=cfg.ref.steps, plugins=[L(Report)])
+    cfg.model = L(dict, a=1)
+    cfg.data = L(make_data)
+    return cfg
+"""
+HOSTILE = """
+import json, sys
+from pathlib import Path
+from fulgurite.errors import ConfigurationError
+from fulgurite_cli import rebuild_experiment, run
+from fulgurite_config import to_plain
+from fulgurite_cli.fit import load_experiment
+
+events = []
+watched = ("os.system", "subprocess.Popen", "os.posix_spawn")
+def watch(event, args):
+    if event in watched or event == "exec" and getattr(args[0], "co_filename", "") == "<string>":
+        events.append((event, args))
+
+command = "open('hostile', 'w')"
+evil = [
+    {"$call": "os:popen", "$args": ["touch hostile"]},
+    {"$call": "builtins:exec", "$args": [command]},
+    {"$op": "apply", "of": [{"$name": "builtins:exec"}, command]},
+    {"$op": "apply", "of": [{"$name": "os:popen"}, "touch hostile"]},
+]
+program = to_plain(load_experiment("program.py")())
+forms = [json.dumps(program | {"evil": form}) for form in evil]
+run_dir = Path("run")
+(run_dir / "attempts").mkdir(parents=True)
+manifest = {"configuration": {}, "plugins": {}, "program": {"file": "program.py"}}
+sys.addaudithook(watch)
+for form in forms:
+    experiment = load_experiment("program.py")
+    Path("config.json").write_text(form)
+    manifest["configuration"] = {"config": form}
+    (run_dir / "attempts" / "1").write_text(json.dumps(manifest))
+    for options in (["--config", "config.json"], ["--from", "run"]):
+        for last in ([], ["--print"], ["--sweep", "steps=1,2", "--run", "sweep"]):
+            try:
+                run(experiment, [*options, *last])
+            except SystemExit as error:
+                assert error.code == 2, error.code
+            else:
+                raise SystemExit(form)
+    for program in ("program.py", None):
+        try:
+            rebuild_experiment("run", program)
+        except ConfigurationError as error:
+            assert "--allow" in str(error), error
+        else:
+            raise SystemExit(form)
+assert not events, events
+"""
+
+
+@pytest.mark.full
+def test_a_hostile_file_runs_nothing_by_any_command(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-c", HOSTILE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stderr.count("which may not be imported") == 24
+    assert not (tmp_path / "hostile").exists()
+
+
+def test_a_file_may_name_what_the_command_line_allows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = experiment()
+    cfg.size = L(dict, half=L("fractions:Fraction", 1, 2), name=optax.sgd)
+    file = tmp_path / "config.json"
+    file.write_text(to_json(cfg))
+    options = ["--config", str(file), "--allow", "fractions:Fraction"]
+    with pytest.raises(SystemExit):
+        run(experiment, [*options, "--print"])
+    assert "names optax:sgd, which may not be imported" in capsys.readouterr().err
+    values = print_values(experiment, [*options, "--allow", "optax"], capsys)
+    assert values["size.half"].startswith("fractions:Fraction")
 
 
 def test_a_secret_stays_out_of_the_manifest() -> None:
@@ -289,7 +388,9 @@ def test_a_run_is_built_again_from_its_manifest_alone(
     rebuilt = rebuild_experiment(folder, None, [], ["fulgurite", "tests"])
     assert rebuilt.engine.steps == 1
     assert rebuilt.model.keywords == {"rate": 0.25}
-    with pytest.raises(ConfigurationError, match="give --allow fulgurite --allow tests"):
+    with pytest.raises(
+        ConfigurationError, match=f"add --allow {__name__}:Report --allow {__name__}:Net"
+    ):
         rebuild_experiment(folder, None, [], ["fulgurite"])
     with pytest.raises(ConfigurationError, match=r"'test_configuration.py' is not in this dir"):
         rebuild_experiment(folder, None)
@@ -321,12 +422,12 @@ def test_evaluators_are_replaced_and_added_by_a_program_of_their_own_K5(tmp_path
     folder = str(tmp_path / "run")
     run(train, ["rate=0.25", "steps=1", "--run", folder])
     saved = RunDirectory(folder).read_manifest()["configuration"]
-    built = build_experiment(evaluate, [], saved, allow=["fulgurite"])
+    built = build_experiment(evaluate, [], saved, allow=["fulgurite", "tests"])
     plugins = [plugin.plugin for plugin in built.engine.plugins.plugins.values()]
     named = {plugin.name: plugin.data for plugin in plugins if isinstance(plugin, Named)}
     assert named == {"test": 5, "train": 2, "more": 7}
     assert built.model.keywords == {"rate": 0.25}
-    with pytest.raises(ConfigurationError, match="fulgurite:Engine.* give --allow fulgurite"):
+    with pytest.raises(ConfigurationError, match="add --allow fulgurite:Engine"):
         build_experiment(evaluate, [], saved)
     with pytest.raises(ConfigurationError, match="evaluators must be a list of calls"):
         build_experiment(lambda: L(evaluators=3), [], saved, allow=["fulgurite", "tests"])
@@ -522,3 +623,21 @@ def test_a_reader_of_print_may_stop_reading(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
     assert done.stdout.startswith("steps = 4")
     assert not done.stderr
+
+
+@pytest.mark.parametrize("name", ["my-prog.py", "01 train (2).py"])
+def test_a_program_may_have_any_file_name(name: str, tmp_path: Path) -> None:
+    program = tmp_path / name
+    program.write_text(PROGRAM)
+    run_dir = str(tmp_path / "run")
+    configure = load_experiment(str(program))
+    scope: dict[str, Any] = {}
+    exec(to_python(configure()), scope)
+    assert scope["cfg"] == configure()
+    _, saved = build_from_config(cast(Any, configure()), [], None)
+    (tmp_path / "run" / "attempts").mkdir(parents=True)
+    manifest = {"configuration": saved, "plugins": {}, "program": {"file": name}}
+    (tmp_path / "run" / "attempts" / "1").write_text(json.dumps(manifest))
+    assert rebuild_experiment(run_dir, str(program)).engine.steps == 2
+    started = build_experiment(load_experiment(str(program)), start_config=saved)
+    assert started.data == [1] * 4

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import fulgurite_config as fc
+import jax
 import numpy as np
 import optax
 import pytest
 from fulgurite_config import ConfigError, L, apply_overrides, from_json, resolve, to_json
 from fulgurite_config.overrides import check_types
 from fulgurite_config.values import parse_value
-from hypothesis import given, settings, strategies
 
 
 class Net:
@@ -252,7 +252,7 @@ import sys
 imported = []
 sys.addaudithook(lambda event, _: imported.append(event) if event in ("import", "exec") else None)
 from fulgurite_config import ConfigError, from_json, resolve
-import fractions, json.decoder
+import json, mypackage
 deep = "[" * 100_000 + "]" * 100_000
 calls = '{"$section": null, "a": {"$ref": ["b"]}, "b": {"$ref": ["a"]}}'
 double = {"$section": None, "a0": "xxxxxxxxxx"}
@@ -266,11 +266,11 @@ power = {"$section": None, "a": {"$op": "**", "of": [10, {"$op": "**", "of": [10
 texts = [
     '{"$call": "os:system", "$args": ["touch hostile"]}',
     '{"$name": "antigravity:geohash"}',
-    '{"$call": "fractions:operator.add", "$args": [1, 2]}',
-    '{"$call": "fractions:math.floor", "$args": [1]}',
-    '{"$call": "fractions:Decimal", "$args": ["1"]}',
+    '{"$call": "mypackage:operator.add", "$args": [1, 2]}',
+    '{"$call": "mypackage:math.floor", "$args": [1]}',
+    '{"$call": "mypackage:Decimal", "$args": ["1"]}',
     '{"$op": "apply", "of": [{"$name": "os:system"}, "touch hostile"]}',
-    '{"$call": "fractions:Fraction.__init__.__globals__"}',
+    '{"$call": "mypackage:Fraction.__init__.__globals__"}',
     '{"$call": "builtins:eval", "$args": ["1"]}',
     deep, calls, "[" + "0," * 2_000_000 + "0]", "{", '{"$what": 1}', '{"$same": 4}',
     '{"a": 1, "a": 2}', '{"$ref": ["x"], "from": ["y"]}',
@@ -282,7 +282,7 @@ before = set(sys.modules)
 imported.clear()
 for text in texts:
     try:
-        resolve(from_json(text), allow=["fractions"])
+        resolve(from_json(text), allow=["mypackage"])
     except ConfigError:
         continue
     raise SystemExit(text[:200])
@@ -294,21 +294,23 @@ assert not {"os.system", "antigravity", "jax", "fulgurite"} & set(sys.modules)
 
 @pytest.mark.full
 def test_1s15_a_hostile_file_imports_nothing_and_ends_soon(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        HOSTILE.replace("import fractions, json.decoder", "import fractions, json"),
+    lines = [
+        "import math, operator",
+        "from decimal import Decimal",
+        "from fractions import Fraction",
     ]
+    (tmp_path / "mypackage.py").write_text("\n".join(lines))
+    command = [sys.executable, "-B", "-c", HOSTILE]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr + ended.stdout
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "hostile").exists()
 
 
 def test_what_is_not_allowed_says_what_to_add() -> None:
     cfg = read_back(L(Fraction, 1, 2))
-    with pytest.raises(ConfigError, match="add 'fractions' to allow"):
+    with pytest.raises(ConfigError, match="add 'fractions:Fraction' to allow"):
         resolve(cfg)
-    assert resolve(cfg, allow=["fractions"]) == Fraction(1, 2)
+    assert resolve(cfg, allow=["fractions:Fraction"]) == Fraction(1, 2)
     assert resolve(L("fractions:Fraction", 1, 2)) == Fraction(1, 2)
 
 
@@ -337,8 +339,23 @@ def test_1s17_a_partial_node() -> None:
     assert function(1e-3).init({}) is not None
 
 
-def test_names_are_the_shortest_public_ones() -> None:
-    assert fc.to_plain(L(optax.adamw, 1e-3)) == {"$call": "optax:adamw", "learning_rate": 1e-3}
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (optax.adamw, "optax:adamw"),
+        (jax.nn.relu, "jax.nn:relu"),
+        (jax.nn.gelu, "jax.nn:gelu"),
+        (jax.nn.silu, "jax.nn:silu"),
+        (jax.nn.softmax, "jax.nn:softmax"),
+        (jax.nn.initializers.he_normal, "jax.nn.initializers:he_normal"),
+        (jax.jit, "jax:jit"),
+        (np.zeros, "numpy:zeros"),
+    ],
+)
+def test_names_are_the_shortest_public_ones(function: Any, name: str) -> None:
+    """The private ones change with the versions of a library."""
+    assert fc.to_plain(L(value=function)) == {"$section": None, "value": {"$name": name}}
+    assert resolve(read_back(L(value=function)), allow=[name]).value is function
 
 
 def test_missing_values_are_named_together_before_anything_is_called() -> None:
@@ -420,52 +437,6 @@ def run_printed(config: Any) -> Any:
     return scope["cfg"]
 
 
-NAMES = strategies.sampled_from(["a", "b", "c", "d"])
-LEAVES = strategies.one_of(
-    strategies.none(),
-    strategies.booleans(),
-    strategies.integers(),
-    strategies.floats(allow_nan=False),
-    strategies.text(max_size=4),
-    strategies.just(Net),
-    NAMES.map(lambda name: ("ref", name)),
-)
-
-
-def extend(children: Any) -> Any:
-    return strategies.one_of(
-        strategies.lists(children, max_size=3),
-        strategies.lists(children, max_size=2).map(tuple),
-        strategies.dictionaries(
-            strategies.one_of(NAMES, strategies.integers()), children, max_size=2
-        ),
-        children.map(lambda child: L(Box, child)),
-        strategies.dictionaries(NAMES, children, max_size=3).map(lambda values: L(**values)),
-        children.map(lambda child: [child, child]),
-    )
-
-
-def connect(value: Any, root: Any) -> Any:
-    if isinstance(value, tuple) and value[:1] == ("ref",):
-        return root.ref[value[1]] + 1
-    if isinstance(value, list | tuple):
-        return type(value)(connect(item, root) for item in value)
-    return value
-
-
-@settings(max_examples=60, deadline=None)
-@given(strategies.dictionaries(NAMES, strategies.recursive(LEAVES, extend, max_leaves=8)))
-def test_random_configurations_survive_json_copies_and_print(values: dict[str, Any]) -> None:
-    cfg: Any = L()
-    for name, value in values.items():
-        cfg[name] = connect(value, cfg)
-    text = to_json(cfg)
-    assert to_json(from_json(text)) == text
-    assert to_json(fc.copy(cfg)) == text
-    assert to_json(run_printed(cfg)) == text
-    assert apply_overrides(fc.copy(cfg), []) == []
-
-
 def test_json_has_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     code = (
         "import sys; from fractions import Fraction; from fulgurite_config import L, to_json\n"
@@ -544,13 +515,9 @@ def test_names_are_loaded_for_their_types() -> None:
         apply_overrides(cfg, ["net.dropout=no"])
     assert cast(Any, resolve(cfg)).frac == Fraction(1, 2)
     read = read_back(L(a=L("fractions:Fraction"), b=L("wave:open"), c=L("chunk:Chunk")))
-    with pytest.raises(
-        fc.NotAllowedError, match="wave:open, chunk:Chunk are not allowed"
-    ) as caught:
-        fc.load_targets(read, ["fractions"])
-    assert caught.value.packages == ["chunk", "wave"]
-    with pytest.raises(fc.NotAllowedError, match="wave:open, chunk:Chunk are not allowed"):
-        resolve(read, ["fractions"])
+    for load in (fc.load_targets, resolve):
+        with pytest.raises(fc.NotAllowedError, match="wave:open, chunk:Chunk are not allowed"):
+            load(read, ["fractions:Fraction"])
     assert "wave" not in sys.modules
 
 

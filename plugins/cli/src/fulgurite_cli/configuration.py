@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
@@ -27,6 +28,7 @@ from fulgurite_config import (
 from fulgurite_config.codec import JSON_SOURCE
 from fulgurite_config.comparison import iter_nodes_by_path
 from fulgurite_config.expressions import Lazy, format_path
+from fulgurite_config.limits import Budget
 from fulgurite_config.names import get_name
 from fulgurite_config.nodes import (
     get_default,
@@ -37,6 +39,7 @@ from fulgurite_config.nodes import (
     iter_nodes,
 )
 from fulgurite_config.overrides import check_types, get_annotation
+from fulgurite_config.permissions import find_names
 
 from fulgurite_cli.replacing import has_only_evaluators, replace_evaluators
 from fulgurite_cli.secrets import is_secret_type
@@ -49,7 +52,10 @@ VALUES = "values"
 
 
 def build_from_config(
-    config: Node, overrides: Sequence[str], start_config: dict[str, Any] | None
+    config: Node,
+    overrides: Sequence[str],
+    start_config: dict[str, Any] | None,
+    allow: Sequence[str] = (),
 ) -> tuple[Any, dict[str, Any]]:
     """Return what a configuration resolves to, and the form of it that the manifest holds.
 
@@ -57,27 +63,57 @@ def build_from_config(
         config: what the program returned.
         overrides: texts `path=value`, with paths and wildcards of `fulgurite_config`.
         start_config: what the run starts from, as `override_config` takes it.
+        allow: what that may name, besides what the program's configuration names.
 
     Raises:
         ConfigurationError: an override matches nothing, or the configuration cannot be resolved.
     """
-    try:
-        allow = find_packages(config)
-        changed = override_config(config, overrides, start_config)
-        return resolve(wrap_secrets(changed), allow), _describe(changed)
-    except ConfigError as error:
-        raise ConfigurationError(str(error)) from error
+    with refer_to_options():
+        names = find_allowed(config, allow)
+        changed = override_config(config, overrides, start_config, names)
+        return resolve(wrap_secrets(changed), names), _describe(changed)
 
 
 def plan_from_config(
-    config: Node, overrides: Sequence[str], start_config: dict[str, Any] | None
+    config: Node,
+    overrides: Sequence[str],
+    start_config: dict[str, Any] | None,
+    allow: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the form of a configuration that the manifest holds; nothing is resolved. Arguments
     and errors are those of `build_from_config`."""
+    with refer_to_options():
+        names = find_allowed(config, allow)
+        return _describe(override_config(config, overrides, start_config, names))
+
+
+@contextmanager
+def refer_to_options() -> Iterator[None]:
+    """Let errors of a configuration be those of the command line, with the options that help."""
     try:
-        return _describe(override_config(config, overrides, start_config))
+        yield
+    except NotAllowedError as error:
+        options = " ".join(f"--allow {name}" for name in error.modules)
+        raise ConfigurationError(
+            f"the configuration names {', '.join(error.modules)}, which may not be imported: a "
+            "configuration from a file or a run may name only what the program's own configuration "
+            f"names. If you trust it, add {options}"
+        ) from error
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def find_allowed(program_config: Node, allow: Sequence[str]) -> list[str]:
+    """Return what a configuration from a file may name: what the user lists, and what the program's
+    own configuration names. Never a whole package that only a name is of, as a package may hold
+    functions that run any text.
+
+    Args:
+        program_config: of the program. Its targets are loaded, as types are a part of them.
+        allow: what the user lists.
+    """
+    load_targets(program_config, allow)
+    return [*allow, *find_names(program_config)]
 
 
 def _describe(config: Node) -> dict[str, Any]:
@@ -100,17 +136,17 @@ def rebuild_from_config(
         program_config: of the program; what it names may be imported, and it knows the secrets that
             the manifest hides. One that has only evaluators replaces or adds those of the run. None
             without a program.
-        allow: further packages and modules that may be imported.
+        allow: further names, packages and modules that may be imported.
 
     Raises:
         ConfigurationError: an override differs, or the configuration cannot be resolved.
     """
-    packages = [*allow]
-    if program_config is not None:
-        packages += find_packages(program_config)
-    try:
+    with refer_to_options():
+        names = list(allow)
+        if program_config is not None:
+            names = find_allowed(program_config, allow)
         saved = read_config(saved_config)
-        load_targets(saved, packages)
+        load_targets(saved, names)
         changed = copy(saved)
         apply_overrides(changed, overrides)
         for path, (old, new) in diff(saved, changed).items():
@@ -122,49 +158,36 @@ def rebuild_from_config(
         fill_secrets(changed, program_config)
         if program_config is not None and has_only_evaluators(program_config):
             replace_evaluators(changed, program_config)
-        return resolve(wrap_secrets(changed), packages)
-    except NotAllowedError as error:
-        if program_config is not None and not has_only_evaluators(program_config):
-            raise ConfigurationError(str(error)) from error
-        options = " ".join(f"--allow {name}" for name in [*allow, *error.packages])
-        raise ConfigurationError(
-            f"the configuration names {', '.join(error.modules)}, which may not be imported; if "
-            f"you trust it, give {options}"
-        ) from error
-    except ConfigError as error:
-        raise ConfigurationError(str(error)) from error
+        return resolve(wrap_secrets(changed), names)
 
 
 def override_config(
-    config: Node, overrides: Sequence[str], start_config: dict[str, Any] | None
+    config: Node,
+    overrides: Sequence[str],
+    start_config: dict[str, Any] | None,
+    allow: Sequence[str],
 ) -> Any:
     """Return a configuration, or the one that takes its place, changed by overrides.
 
     Args:
-        config: what the program returned; it is changed in place if nothing takes its place.
+        config: what the program returned, whose targets are loaded; it is changed in place if
+            nothing takes its place.
         overrides: texts `path=value`.
-        start_config: what takes its place, as manifests hold it: it may name only what is defined
-            in the packages that the program's own configuration names. Or values by path, which
-            change the program's.
+        start_config: what takes its place, as manifests hold it. Or values by path, which change
+            the program's.
+        allow: what the configuration that takes its place may name, as `find_allowed` returns it.
 
     Raises:
         ConfigError: an override matches nothing, or a secret is missing.
+        NotAllowedError: the configuration names what is not allowed.
     """
     if start_config is None or not isinstance(start_config.get(KEY), str):
-        load_targets(config)
         apply_values(config, start_config or {}, JSON_SOURCE)
         apply_overrides(config, overrides)
         register_secrets(config)
         return config
     changed = read_config(start_config)
-    try:
-        load_targets(changed, find_packages(config))
-    except NotAllowedError as error:
-        raise ConfigError(
-            f"the configuration from a file names {', '.join(error.modules)}, and the program's "
-            f"own names nothing of {', '.join(error.packages)}: a file may name only what is of "
-            "the same packages as what the program names"
-        ) from error
+    load_targets(changed, allow)
     check_types(changed)
     apply_overrides(changed, overrides)
     fill_secrets(changed, config)
@@ -249,10 +272,10 @@ def list_values(config: Any) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     paths: dict[int, str] = {}
+    budget = Budget()
     for path, node in iter_nodes_by_path(config):
-        paths.setdefault(id(node), path)
-        if paths[id(node)] == path:
-            values |= _list_defaults(node, path)
+        paths[id(node)] = path
+        values |= _list_defaults(node, path)
     for path, value, _ in iter_values(config):
         if isinstance(value, Lazy):
             continue
@@ -261,6 +284,7 @@ def list_values(config: Any) -> dict[str, Any]:
         elif isinstance(value, Required):
             value = None
         elif not isinstance(value, bool | int | float | str | None):
+            budget.spend_on(value)
             value = get_text(value)
         values[path] = redact_value(value, path.rpartition(".")[2])
     return values
@@ -285,19 +309,3 @@ def get_text(value: Any) -> str:
     """Return a value that is no JSON constant as text: a function or a class by its name."""
     is_named = isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type)
     return get_name(value) if is_named else str(value)
-
-
-def find_packages(config: Node) -> list[str]:
-    """Return the packages of the functions and classes that a configuration names."""
-    return sorted(set(_iter_packages(to_plain(config))))
-
-
-def _iter_packages(form: Any) -> Iterator[str]:
-    if isinstance(form, dict):
-        for key, value in form.items():
-            if key in ("$call", "$partial", "$name"):
-                yield value.partition(":")[0].partition(".")[0]
-            yield from _iter_packages(value)
-    elif isinstance(form, list):
-        for value in form:
-            yield from _iter_packages(value)

@@ -12,16 +12,17 @@ from fulgurite.errors import (
     did_you_mean,
 )
 from fulgurite.redact import MASK, RedactedText, redact_value
-from fulgurite_config import ConfigError, Node
+from fulgurite_config import Node
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_cli.configuration import (
     KEY as CONFIG_KEY,
     build_from_config,
-    find_packages,
+    find_allowed,
     override_config,
     plan_from_config,
     rebuild_from_config,
+    refer_to_options,
 )
 from fulgurite_cli.report import format_arguments, format_config
 from fulgurite_cli.values import (
@@ -90,7 +91,8 @@ def build_experiment(
         run_dir: the run directory, handed to an experiment that has an argument `run_dir`, so that
             it can leave out plugins that need one.
         start_config: a configuration, as manifests hold it, that overrides may change.
-        allow: packages that a saved configuration may import, besides those of the program's own.
+        allow: names, packages and modules that a configuration which the program did not make may
+            import, besides what the program's own names.
 
     Raises:
         ConfigurationError: an argument is unknown, missing, or not of its type, or the function
@@ -100,7 +102,7 @@ def build_experiment(
     built: Any = None if parameters else experiment()
     if isinstance(built, Node):
         if saved_config is None:
-            resolved, engine_config = build_from_config(built, overrides, start_config)
+            resolved, engine_config = build_from_config(built, overrides, start_config, allow)
         else:
             resolved = rebuild_from_config(saved_config, overrides, built, allow)
             engine_config = saved_config | {CONFIG_KEY: RedactedText(saved_config[CONFIG_KEY])}
@@ -137,7 +139,10 @@ def build_experiment(
 
 
 def plan_config(
-    experiment: Factory, overrides: Sequence[str], start_config: dict[str, Any] | None
+    experiment: Factory,
+    overrides: Sequence[str],
+    start_config: dict[str, Any] | None,
+    allow: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the configuration that the manifest of a run will hold, without building anything.
 
@@ -145,6 +150,7 @@ def plan_config(
         experiment: the function.
         overrides: texts `name=value`.
         start_config: a configuration, as manifests hold it, that the overrides change.
+        allow: what that may name, besides what the program's own names.
 
     Raises:
         ConfigurationError: as `build_experiment`.
@@ -152,7 +158,7 @@ def plan_config(
     parameters = get_parameters(experiment)
     config = None if parameters else experiment()
     if isinstance(config, Node):
-        planned = plan_from_config(config, overrides, start_config)
+        planned = plan_from_config(config, overrides, start_config, allow)
     else:
         arguments = _read_start_config(experiment, start_config or {}, parameters)
         arguments |= _parse_overrides(experiment, overrides, parameters)
@@ -237,6 +243,7 @@ def describe_values(
     overrides: Sequence[str],
     start_config: dict[str, Any] | None,
     start_source: str,
+    allow: Sequence[str] = (),
 ) -> str:
     """Return a line for each value that an experiment would get, and where it comes from.
 
@@ -245,6 +252,7 @@ def describe_values(
         overrides: texts `name=value`.
         start_config: a configuration, as manifests hold it, that the overrides change.
         start_source: what to call it.
+        allow: what it may name, besides what the program's own names.
 
     Raises:
         ConfigurationError: as `build_experiment`; a missing argument is shown as `...`.
@@ -252,12 +260,10 @@ def describe_values(
     parameters = get_parameters(experiment)
     config = None if parameters else experiment()
     if isinstance(config, Node):
-        try:
-            allow = find_packages(config)
-            changed = override_config(config, overrides, start_config)
-            return format_config(changed, start_source, allow)
-        except ConfigError as error:
-            raise ConfigurationError(str(error)) from error
+        with refer_to_options():
+            names = find_allowed(config, allow)
+            changed = override_config(config, overrides, start_config, names)
+            return format_config(changed, start_source, names)
     changed = _parse_overrides(experiment, overrides, parameters)
     started = _read_start_config(experiment, start_config or {}, parameters)
     rows: list[tuple[str, Any, str]] = []

@@ -82,6 +82,14 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         help="start from the configuration of another run; overrides change it",
     )
     parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="that configuration may also name this function or class, module:name, or all of a "
+        "package; repeat it for several",
+    )
+    parser.add_argument(
         "--print",
         action="store_true",
         dest="should_print",

@@ -25,7 +25,7 @@ def rebuild_experiment(
             place of the run's. None for the file of that name in the current directory; or, if
             `allow` is not empty, for none: the configuration in the manifest is resolved alone.
         overrides: arguments that the run does not record.
-        allow: packages and modules that the configuration may import.
+        allow: names `module:name`, packages and modules that the configuration may import.
 
     Raises:
         CheckpointError: there is no run.
@@ -45,8 +45,8 @@ def rebuild_experiment(
         file = (manifest.get("program") or {}).get("file")
         raise ConfigurationError(
             f"the run's program {file!r} is not in this directory: go where it is, name its file, "
-            "or, for a run whose program is a configuration, give --allow PACKAGE for each package "
-            "that may be imported"
+            "or, for a run whose program is a configuration, give --allow NAME for each package "
+            "or module:name that may be imported"
         )
     experiment = load_experiment(path)
     return build_experiment(experiment, overrides, config, run_dir=run_dir, allow=allow)

@@ -7,7 +7,10 @@ from typing import Any, get_type_hints
 from fulgurite.redact import redact_value
 from fulgurite_config import Name, Node, Required, iter_values
 from fulgurite_config.codec import JSON_SOURCE
-from fulgurite_config.comparison import compute, iter_nodes_by_path
+from fulgurite_config.comparison import iter_nodes_by_path
+from fulgurite_config.evaluation import Evaluation, say_where
+from fulgurite_config.expressions import has_lazy
+from fulgurite_config.limits import Budget
 from fulgurite_config.names import get_name
 from fulgurite_config.values import format_type
 
@@ -20,18 +23,18 @@ def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> 
     Args:
         config: the configuration.
         start_source: what to say of values that were read from a file.
-        allow: the packages of functions in expressions.
+        allow: what functions in expressions may be of.
     """
     rows = []
-    paths: dict[int, str] = {}
-    for path, node in iter_nodes_by_path(config):
-        paths.setdefault(id(node), path)
+    paths = {id(node): path for path, node in iter_nodes_by_path(config)}
+    evaluation = Evaluation(allow)
     for path, value, source in iter_values(config):
-        shown = _format_value(path, value, paths)
-        resolved = compute(value, allow)
-        if resolved is not value:
+        shown = _format_value(path, value, paths, evaluation.budget)
+        if has_lazy(value):
+            with say_where(path):
+                resolved = evaluation.expand(value)
             source = f"{shown}, {source}"
-            shown = _format_value(path, resolved, paths)
+            shown = _format_value(path, resolved, paths, evaluation.budget)
         rows.append((f"{path} = {shown}", source.replace(JSON_SOURCE, start_source)))
     return _align(rows)
 
@@ -66,18 +69,20 @@ def _returns_experiment(experiment: Callable[..., Any]) -> bool:
 
 def _iter_config_lines(config: Any) -> Iterator[str]:
     if isinstance(config, Node):
+        budget = Budget()
         for path, value, _ in iter_values(config):
             about = f"  ({value.description})" if isinstance(value, Required) else ""
-            yield f"{path}={_format_value(path, value, {})}{about}"
+            yield f"{path}={_format_value(path, value, {}, budget)}{about}"
 
 
-def _format_value(path: str, value: Any, paths: Mapping[int, str]) -> str:
+def _format_value(path: str, value: Any, paths: Mapping[int, str], budget: Budget) -> str:
     """Return a value as text.
 
     Args:
         path: of the value.
         value: the value.
         paths: the first path of each node, by its identity.
+        budget: counts what is shown.
     """
     if isinstance(value, Node):
         return f"(that of {paths.get(id(value), 'a value above')})"
@@ -85,6 +90,7 @@ def _format_value(path: str, value: Any, paths: Mapping[int, str]) -> str:
         return "..."
     if isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type):
         return get_name(value)
+    budget.spend_on(value)
     return repr(_redact(path, value))
 
 

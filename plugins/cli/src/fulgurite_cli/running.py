@@ -75,12 +75,18 @@ def run(
                 run_sweep(
                     experiment,
                     options,
-                    lambda overrides: plan_config(experiment, overrides, start_config),
+                    lambda overrides: plan_config(
+                        experiment, overrides, start_config, options.allow
+                    ),
                 )
             )
         connect_processes()
         built = build_experiment(
-            experiment, options.overrides, run_dir=options.run, start_config=start_config
+            experiment,
+            options.overrides,
+            run_dir=options.run,
+            start_config=start_config,
+            allow=options.allow,
         )
         if options.run is not None:
             built.engine.run_dir = options.run
@@ -155,11 +161,16 @@ def describe_runs(
         ConfigurationError: the overrides of one of them do not fit.
     """
     if not options.sweep:
-        return [describe_values(experiment, options.overrides, start_config, start_source)]
-    return [
-        f"# {name}\n{describe_values(experiment, overrides, start_config, start_source)}"
+        return [
+            describe_values(
+                experiment, options.overrides, start_config, start_source, options.allow
+            )
+        ]
+    texts = {
+        name: describe_values(experiment, overrides, start_config, start_source, options.allow)
         for name, overrides in plan_sweep(options.overrides, options.sweep).items()
-    ]
+    }
+    return [f"# {name}\n{text}" for name, text in texts.items()]
 
 
 @contextmanager

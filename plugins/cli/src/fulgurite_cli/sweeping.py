@@ -150,6 +150,8 @@ def _build_command(
         command += ["--config", options.config]
     if options.from_run is not None:
         command += ["--from", options.from_run]
+    for name in options.allow:
+        command += ["--allow", name]
     if options.init_from is not None:
         command += ["--init-from", options.init_from]
     return [*command, "--resume", options.resume]

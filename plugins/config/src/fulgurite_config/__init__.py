@@ -1,13 +1,15 @@
 """Configuration as data: calls to make later, that can be changed and written as JSON."""
 
+from fulgurite_config.calls import L, load_targets
 from fulgurite_config.codec import from_json, from_plain, to_json, to_plain
 from fulgurite_config.comparison import copy, copy_one_way, diff, iter_values, merge
 from fulgurite_config.errors import ConfigError, NotAllowedError, NotLoadedError
 from fulgurite_config.expressions import apply
 from fulgurite_config.names import Name
-from fulgurite_config.nodes import REQUIRED, L, Node, Required, load_targets
+from fulgurite_config.nodes import Node
 from fulgurite_config.overrides import Change, apply_overrides, apply_values
 from fulgurite_config.printing import to_python
+from fulgurite_config.required import REQUIRED, Required
 from fulgurite_config.resolution import resolve
 from fulgurite_config.sweeps import Trial, sweep
 

@@ -19,7 +19,8 @@ from fulgurite_config.expressions import (
     get_reference,
 )
 from fulgurite_config.names import Name, get_name
-from fulgurite_config.nodes import Node, Required, State, get_state, is_constant, iter_children
+from fulgurite_config.nodes import Node, State, get_state, is_constant, iter_children
+from fulgurite_config.required import Required
 
 JSON_SOURCE = "JSON"
 """What is said of values that were read from a file, where others have a line of a program."""
@@ -29,7 +30,7 @@ Path = tuple[str | int, ...]
 
 
 def to_json(config: Any, indent: int | None = 1) -> str:
-    """Return a configuration as JSON. Equal configurations give equal text in every process.
+    """Return a configuration as JSON: the same text in every process.
 
     References stay references, and a node that is used twice is written once.
 
@@ -45,7 +46,10 @@ def to_json(config: Any, indent: int | None = 1) -> str:
 
 def to_plain(config: Any) -> Any:
     """Return a configuration as `to_json` writes it, as dictionaries, lists and constants."""
-    return _Encoder(config).encode(config, ())
+    try:
+        return _Encoder(config).encode(config, ())
+    except RecursionError:
+        raise ConfigError("the configuration is nested too deeply for JSON") from None
 
 
 class _Encoder:
@@ -131,6 +135,11 @@ class _Encoder:
                 f"{format_path(path)} refers to {value!r} of another configuration: make that one "
                 "a part of this one, or copy the whole"
             )
+        if not all(isinstance(key, str | int) for key in (*self._paths[id(root)], *keys)):
+            raise ConfigError(
+                f"{format_path(path)} refers to what lies below a key that is neither text nor a "
+                "whole number: give that a place of its own, and refer to it there"
+            )
         form: dict[str, Any] = {"$ref": list(keys)}
         if self._paths[id(root)]:
             form["from"] = list(self._paths[id(root)])
@@ -146,7 +155,7 @@ def from_json(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"a configuration has at most {MAX_CHARACTERS:_} characters of JSON")
     try:
-        form = json.loads(text, object_pairs_hook=_check_keys)
+        form = json.loads(text, object_pairs_hook=_make_form)
     except ConfigError:
         raise
     # A number of more than 4,300 digits is a ValueError alone.
@@ -159,11 +168,11 @@ def from_plain(form: Any) -> Any:
     """Return the configuration of a form that `to_plain` made."""
     decoder = _Decoder()
     config = decoder.decode(form, (), 0)
-    decoder.connect(config)
+    decoder.connect()
     return config
 
 
-def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_form(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     form = dict(pairs)
     if len(form) < len(pairs):
         raise ConfigError("this is no configuration: a name occurs twice in it")
@@ -172,21 +181,18 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 class _Decoder:
     def __init__(self) -> None:
-        self._nodes: dict[Any, Node] = {}
+        self._shared: dict[int, Node] = {}
+        self._nodes: dict[Path, Node] = {}
         self._roots: list[tuple[Reference, Path]] = []
 
-    def connect(self, config: Any) -> None:
+    def connect(self) -> None:
         """Let the references start from the nodes that they name."""
         for reference, path in self._roots:
-            current = config
-            for key in path:
-                children = dict(iter_children(current))
-                current = children.get(key)
-            if not isinstance(current, Node):
+            if path not in self._nodes:
                 raise ConfigError(
                     f"a reference starts from {format_path(path)!r}: no node is there"
                 )
-            reference._config_root = current
+            reference._config_root = self._nodes[path]
 
     def decode(self, form: Any, path: Path, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -198,9 +204,10 @@ class _Decoder:
         kind = next((key for key in form if key.startswith("$")), None)
         if kind is None:
             return {key: self.decode(form[key], (*path, key), depth + 1) for key in form}
-        if kind in ("$section", "$call", "$partial"):
-            return self._decode_node(kind, form, path, depth)
         try:
+            if kind in ("$section", "$call", "$partial"):
+                return self._decode_node(kind, form, path, depth)
+            _check_keys(form, [kind, *MORE_KEYS.get(kind, ())], path)
             return self._decode_special(kind, form, path, depth)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ConfigError):
@@ -211,7 +218,7 @@ class _Decoder:
         value = form[kind]
         match kind:
             case "$same":
-                return self._nodes[value]
+                return self._shared[value]
             case "$float":
                 return float(value)
             case "$required":
@@ -223,31 +230,40 @@ class _Decoder:
             case "$tuple":
                 return tuple(self.decode(value, path, depth + 1))
             case "$dict":
-                return {
-                    self.decode(key, path, depth + 1): self.decode(item, (*path, key), depth + 1)
-                    for key, item in value
-                }
+                return dict(self._decode_pair(pair, path, depth) for pair in value)
             case "$ref":
                 return self._decode_reference(form, path)
             case "$op":
-                operands = [self.decode(operand, path, depth + 1) for operand in form["of"]]
+                operands = [
+                    self.decode(operand, (*path, f"operand {index}"), depth + 1)
+                    for index, operand in enumerate(form["of"])
+                ]
                 return _make_expression(value, operands, path)
         raise ConfigError(f"{format_path(path)} has the unknown key {kind!r}")
 
+    def _decode_pair(self, pair: list[Any], path: Path, depth: int) -> tuple[Any, Any]:
+        key_form, item = pair
+        key = self.decode(key_form, path, depth + 1)
+        return key, self.decode(item, (*path, key), depth + 1)
+
     def _decode_reference(self, form: dict[str, Any], path: Path) -> Reference:
         keys = tuple(form["$ref"])
+        root = tuple(form.get("from", ()))
         if not all(isinstance(key, str | int) for key in keys):
             raise ConfigError(f"{format_path(path)} has a reference that is no path")
+        if not all(is_constant(key) for key in root):
+            raise ConfigError(f"{format_path(path)} has a reference that starts from no path")
         reference = Reference(None, keys)
-        self._roots.append((reference, tuple(form.get("from", ()))))
+        self._roots.append((reference, root))
         return reference
 
     def _decode_node(self, kind: str, form: dict[str, Any], path: Path, depth: int) -> Node:
-        target = None if kind == "$section" else Name(str(form[kind]))
+        names = {name for name in form if not name.startswith("$")}
+        _check_keys(form, [kind, "$id", "$args", "$aux", *names], path)
+        target = None if kind == "$section" else Name(form[kind])
         state = State(target, is_partial=kind == "$partial", source=JSON_SOURCE)
         node = Node(state)
-        if "$id" in form:
-            self._nodes[form["$id"]] = node
+        self._nodes[path] = node
         positional = self.decode(form.get("$args", []), path, depth + 1)
         aux = self.decode(form["$aux"], (*path, "aux"), depth + 1) if "$aux" in form else None
         if not isinstance(positional, list) or not isinstance(aux, Node | None):
@@ -255,10 +271,25 @@ class _Decoder:
         state.positional = positional
         state.aux = aux
         for name, value in form.items():
-            if not name.startswith("$"):
+            if name in names:
                 state.keywords[name] = self.decode(value, (*path, name), depth + 1)
                 state.sources[name] = JSON_SOURCE
+        # After what is in it, so that none of that can be the node itself.
+        if "$id" in form and self._shared.setdefault(form["$id"], node) is not node:
+            raise ConfigError(f"{format_path(path)} has the $id of another node")
         return node
+
+
+MORE_KEYS = {"$ref": ("from",), "$op": ("of",)}
+
+
+def _check_keys(form: dict[str, Any], known: list[str], path: Path) -> None:
+    """Raise a `ConfigError` if a form has other keys than those of its kind."""
+    unknown = form.keys() - set(known)
+    if unknown:
+        raise ConfigError(
+            f"{format_path(path)} has the unknown key {min(unknown)!r} beside {known[0]!r}"
+        )
 
 
 def _make_expression(symbol: str, operands: list[Any], path: Path) -> Expression:

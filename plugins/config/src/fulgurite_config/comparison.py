@@ -1,19 +1,20 @@
 """Copying, merging and comparing configurations."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from fulgurite_config.codec import to_plain
-from fulgurite_config.errors import ConfigError
+from fulgurite_config.equality import is_equal
 from fulgurite_config.expressions import (
-    Evaluation,
+    APPLY,
     Expression,
     Lazy,
     Reference,
     format_path,
     get_expression,
     get_reference,
+    has_lazy,
 )
 from fulgurite_config.nodes import (
     OPERATIONS,
@@ -32,10 +33,20 @@ T = TypeVar("T")
 def copy(config: T) -> T:
     """Return a copy that shares nothing with the original. References lead into the copy, and a
     node that is used at several places is one node in the copy too."""
+    return _copy_all(config, {})
+
+
+def _copy_all(config: Any, memo: dict[int, Any]) -> Any:
+    """Copy a configuration.
+
+    Args:
+        config: the configuration.
+        memo: what is copied already, by the identity of the original, as `copy.deepcopy` has it.
+    """
+    known = set(memo)
     # Nodes first: a reference may start from a node that comes after it.
-    memo: dict[int, Node] = {}
     _make_nodes(config, memo)
-    for node in iter_nodes(config, set()):
+    for node in iter_nodes(config, known):
         _fill_node(node, memo)
     return _copy(config, memo)
 
@@ -79,27 +90,65 @@ def _copy(value: Any, memo: dict[int, Node]) -> Any:
 
 def copy_one_way(config: T) -> T:
     """Return a copy that follows the original: what is later changed there changes here too, until
-    it is set here. What is set here, and what is added there, changes nothing on the other side."""
-    return _follow(config, config, (), {})
+    it is set here. What is set here, and what is added there, changes nothing on the other side.
+
+    References lead into the copy. A list follows as a whole, or item by item where it holds calls
+    or references.
+    """
+    memo: dict[int, Node] = {}
+    _make_nodes(config, memo)
+    return _follow(config, None, (), memo)
 
 
-def _follow(value: Any, root: Any, path: tuple[Any, ...], memo: dict[int, Any]) -> Any:
-    if not isinstance(value, Node):
+def _follow(value: Any, root: Node | None, path: tuple[Any, ...], memo: dict[int, Node]) -> Any:
+    """Return what follows a value.
+
+    Args:
+        value: the value.
+        root: the node of the original that the references start from, the outermost.
+        path: of the value below that node.
+        memo: the nodes of the copy, by the identity of those of the original.
+    """
+    if isinstance(value, Node):
+        if root is None:
+            root = value
+            path = ()
+        followed = memo[id(value)]
+        if not get_state(followed).source:
+            _follow_arguments(value, followed, root, path, memo)
+        return followed
+    if isinstance(value, Lazy):
+        return _copy(value, memo)
+    is_container = isinstance(value, list | tuple | dict)
+    # A reference goes through no other key, as None.
+    has_place = root is not None and all(isinstance(key, str | int) for key in path)
+    if has_place and not is_container:
         return Reference(root, path)
-    if id(value) not in memo:
-        state = get_state(value)
-        followed = State(state.target, is_partial=state.is_partial, source=find_line())
-        memo[id(value)] = Node(followed)
-        followed.sources = dict(state.sources)
-        followed.positional = [
-            _follow(item, root, (*path, index), memo) for index, item in enumerate(state.positional)
-        ]
-        followed.keywords = {
-            name: _follow(item, root, (*path, name), memo) for name, item in state.keywords.items()
-        }
-        if state.aux is not None:
-            followed.aux = _follow(state.aux, root, (*path, "aux"), memo)
-    return memo[id(value)]
+    if has_place and not has_lazy(value) and not any(iter_nodes(value, set())):
+        return Expression(APPLY, type(value), Reference(root, path))
+    if isinstance(value, dict):
+        return {key: _follow(item, root, (*path, key), memo) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_follow(item, root, (*path, index), memo) for index, item in enumerate(value)]
+        return type(value)(items)
+    return value
+
+
+def _follow_arguments(
+    node: Node, followed: Node, root: Node, path: tuple[Any, ...], memo: dict[int, Node]
+) -> None:
+    state = get_state(node)
+    copied = get_state(followed)
+    copied.source = find_line()
+    copied.sources = dict(state.sources)
+    copied.positional = [
+        _follow(item, root, (*path, index), memo) for index, item in enumerate(state.positional)
+    ]
+    copied.keywords = {
+        name: _follow(item, root, (*path, name), memo) for name, item in state.keywords.items()
+    }
+    if state.aux is not None and id(state.aux) in memo:
+        copied.aux = _follow(state.aux, root, (*path, "aux"), memo)
 
 
 def merge(config: Any, other: Any) -> None:
@@ -111,14 +160,29 @@ def merge(config: Any, other: Any) -> None:
         config: what is changed.
         other: what wins. It is copied, and its references lead into `config`.
     """
-    _merge(config, copy(other), {}, find_line())
+    copied = copy(other)
+    roots: dict[int, Node] = {}
+    # Roots first: a reference may start from a node that comes after it.
+    _find_roots(config, copied, roots)
+    _merge(config, copied, roots, find_line())
+
+
+def _find_roots(config: Node, other: Node, roots: dict[int, Node]) -> None:
+    """Enter the node that is changed for each node that is merged into it."""
+    roots.setdefault(id(other), config)
+    for name, value in get_state(other).keywords.items():
+        current: Any = get_state(config).keywords.get(name)
+        if _has_same_call(current, value):
+            _find_roots(current, value, roots)
+    aux = get_state(other).aux
+    if aux is not None:
+        _find_roots(config.aux, aux, roots)
 
 
 def _merge(config: Node, other: Node, roots: dict[int, Node], source: str) -> None:
-    roots[id(other)] = config
     for name, value in get_state(other).keywords.items():
-        current = get_state(config).keywords.get(name)
-        if isinstance(current, Node) and isinstance(value, Node) and _has_same_call(current, value):
+        current: Any = get_state(config).keywords.get(name)
+        if _has_same_call(current, value):
             _merge(current, value, roots, source)
         else:
             set_value(config, name, _redirect(value, roots), source)
@@ -129,7 +193,9 @@ def _merge(config: Node, other: Node, roots: dict[int, Node], source: str) -> No
         _merge(config.aux, aux, roots, source)
 
 
-def _has_same_call(first: Node, second: Node) -> bool:
+def _has_same_call(first: Any, second: Any) -> bool:
+    if not isinstance(first, Node) or not isinstance(second, Node):
+        return False
     states = get_state(first), get_state(second)
     return states[0].target == states[1].target and states[0].is_partial == states[1].is_partial
 
@@ -139,32 +205,23 @@ def _redirect(value: Any, roots: dict[int, Node]) -> Any:
     if isinstance(value, Reference):
         root, path = get_reference(value)
         return Reference(roots.get(id(root), root), path)
-    if isinstance(value, Node):
-        state = get_state(value)
-        state.positional = [_redirect(item, roots) for item in state.positional]
-        state.keywords = {name: _redirect(item, roots) for name, item in state.keywords.items()}
-        return value
     if isinstance(value, Expression):
         symbol, operands = get_expression(value)
         return Expression(symbol, *(_redirect(operand, roots) for operand in operands))
     if isinstance(value, list | tuple):
         return type(value)(_redirect(item, roots) for item in value)
-    return value
-
-
-def is_equal(first: Any, second: Any) -> bool:
-    """Return whether two configurations have the same calls, values, references and sharing.
-
-    `1`, `1.0` and `True` differ.
-
-    Args:
-        first: a configuration.
-        second: another.
-    """
-    try:
-        return json.dumps(to_plain(first)) == json.dumps(to_plain(second))
-    except ConfigError:  # references that lead out of it are equal only to themselves
-        return first is second
+    if isinstance(value, dict):
+        return {key: _redirect(item, roots) for key, item in value.items()}
+    if not isinstance(value, Node):
+        return value
+    if id(value) not in roots:
+        roots[id(value)] = value
+        state = get_state(value)
+        state.positional = [_redirect(item, roots) for item in state.positional]
+        state.keywords = {name: _redirect(item, roots) for name, item in state.keywords.items()}
+        if state.aux is not None:
+            _redirect(state.aux, roots)
+    return roots[id(value)]
 
 
 def diff(first: Any, second: Any) -> dict[str, tuple[str | None, str | None]]:
@@ -177,22 +234,51 @@ def diff(first: Any, second: Any) -> dict[str, tuple[str | None, str | None]]:
     Returns:
         For each path the two values as text; None where there is none.
     """
-    old = dict(_flatten(to_plain(first), ()))
-    new = dict(_flatten(to_plain(second), ()))
+    old = _list_leaves(to_plain(first))
+    new = _list_leaves(to_plain(second))
     paths = dict.fromkeys([*old, *new])
     return {
         path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
     }
 
 
+def _list_leaves(form: Any) -> dict[str, str]:
+    """Return the text of each leaf of a form that `to_plain` made, by path."""
+    places: dict[int, str] = {}
+    _find_places(form, (), places)
+    return dict(_flatten(_name_shared(form, places), ()))
+
+
+def _find_places(form: Any, path: tuple[Any, ...], places: dict[int, str]) -> None:
+    """Enter the first path of each node that is used twice, by its number."""
+    if isinstance(form, dict) and "$id" in form:
+        places[form["$id"]] = format_path(path)
+    for key, child in iter_children(form):
+        if key in ("$args", "$tuple"):
+            _find_places(child, path, places)
+        else:
+            _find_places(child, (*path, "aux" if key == "$aux" else key), places)
+
+
+def _name_shared(form: Any, places: dict[int, str]) -> Any:
+    """Return a form with paths in the place of numbers, which change with those of other nodes."""
+    if isinstance(form, list):
+        return [_name_shared(item, places) for item in form]
+    if not isinstance(form, dict):
+        return form
+    if "$same" in form:
+        return {"$same": places[form["$same"]]}
+    return {key: _name_shared(item, places) for key, item in form.items() if key != "$id"}
+
+
 def _flatten(form: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
     kind = next((key for key in form if key.startswith("$")), "") if isinstance(form, dict) else ""
+    place = format_path(path) or "(root)"
     if kind in ("$call", "$partial"):
-        yield (
-            format_path(path) or "(root)",
-            f"{form[kind]}{'' if kind == '$call' else ' (partial)'}",
-        )
-    if isinstance(form, dict) and kind in ("", "$section", "$call", "$partial"):
+        yield place, f"{form[kind]}{'' if kind == '$call' else ' (partial)'}"
+    elif kind == "$section":
+        yield place, "(section)"
+    if isinstance(form, dict) and form and kind in ("", "$section", "$call", "$partial"):
         for key, value in form.items():
             if key == "$aux":
                 yield from _flatten(value, (*path, "aux"))
@@ -204,12 +290,14 @@ def _flatten(form: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
         for index, value in enumerate(form):
             yield from _flatten(value, (*path, index))
     else:
-        yield format_path(path), _format_leaf(form)
+        yield place, _format_leaf(form)
 
 
 def _format_leaf(form: Any) -> str:
     if isinstance(form, dict) and "$ref" in form:
         return f"cfg.ref.{format_path((*form.get('from', ()), *form['$ref']))}"
+    if isinstance(form, dict) and "$same" in form:
+        return f"that of {form['$same']}"
     return json.dumps(form, ensure_ascii=False)
 
 
@@ -248,24 +336,22 @@ def _iter_node(node: Node, path: tuple[Any, ...], visited: set[int]) -> Iterator
     yield from _iter_values(node, path, visited)
 
 
-def iter_nodes_by_path(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Node]]:
-    """Yield the paths and nodes of a configuration; a node that is used twice, with each of its
-    paths."""
+def iter_nodes_by_path(config: Any) -> Iterator[tuple[str, Node]]:
+    """Yield each node of a configuration once, with the first of its paths."""
+    yield from _iter_nodes_by_path(config, (), set())
+
+
+def _iter_nodes_by_path(
+    value: Any, path: tuple[Any, ...], visited: set[int]
+) -> Iterator[tuple[str, Node]]:
     if isinstance(value, Node):
+        if id(value) in visited:
+            return
+        visited.add(id(value))
         yield format_path(path) or "(root)", value
     for key, child in iter_children(value):
-        yield from iter_nodes_by_path(child, (*path, key))
-
-
-def compute(value: Any, allow: Sequence[str] = ()) -> Any:
-    """Return what a reference or an expression stands for, and any other value as it is.
-
-    Args:
-        value: the value.
-        allow: packages and modules that functions read from JSON may be imported from.
-    """
-    return Evaluation(allow).compute(value) if isinstance(value, Lazy) else value
+        yield from _iter_nodes_by_path(child, (*path, key), visited)
 
 
 OPERATIONS["is_equal"] = is_equal
-OPERATIONS["copy"] = copy
+OPERATIONS["copy"] = _copy_all

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 MAX_SUGGESTIONS = 20
+MAX_CHOICES = 1_000
+"""So many names are compared with one that was written. Only a hostile file has more."""
 
 
 class ConfigError(ValueError):
@@ -24,7 +26,6 @@ class NotAllowedError(ConfigError):
 
     Attributes:
         modules: for each name that is not allowed, the module that it is of.
-        packages: those that would have to be allowed.
     """
 
     def __init__(self, modules: Mapping[str, str], allow: Iterable[str]) -> None:
@@ -35,13 +36,12 @@ class NotAllowedError(ConfigError):
             allow: what is allowed.
         """
         self.modules = dict(modules)
-        self.packages = sorted({module.partition(".")[0] for module in modules.values()})
         is_one = len(modules) == 1
         places = ", ".join(dict.fromkeys(modules.values()))
         super().__init__(
             f"{', '.join(modules)} {'is' if is_one else 'are'} not allowed: "
             f"{'it is' if is_one else 'they are'} of {places}. If you trust "
-            f"{'it' if is_one else 'them'}, add {', '.join(map(repr, self.packages))} to "
+            f"{'it' if is_one else 'them'}, add {', '.join(map(repr, modules))} to "
             f"allow=[{', '.join(map(repr, allow))}]"
         )
 
@@ -59,9 +59,10 @@ def suggest(name: str, choices: Iterable[object]) -> str:
         choices: what could have been meant.
     """
     texts = sorted({str(choice) for choice in choices})
-    close = difflib.get_close_matches(name, texts, n=1)
+    compared = texts[:MAX_CHOICES]
+    close = difflib.get_close_matches(name, compared, n=1)
     # People write `lr` for `learning_rate`.
-    close += [text for text in texts if _get_initials(text) == name]
+    close += [text for text in compared if _get_initials(text) == name]
     if close:
         return f"Did you mean {close[0]!r}?"
     if len(texts) > MAX_SUGGESTIONS:

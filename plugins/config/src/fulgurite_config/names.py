@@ -1,11 +1,12 @@
 """Public names of functions and classes, and how they are looked up again."""
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,8 @@ SAFE = frozenset(
     + ["pathlib:Path", "pathlib:PurePath", "pathlib:PurePosixPath"]
 )
 """What needs no permission, as it computes a value and does nothing else."""
+MODULE = re.compile(r"[^\s/\\:.][^/\\:.\x00-\x1f]*")
+"""A part of a module's name. A program is a module too, whatever its file is called: my-prog.py."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,19 @@ class Name:
     text: str
     is_trusted: bool = field(default=False, compare=False)
 
+    @property
+    def module(self) -> str:
+        """The module that is imported."""
+        return self.text.partition(":")[0]
+
     def __post_init__(self) -> None:
         """Check the form of the name."""
         module, colon, qualname = self.text.partition(":")
         parts = [*module.split("."), *qualname.split(".")]
         is_hidden = any(part.startswith("__") for part in parts)
-        if not colon or is_hidden or not all(part.isidentifier() for part in parts):
+        is_module = all(MODULE.fullmatch(part) for part in module.split("."))
+        is_qualname = all(part.isidentifier() for part in qualname.split("."))
+        if not colon or is_hidden or not is_module or not is_qualname:
             raise ConfigError(f"{self.text!r} is not a name: write 'package.module:name'")
 
 
@@ -65,18 +75,46 @@ def get_name(value: Any) -> str:
         )
     if "<lambda>" in qualname or "<locals>" in qualname:
         raise ConfigError(f"{shown} is a lambda or local function: define it in its module")
-    parts = module.split(".")
-    prefixes = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    if module.startswith("_"):  # what is written in C, such as _operator:getitem
-        prefixes.insert(0, module.lstrip("_"))
-    for prefix in prefixes:
-        is_private = any(part.startswith("_") for part in prefix.split("."))
-        if (prefix == module or not is_private) and _is_at(prefix, qualname, value):
-            return f"{_get_import_name(prefix)}:{qualname}"
+    for place in (*_find_public_modules(module, qualname, len(sys.modules)), module):
+        if _is_at(place, qualname, value):
+            return f"{_get_import_name(place)}:{qualname}"
     raise ConfigError(
         f"{module}.{qualname} is something else than this {type(value).__name__}: a bound method "
         "or a replaced function has no name; define a function in a module"
     )
+
+
+@lru_cache(maxsize=4096)  # it is asked for whenever a value is set
+def _find_public_modules(module: str, qualname: str, num_loaded: int) -> tuple[str, ...]:
+    """Return the public modules in which something may be found, the best one first: those above
+    the module that defines it, then those of its package that also have such a name.
+
+    Args:
+        module: that defines it.
+        qualname: its name there.
+        num_loaded: how many modules are imported. The answer may change with them.
+    """
+    parts = module.split(".")
+    prefixes = [".".join(parts[: count + 1]) for count in range(len(parts))]
+    if module.startswith("_"):  # what is written in C, such as _operator:getitem
+        prefixes.insert(0, module.lstrip("_"))
+    public = [prefix for prefix in prefixes if _is_public(prefix)]
+    if module in public:
+        return tuple(public)
+    # As for jax.nn.relu, which jax._src.nn.functions defines.
+    first = qualname.partition(".")[0]
+    others = [
+        name
+        for name, loaded in sys.modules.copy().items()
+        if name.startswith(f"{parts[0]}.")
+        and _is_public(name)
+        and first in getattr(loaded, "__dict__", ())
+    ]
+    return (*public, *sorted(others, key=lambda name: (name.count("."), name)))
+
+
+def _is_public(module: str) -> bool:
+    return not any(part.startswith("_") for part in module.split("."))
 
 
 def _get_definition(value: Any) -> tuple[str | None, str | None]:
@@ -115,21 +153,41 @@ def _get_import_name(module: str) -> str:
     return file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
 
 
+def is_allowed(name: Name, allow: Sequence[str]) -> bool:
+    """Return whether a name may be imported, as far as its text tells.
+
+    Args:
+        name: the name.
+        allow: names `module:name`, and packages and modules whose names may all be imported.
+    """
+    return _is_allowed_by_name(name, allow) or _is_in_package(name.module, allow)
+
+
+def _is_allowed_by_name(name: Name, allow: Sequence[str]) -> bool:
+    return name.is_trusted or name.text in SAFE or name.text in allow
+
+
+def _is_in_package(module: str, allow: Sequence[str]) -> bool:
+    # Modules of Python itself are in no package, see `check_allowed`.
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    return any(module == entry or module.startswith(f"{entry}.") for entry in allow)
+
+
 def load(name: Name, allow: Sequence[str]) -> Callable[..., Any]:
     """Import what a name stands for, if that is allowed.
 
     Args:
         name: the name.
-        allow: packages and modules from which names read from files may be imported. What they
-            re-export from elsewhere is refused too.
+        allow: names `module:name` that may be imported though they were read from a file, and
+            packages and modules, but not what those re-export from elsewhere.
 
     Raises:
         ConfigError: it is not allowed, or there is no such module or name.
     """
     module_name, _, qualname = name.text.partition(":")
-    is_free = name.is_trusted or name.text in SAFE
-    if not is_free:
-        _check_allowed(name, module_name, allow)
+    if not is_allowed(name, allow):
+        raise NotAllowedError({name.text: module_name}, allow)
     try:
         current: Any = importlib.import_module(module_name)
     except ImportError as error:
@@ -140,11 +198,7 @@ def load(name: Name, allow: Sequence[str]) -> Callable[..., Any]:
         current = getattr(current, part)
         if isinstance(current, ModuleType):
             raise ConfigError(f"{name.text} goes through the module {part!r}: name that module")
-    if not is_free:
-        _check_allowed(name, getattr(current, "__module__", None) or module_name, allow)
+    home = getattr(current, "__module__", None) or module_name
+    if not _is_allowed_by_name(name, allow) and not _is_in_package(home, allow):
+        raise NotAllowedError({name.text: home}, allow)
     return current
-
-
-def _check_allowed(name: Name, module: str, allow: Sequence[str]) -> None:
-    if not any(module == prefix or module.startswith(f"{prefix}.") for prefix in allow):
-        raise NotAllowedError({name.text: module}, allow)

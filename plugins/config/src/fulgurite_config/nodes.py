@@ -4,43 +4,31 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, cast
 
-from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
-from fulgurite_config.expressions import Evaluation, Lazy, Reference, format_path
-from fulgurite_config.names import Name, get_name, load
+from fulgurite_config.errors import ConfigError, suggest
+from fulgurite_config.expressions import (
+    APPLY,
+    Expression,
+    Lazy,
+    Reference,
+    format_path,
+    get_expression,
+)
+from fulgurite_config.names import Name, get_name
+from fulgurite_config.required import Required
+from fulgurite_config.views import DictView, ListView, read, unwrap
 
-P = ParamSpec("P")
-T = TypeVar("T")
 FOLDER = os.path.dirname(__file__)
 EMPTY = inspect.Parameter.empty
 RESERVED = ("ref", "aux")
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """What a node does by functions of the modules above, which enter them here: `is_equal`, `copy`
-and `to_python`."""
-
-
-@dataclass(frozen=True)
-class Required:
-    """The place of a value that must be set before the configuration is resolved.
-
-    Example:
-        from fulgurite_config import L, Required
-
-        config = L(data=Required("the folder of the pictures"))
-
-    Attributes:
-        description: what belongs there.
-    """
-
-    description: str = ""
-
-
-REQUIRED: Any = Required()
-"""A value that must be set before the configuration is resolved."""
+and `describe`."""
 
 
 @dataclass
@@ -84,11 +72,12 @@ class Node:
     _config_state: State
 
     def __init__(self, state: State) -> None:
-        object.__setattr__(self, "_config_state", state)
+        set_state(self, state)
 
     def __config_get__(self, key: str | int) -> Any:
         """Return an argument as it was set, a reference as a reference."""
         state = self._config_state
+        key = find_position(self, key)
         if isinstance(key, int):
             return state.positional[key]
         if key in state.keywords:
@@ -96,26 +85,36 @@ class Node:
         if key == "aux":
             return self.aux
         default = get_default(self, key)
-        if default is EMPTY:
-            raise AttributeError(
-                f"{describe(self)} has no value {key!r}. {suggest(key, iter_names(self))}"
-            )
-        return default
+        if default is not EMPTY:
+            return default
+        if key in iter_names(self):
+            raise AttributeError(f"the argument {key!r} of {describe(self)} is not set")
+        raise AttributeError(
+            f"{describe(self)} has no value {key!r}. {suggest(key, iter_names(self))}"
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Evaluation().compute(self.__config_get__(name))
+        return self._config_read(name)
 
     def __getitem__(self, key: str | int) -> Any:
         try:
-            return Evaluation().compute(self.__config_get__(key))
+            return self._config_read(key)
         except AttributeError as error:
             raise KeyError(str(error)) from None
 
+    def _config_read(self, key: str | int) -> Any:
+        value = self.__config_get__(key)
+        return read(value, lambda result: set_value(self, key, result, find_line()))
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in RESERVED:
-            raise ConfigError(f"{name!r} is reserved: write {describe(self)}[{name!r}] = ...")
+            is_argument = get_state(self).target is not None and accepts(self, name)
+            how = "choose another name; values for references are set by cfg.aux.name = ..."
+            if is_argument:
+                how = f"write cfg[{name!r}] = ... for the argument of {describe(self)}"
+            raise ConfigError(f"cfg.{name} means something else: {how}")
         set_value(self, name, value, find_line())
 
     def __setitem__(self, key: str | int, value: Any) -> None:
@@ -132,10 +131,16 @@ class Node:
         return isinstance(other, Node) and OPERATIONS["is_equal"](self, other)
 
     def __repr__(self) -> str:
-        return OPERATIONS["to_python"](self)
+        return OPERATIONS["describe"](self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Node":
-        return OPERATIONS["copy"](self)
+        return OPERATIONS["copy"](self, memo)
+
+    def __getstate__(self) -> State:
+        return copy_state(self._config_state)
+
+    def __setstate__(self, state: State) -> None:
+        set_state(self, state)
 
     def __dir__(self) -> list[str]:
         return [*iter_names(self), *RESERVED]
@@ -159,114 +164,29 @@ def get_state(node: Any) -> State:
     return node._config_state
 
 
-class _Maker:
-    """What `L` is: typed as the call that it stands for, so that editors complete arguments and
-    type checkers check them."""
-
-    @overload
-    def __call__(self, /, **values: Any) -> Any: ...
-    @overload
-    def __call__(self, target: str, /, *args: Any, **kwargs: Any) -> Any: ...
-    @overload
-    def __call__(self, target: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-    def __call__(self, target: Any = None, /, *args: Any, **kwargs: Any) -> Any:
-        return make_node(target, args, kwargs, is_partial=False)
-
-    def partial(self, target: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> Any:
-        """Return a node that resolves to `functools.partial(target, ...)`.
-
-        Args:
-            target: a function or class, or its name `module:name`.
-            args: its first arguments.
-            kwargs: its arguments by name.
-        """
-        return make_node(target, args, kwargs, is_partial=True)
-
-
-L = _Maker()
-"""`L(Classifier, width=128)` is a call to make later, `L(width=128)` a section of values."""
-
-
-def make_node(
-    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_partial: bool
-) -> Node:
-    """Return a node, and check the names of its arguments.
-
-    Args:
-        target: a callable, a name `module:name`, or None for a section.
-        args: arguments by position.
-        kwargs: arguments by name.
-        is_partial: whether the node resolves to a partial.
-    """
-    line = find_line()
-    target = Name(target, is_trusted=True) if isinstance(target, str) else target
-    if target is not None:
-        get_name(target)
-    if target is not None and not isinstance(target, Name) and not callable(target):
-        raise ConfigError(f"{target!r} cannot be called: L takes a function or a class first")
-    node = Node(State(target, is_partial=is_partial, source=line))
-    names = _get_positional_names(target, len(args))
-    for index, value in enumerate(args):
-        set_value(node, names[index] if names else index, value, line)
-    for name, value in kwargs.items():
-        if name in get_state(node).keywords:
-            raise ConfigError(f"{describe(node)} gets {name!r} twice, by position and by name")
-        set_value(node, name, value, line)
-    return node
-
-
-def load_targets(config: Any, allow: Sequence[str] = ()) -> None:
-    """Import the functions and classes that a configuration names, in place: overrides then know
-    their arguments, with types and defaults.
-
-    Args:
-        config: the configuration.
-        allow: packages and modules that names read from JSON may be imported from.
-
-    Raises:
-        NotAllowedError: it names others, all of which the error says.
-        ConfigError: there is no such module or name.
-    """
-    not_allowed: dict[str, str] = {}
-    for path, node in _iter_places(config, (), set()):
-        state = get_state(node)
-        if not isinstance(state.target, Name):
-            continue
-        try:
-            state.target = load(state.target, allow)
-        except NotAllowedError as error:
-            not_allowed |= error.modules
-            continue
-        except Exception as error:
-            note_place(error, node, path)
-            raise
-        names = _get_positional_names(state.target, len(state.positional))
-        for index, name in enumerate(names[: len(state.positional)]):
-            state.keywords = {name: state.positional[index], **state.keywords}
-            state.sources[name] = state.sources.pop(index, state.source)
-        if names:
-            state.positional = []
-    if not_allowed:
-        raise NotAllowedError(not_allowed, allow)
-
-
 def iter_nodes(value: Any, visited: set[int]) -> Iterator[Node]:
     """Yield each node of a configuration once."""
-    for _, node in _iter_places(value, (), visited):
+    for _, node in iter_places(value, (), visited):
         yield node
 
 
-def _iter_places(
+def iter_places(
     value: Any, path: tuple[Any, ...], visited: set[int]
 ) -> Iterator[tuple[tuple[Any, ...], Node]]:
-    """Yield each node of a configuration once, with its first path."""
+    """Yield each node of a configuration once, with its first path.
+
+    Args:
+        value: the configuration, or a part of it.
+        path: of that part.
+        visited: the ids of nodes that are left out; it gets those of the others.
+    """
     if isinstance(value, Node):
         if id(value) in visited:
             return
         visited.add(id(value))
         yield path, value
     for key, child in iter_children(value):
-        yield from _iter_places(child, (*path, key), visited)
+        yield from iter_places(child, (*path, key), visited)
 
 
 def note_place(error: Exception, node: Node, path: tuple[Any, ...]) -> None:
@@ -284,32 +204,37 @@ def note_place(error: Exception, node: Node, path: tuple[Any, ...]) -> None:
     )
 
 
-def _get_positional_names(target: Any, count: int) -> list[str]:
-    """Return names for positional arguments, or none if some of them have no name."""
-    signature = get_signature(target)
-    if signature is None:
-        return []
-    named = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    if inspect.Parameter.POSITIONAL_ONLY in kinds:
-        return []
-    if count > len(named) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        raise ConfigError(f"{get_name(target)} takes {len(named)} arguments by position")
-    return named if count <= len(named) else []
-
-
 def get_signature(target: Any) -> inspect.Signature | None:
     """Return the signature of a target, or None if it has none that can be read."""
     if target is None or isinstance(target, Name):
         return None
     try:
+        return _read_signature(target)
+    except TypeError:  # it has no hash
+        return _read_signature.__wrapped__(target)
+
+
+@lru_cache(maxsize=4096)  # it is asked for with each argument of a call
+def _read_signature(target: Any) -> inspect.Signature | None:
+    try:
         return inspect.signature(target)
     except (TypeError, ValueError):
         return None
+
+
+def set_state(node: Node, state: State) -> None:
+    """Let a node hold something else."""
+    object.__setattr__(node, "_config_state", state)
+
+
+def copy_state(state: State) -> State:
+    """Return what holds the same arguments, and can be changed on its own."""
+    return replace(
+        state,
+        positional=state.positional.copy(),
+        keywords=state.keywords.copy(),
+        sources=state.sources.copy(),
+    )
 
 
 def get_default(node: Node, name: str) -> Any:
@@ -324,9 +249,27 @@ def get_default(node: Node, name: str) -> Any:
     return EMPTY if parameter is None else parameter.default
 
 
+def find_position(node: Node, key: str | int) -> str | int:
+    """Return the index of an argument that has a name and was given by position, which is so where
+    others without a name follow; any other key as it is."""
+    state = get_state(node)
+    signature = get_signature(state.target) if state.positional else None
+    if isinstance(key, int) or signature is None or key not in signature.parameters:
+        return key
+    if signature.parameters[key].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return key
+    index = list(signature.parameters).index(key)
+    return index if index < len(state.positional) else key
+
+
 def iter_names(node: Node) -> Iterator[str]:
     """Yield the names that a node has or may have."""
     yield from dict.fromkeys([*get_state(node).keywords, *_list_parameters(node)])
+
+
+def has_name(node: Node, name: str) -> bool:
+    """Return whether a node has or may have a name."""
+    return name in get_state(node).keywords or name in _list_parameters(node)
 
 
 def _list_parameters(node: Node) -> list[str]:
@@ -369,8 +312,13 @@ def set_value(node: Node, key: str | int, value: Any, source: str) -> None:
         IndexError: there is no such position.
     """
     state = get_state(node)
+    value = unwrap(value)
     place = f"{describe(node)}[{key}]" if isinstance(key, int) else f"{describe(node)}.{key}"
-    check_value(value, place)
+    try:
+        check_value(value, place)
+    except RecursionError:
+        raise ConfigError(f"{place} cannot be set: it is nested too deeply") from None
+    key = find_position(node, key)
     if isinstance(key, str):
         if key in RESERVED and state.target is None:
             raise ConfigError(
@@ -397,18 +345,34 @@ def check_value(value: Any, place: str) -> None:
         value: the value.
         place: where it would be, for the message.
     """
-    if isinstance(value, list | tuple):
-        for item in value:
-            check_value(item, place)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            check_value(key, place)
-            check_value(item, place)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        raise ConfigError(
+            f"{place} cannot be set: {type(value).__name__} is a named tuple, which is made by a "
+            f"call: write L({type(value).__name__}, ...), or tuple(...) around it"
+        )
+    if isinstance(value, ListView | DictView):
+        raise ConfigError(
+            f"{place} cannot be set: it holds {value!r} as read from a configuration. Refer to it, "
+            "or write list(...) or dict(...) around it"
+        )
+    if isinstance(value, list | tuple | dict | Expression):
+        for part in _list_parts(value):
+            check_value(part, place)
     elif not isinstance(value, Node | Lazy | Required | PurePath | bool | int | float | str | None):
         try:
             get_name(value)
         except ConfigError as error:
             raise ConfigError(f"{place} cannot be set: {error}") from None
+
+
+def _list_parts(value: Any) -> Sequence[Any]:
+    """Return what a list, tuple, dictionary or expression holds."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if not isinstance(value, Expression):
+        return value
+    symbol, operands = get_expression(value)
+    return operands[1:] if symbol == APPLY else operands
 
 
 def describe(node: Node) -> str:
@@ -420,7 +384,8 @@ def describe(node: Node) -> str:
 def find_line() -> str:
     """Return `file:line` of the caller outside this package."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(FOLDER):
+    # What a view of a list inherits is written in a frozen module of Python.
+    while frame is not None and frame.f_code.co_filename.startswith((FOLDER, "<frozen")):
         frame = cast(Any, frame.f_back)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
@@ -437,6 +402,20 @@ def iter_children(value: Any) -> Iterator[tuple[str | int, Any]]:
         yield from value.items()
     elif isinstance(value, list | tuple):
         yield from enumerate(value)
+
+
+def iter_expressions(value: Any, visited: set[int]) -> Iterator[Expression]:
+    """Yield each expression of a configuration, those in others as well."""
+    if id(value) in visited:
+        return
+    if isinstance(value, Node | Expression):
+        visited.add(id(value))
+    if isinstance(value, Expression):
+        yield value
+        for operand in get_expression(value)[1]:
+            yield from iter_expressions(operand, visited)
+    for _, child in iter_children(value):
+        yield from iter_expressions(child, visited)
 
 
 def is_constant(value: Any) -> bool:

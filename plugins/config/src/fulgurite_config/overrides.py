@@ -2,19 +2,22 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite_config.errors import ConfigError, NotLoadedError, suggest
-from fulgurite_config.expressions import Evaluation, Lazy, format_expression, format_path
+from fulgurite_config.evaluation import Evaluation
+from fulgurite_config.expressions import Lazy, format_expression, format_path
+from fulgurite_config.limits import Budget
 from fulgurite_config.nodes import (
     EMPTY,
     Node,
     describe,
+    find_position,
     get_default,
     get_signature,
     get_state,
+    has_name,
     is_constant,
     is_loaded,
     iter_children,
@@ -22,9 +25,11 @@ from fulgurite_config.nodes import (
     iter_nodes,
     set_value,
 )
+from fulgurite_config.paths import Pattern, Wildcard, parse_path
+from fulgurite_config.undo import undo_on_error
 from fulgurite_config.values import Key, fit_value, flatten_union, read_value
 
-SEGMENT = re.compile(r"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|'[^']*'|\"[^\"]*\")\]")
+OVERRIDE = re.compile(r"""((?:\['[^']*'\]|\["[^"]*"\]|[^=])*+)=(.*)""", re.DOTALL)
 
 
 class Change(NamedTuple):
@@ -47,11 +52,6 @@ class Change(NamedTuple):
     new: Any
 
 
-class _Wildcard(NamedTuple):
-    is_deep: bool
-
-
-Pattern = tuple[Key | _Wildcard, ...]
 Match = tuple[Any, Key, tuple[Key, ...]]
 
 
@@ -74,10 +74,8 @@ def apply_overrides(config: Any, overrides: Sequence[str]) -> list[Change]:
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of texts: write [{overrides!r}]")
-    with _undo_on_error() as undo:
-        return [
-            change for override in overrides for change in _apply_override(config, override, undo)
-        ]
+    with undo_on_error(config):
+        return [change for override in overrides for change in _apply_override(config, override)]
 
 
 def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> list[Change]:
@@ -94,35 +92,22 @@ def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> li
     Raises:
         ConfigError: a path matches nothing, or a value is not of the argument's type.
     """
-    with _undo_on_error() as undo:
-        return list(_apply_nested(config, values, (), source, undo))
+    with undo_on_error(config):
+        return list(_apply_nested(config, values, (), source, Budget()))
 
 
-Undo = list[tuple[Any, Key, Any]]
-"""What was changed: a parent, a key, and the value before."""
-
-
-@contextmanager
-def _undo_on_error() -> Iterator[Undo]:
-    undo: Undo = []
-    try:
-        yield undo
-    except Exception:
-        for parent, key, old in reversed(undo):
-            _restore(parent, key, old)
-        raise
-
-
-def _apply_override(config: Node, override: str, undo: Undo) -> Iterator[Change]:
-    path, equals, text = override.partition("=")
-    if not equals:
+def _apply_override(config: Node, override: str) -> Iterator[Change]:
+    parts = OVERRIDE.match(override)
+    if parts is None:
         raise ConfigError(f"{override!r} is no override: write path=value")
-    for match in _find_matches(config, path):
-        yield _apply(match, partial(read_value, text), f"override {override}", undo)
+    path, text = parts.groups()
+    budget = Budget()
+    for match in _find_matches(config, path, (), budget):
+        yield _apply(match, partial(read_value, text), f"override {override}", budget)
 
 
 def _apply_nested(
-    config: Any, values: Mapping[str, Any], above: tuple[Key, ...], source: str, undo: Undo
+    config: Any, values: Mapping[str, Any], above: tuple[Key, ...], source: str, budget: Budget
 ) -> Iterator[Change]:
     for name, value in values.items():
         if name.startswith("$"):
@@ -131,27 +116,28 @@ def _apply_nested(
                 f"{place}: values by name are constants. A call can only stand in a whole "
                 f"configuration, as to_json writes it"
             )
-        for parent, key, place in _find_matches(config, name, above):
-            current = Evaluation().compute(_read(parent, key))
+        for parent, key, place in _find_matches(config, name, above, budget):
+            current = Evaluation(budget=budget).compute(_read(parent, key))
             if isinstance(value, dict) and isinstance(current, Node):
-                yield from _apply_nested(current, value, place, source, undo)
+                yield from _apply_nested(current, value, place, source, budget)
             else:
-                yield _apply((parent, key, place), partial(fit_value, value), source, undo)
+                yield _apply((parent, key, place), partial(fit_value, value), source, budget)
 
 
-def _find_matches(config: Node, text: str, above: tuple[Key, ...] = ()) -> list[Match]:
+def _find_matches(config: Node, text: str, above: tuple[Key, ...], budget: Budget) -> list[Match]:
     """Return what a path leads to.
 
     Args:
         config: where the path begins.
         text: the path.
         above: where that is.
+        budget: counts what is looked at.
     """
     pattern = parse_path(text)
     matches: list[Match] = []
     places: set[tuple[int, Key]] = set()
     text = f"{format_path(above)}.{text}" if above else text
-    for match in _iter_matches(config, pattern, above, text):
+    for match in _Search(text, budget).iter_matches(config, pattern, above):
         place = (id(match[0]), match[1])
         if place not in places:
             matches.append(match)
@@ -160,82 +146,71 @@ def _find_matches(config: Node, text: str, above: tuple[Key, ...] = ()) -> list[
         last = str(pattern[-1])
         for node in iter_nodes(config, set()):
             _check_loaded(node, last, text)
-        raise ConfigError(f"{text} matches nothing. {suggest(last, set(_iter_all_names(config)))}")
+        raise ConfigError(f"{text} matches nothing. {suggest(last, _find_all_names(config))}")
     return matches
 
 
-def parse_path(text: str) -> Pattern:
-    """Return the keys of a path such as `model.layers[0].*.units`.
+class _Search:
+    """Finds what a path leads to, and looks into each node, list and dictionary once.
 
-    Raises:
-        ConfigError: it is none, or it ends with a wildcard.
+    Args:
+        text: the path, for errors.
+        budget: counts what is looked at.
     """
-    keys: list[Key | _Wildcard] = []
-    position = 0
-    if not text:
-        raise ConfigError("there is no path before '=': write path=value")
-    if text[0] in "+~":
-        raise ConfigError(
-            f"{text!r}: overrides add and delete nothing. Write path=value for what is there; what "
-            "may be left out gets a value of its own in the configuration that says so"
-        )
-    while position < len(text):
-        match = SEGMENT.match(text, position)
-        if match is None:
-            raise ConfigError(f"{text!r} is no path at {text[position:]!r}: write a.b[0].*.c")
-        part = match[1] or match[2]
-        if part in ("*", "**"):
-            keys.append(_Wildcard(part == "**"))
-        elif match[2] is not None:
-            keys.append(part[1:-1] if part[0] in "'\"" else int(part))
+
+    def __init__(self, text: str, budget: Budget) -> None:
+        self._text = text
+        self._evaluation = Evaluation(budget=budget)
+        # With the value, so that no other one gets its identity.
+        self._visited: dict[tuple[int, Pattern], Any] = {}
+
+    def iter_matches(self, value: Any, pattern: Pattern, path: tuple[Key, ...]) -> Iterator[Match]:
+        """Yield what a path leads to, some of it perhaps twice.
+
+        Args:
+            value: where the path begins.
+            pattern: the path.
+            path: where that value is.
+        """
+        if (id(value), pattern) in self._visited:
+            return
+        self._visited[id(value), pattern] = value
+        self._evaluation.budget.spend()
+        key, *rest = pattern
+        if isinstance(key, Wildcard):
+            yield from self._iter_wildcard(value, pattern, path)
+            return
+        _check_key(value, key, path, self._text)
+        if rest:
+            child = _enter(value, key, (*path, key), self._evaluation)
+            yield from self.iter_matches(child, tuple(rest), (*path, key))
         else:
-            keys.append(part)
-        position = match.end()
-    if not keys or isinstance(keys[-1], _Wildcard):
-        raise ConfigError(f"{text!r} must end with the name of what is set, not with a wildcard")
-    return tuple(keys)
+            yield value, key, (*path, key)
 
-
-def _iter_matches(
-    value: Any, pattern: Pattern, path: tuple[Key, ...], text: str
-) -> Iterator[Match]:
-    key, *rest = pattern
-    if isinstance(key, _Wildcard):
-        yield from _iter_wildcard(value, key, tuple(rest), path, text)
-    elif not rest:
-        _check_key(value, key, path, text)
-        yield value, key, (*path, key)
-    else:
-        _check_key(value, key, path, text)
-        child = Evaluation().compute(_read(value, key))
-        yield from _iter_matches(child, tuple(rest), (*path, key), text)
-
-
-def _iter_wildcard(
-    value: Any, wildcard: _Wildcard, rest: Pattern, path: tuple[Key, ...], text: str
-) -> Iterator[Match]:
-    children = [
-        (key, child)
-        for key, child in iter_children(value)
-        if isinstance(child, Node | dict | list | tuple) or not wildcard.is_deep
-    ]
-    if not wildcard.is_deep:
+    def _iter_wildcard(
+        self, value: Any, pattern: Pattern, path: tuple[Key, ...]
+    ) -> Iterator[Match]:
+        wildcard: Any = pattern[0]
+        rest = pattern[1:]
+        children = list(iter_children(value))
+        if not wildcard.is_deep:
+            for key, _ in children:
+                child = _enter(value, key, (*path, key), self._evaluation)
+                yield from self.iter_matches(child, rest, (*path, key))
+            return
+        if _has_key(value, rest[0]):
+            yield from self.iter_matches(value, rest, path)
         for key, child in children:
-            child = Evaluation().compute(child)
-            yield from _iter_matches(child, rest, (*path, key), text)
-        return
-    if _has_key(value, rest[0]):
-        yield from _iter_matches(value, rest, path, text)
-    for key, child in children:
-        yield from _iter_wildcard(child, wildcard, rest, (*path, key), text)
+            if isinstance(child, Node | dict | list | tuple):
+                yield from self.iter_matches(child, pattern, (*path, key))
 
 
 def _has_key(value: Any, key: Any) -> bool:
-    if isinstance(key, _Wildcard):
+    if isinstance(key, Wildcard):
         return True
     if isinstance(value, Node) and isinstance(key, str):
         has_aux = get_state(value).aux is not None
-        return key in iter_names(value) or (key == "aux" and has_aux)
+        return has_name(value, key) or (key == "aux" and has_aux)
     return key in dict(iter_children(value)) or (
         isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value)
     )
@@ -268,11 +243,31 @@ def _check_loaded(node: Node, key: Any, text: str) -> None:
 
 
 def _read(parent: Any, key: Key) -> Any:
-    return parent.__config_get__(key) if isinstance(parent, Node) else parent[key]
+    """Return what is at a key, or EMPTY for an argument that is not set and has no default."""
+    if not isinstance(parent, Node):
+        return parent[key]
+    if isinstance(key, str) and has_name(parent, key) and find_position(parent, key) == key:
+        return get_state(parent).keywords.get(key, get_default(parent, key))
+    return parent.__config_get__(key)
+
+
+def _enter(parent: Any, key: Key, path: tuple[Key, ...], evaluation: Evaluation) -> Any:
+    """Return what is at a key, or what the reference there stands for. A list or dictionary that is
+    computed takes the place of its expression, since an override will change it."""
+    child = evaluation.compute(_read(parent, key))
+    if not evaluation.is_result(child):
+        return child
+    if isinstance(parent, tuple):
+        raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")
+    if isinstance(parent, Node):
+        set_value(parent, key, child, get_state(parent).sources.get(key, ""))
+    else:
+        parent[key] = child
+    return child
 
 
 def _apply(
-    match: Match, convert: Callable[[Any, Sequence[Key]], Any], source: str, undo: Undo
+    match: Match, convert: Callable[[Any, Sequence[Key]], Any], source: str, budget: Budget
 ) -> Change:
     """Set a value.
 
@@ -280,21 +275,20 @@ def _apply(
         match: where.
         convert: returns the value for an annotation and a path.
         source: what sets it.
-        undo: gets what was there before.
+        budget: counts what is computed.
     """
     parent, key, path = match
-    is_set = not isinstance(parent, Node) or key in dict(iter_children(parent)) or key == "aux"
     old = _read(parent, key)
     annotation = get_annotation(parent, key)
     if annotation is None:
         annotation = _guess_annotation(parent, old)
     value = convert(annotation, path)
-    _check_replaceable(old, value, annotation, path)
+    chosen = Evaluation(budget=budget).compute(old)
+    _check_replaceable(old, chosen, value, annotation, path)
     if annotation is not None:
         _check_number(old, value, annotation, path)
     if isinstance(parent, tuple):
         raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")
-    undo.append((parent, key, old if is_set or isinstance(key, int) else EMPTY))
     if isinstance(parent, Node):
         set_value(parent, key, value, source)
     else:
@@ -302,12 +296,19 @@ def _apply(
     return Change(format_path(path), None if old is EMPTY else old, value)
 
 
-def _check_replaceable(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) -> None:
+def _check_replaceable(
+    old: Any, chosen: Any, value: Any, annotation: Any, path: tuple[Key, ...]
+) -> None:
     """Raise a `ConfigError` if a text would take the place of a call or a section, which no text
-    can stand for."""
-    chosen = old
-    if isinstance(old, Lazy):
-        chosen = Evaluation().compute(old)
+    can stand for.
+
+    Args:
+        old: what has been there.
+        chosen: what that stands for.
+        value: what is to be there.
+        annotation: of the argument.
+        path: where that is.
+    """
     if not isinstance(chosen, Node) or not isinstance(value, str):
         return
     if annotation is not None and str in flatten_union(annotation):
@@ -323,7 +324,7 @@ def _check_number(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) 
     """Raise a `ConfigError` if a text would take the place of a number, and the annotation has
     numbers and no texts: `fit_value` leaves those to the function that have arrays among them."""
     members = flatten_union(annotation)
-    is_number = isinstance(old, int | float) and not isinstance(old, bool)
+    is_number = old is EMPTY or (isinstance(old, int | float) and not isinstance(old, bool))
     if is_number and isinstance(value, str) and {int, float} & {*members} and str not in members:
         raise ConfigError(f"{format_path(path)}={value} is not a number")
 
@@ -364,23 +365,22 @@ def _guess_annotation(parent: Any, old: Any) -> Any:
     return int | float | None if isinstance(old, int | float) else None
 
 
-def _restore(parent: Any, key: Key, old: Any) -> None:
-    if not isinstance(parent, Node):
-        parent[key] = old
-    elif isinstance(key, int):
-        get_state(parent).positional[key] = old
-    elif old is EMPTY:
-        del get_state(parent).keywords[key]
-    else:
-        get_state(parent).keywords[key] = old
-
-
-def _iter_all_names(value: Any) -> Iterator[str]:
-    names = iter_names(value) if isinstance(value, Node) else ()
-    yield from names
-    for key, child in iter_children(value):
-        yield str(key)
-        yield from _iter_all_names(child)
+def _find_all_names(config: Any) -> set[str]:
+    """Return the names of all nodes, and the keys of all that they hold."""
+    names: set[str] = set()
+    visited: set[int] = set()
+    waiting = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Node):
+            if id(value) in visited:
+                continue
+            visited.add(id(value))
+            names.update(iter_names(value))
+        for key, child in iter_children(value):
+            names.add(str(key))
+            waiting.append(child)
+    return names
 
 
 def get_annotation(parent: Any, key: Key) -> Any:
@@ -388,19 +388,22 @@ def get_annotation(parent: Any, key: Key) -> Any:
     if not isinstance(parent, Node) or isinstance(key, int):
         return None
     target = get_state(parent).target
-    if get_default(parent, key) is EMPTY and key not in iter_names(parent):
+    signature = get_signature(target)
+    if signature is None or key not in signature.parameters:
         return None
     function = target.__init__ if isinstance(target, type) else target
     for annotated in (function, target):
         try:
-            annotation = get_type_hints(annotated).get(key)
+            annotation = _read_type_hints(annotated).get(key)
         except Exception:  # annotations may name what is imported for type checkers only
             continue
         if annotation is not None:
             return annotation
     # One annotation that cannot be read hides all of them above, as with optax.adamw.
-    signature = get_signature(target)
-    if signature is None or key not in signature.parameters:
-        return None
     annotation = signature.parameters[key].annotation
     return None if annotation is EMPTY or isinstance(annotation, str) else annotation
+
+
+@lru_cache(maxsize=4096)  # they are asked for with each argument of a call
+def _read_type_hints(annotated: Any) -> dict[str, Any]:
+    return get_type_hints(annotated)

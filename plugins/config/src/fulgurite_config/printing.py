@@ -1,9 +1,11 @@
 """Configurations printed as the Python that builds them."""
 
+import math
 from pathlib import PurePath
 from typing import Any
 
 from fulgurite_config.codec import to_plain
+from fulgurite_config.errors import ConfigError
 from fulgurite_config.expressions import (
     APPLY,
     Expression,
@@ -13,9 +15,19 @@ from fulgurite_config.expressions import (
     format_operation,
     get_expression,
     get_reference,
+    is_attribute,
 )
 from fulgurite_config.names import get_name
-from fulgurite_config.nodes import OPERATIONS, Node, Required, get_state, iter_children
+from fulgurite_config.nodes import (
+    OPERATIONS,
+    RESERVED,
+    Node,
+    describe,
+    get_state,
+    is_constant,
+    iter_children,
+)
+from fulgurite_config.required import Required
 
 WIDTH = 100
 
@@ -27,30 +39,54 @@ def to_python(config: Any) -> str:
         ConfigError: a reference leads out of the configuration, or nodes form a cycle.
     """
     to_plain(config)  # checks references and cycles
+    return _write(config)
+
+
+def describe_node(config: Node) -> str:
+    """Return the Python of a node as `to_python` does, also of one that could not be built from it:
+    what lies outside, where its references start, is called `outer_1` and so on."""
+    try:
+        return _write(config)
+    except ConfigError as error:
+        return f"<{describe(config)}: {error}>"
+
+
+def _write(config: Any) -> str:
     printer = _Printer(config)
     lines = printer.write()
     return "\n".join([*printer.write_imports(), "", *lines]) + "\n"
 
 
 class _Printer:
-    def __init__(self, config: Node) -> None:
+    def __init__(self, config: Any) -> None:
         self._config = config
         self._counts: dict[int, int] = {}
         self._nodes: dict[int, Node] = {}
         self._roots: set[int] = {id(config)}
         self._modules: set[str] = set()
         self._helpers = {"L"}
+        self._outer_count = 0
         self._count(config)
+        self._variables: dict[int, str] = {}
+        if isinstance(config, Node):
+            self._variables[id(config)] = "cfg"
         named = [
             node
             for key, node in self._nodes.items()
             if key in self._roots or self._counts[key] > 1 or _has_aux(node)
         ]
-        self._variables = {id(config): "cfg"}
-        for node in named:
-            self._variables.setdefault(id(node), f"node_{len(self._variables)}")
+        owners = [node for node in named if _has_aux(node)]
+        self._aux: dict[int, Any] = {
+            id(get_state(node).aux): get_state(node).aux for node in owners
+        }
         # Children come before the nodes that hold them.
-        self._named = [node for node in reversed(named) if node is not config]
+        self._named = [
+            node for node in reversed(named) if node is not config and id(node) not in self._aux
+        ]
+        for index, node in enumerate(reversed(self._named), 1):
+            self._variables[id(node)] = f"node_{index}"
+        for owner in owners:  # the aux of an aux comes after it
+            self._variables[id(get_state(owner).aux)] = f"{self._variables[id(owner)]}.aux"
 
     def _count(self, value: Any) -> None:
         if isinstance(value, Reference):
@@ -68,23 +104,18 @@ class _Printer:
 
     def write(self) -> list[str]:
         """Return the statements: first the nodes that have a name, then what they hold."""
-        lines = []
-        for node in [self._config, *self._named]:
-            lines.append(f"{self._variables[id(node)]} = {self._format_call(node, [])}")
-        for node in [self._config, *self._named]:
+        nodes = [self._config, *self._named] if isinstance(self._config, Node) else self._named
+        lines = [f"{self._variables[id(node)]} = {self._format_call(node, [])}" for node in nodes]
+        for node in [*nodes, *self._aux.values()]:
             name = self._variables[id(node)]
             for index, value in enumerate(get_state(node).positional):
                 lines.append(f"{name}[{index}] = {self._format(value, 0)}")
             for key, value in get_state(node).keywords.items():
-                is_plain = key.isidentifier() and key not in ("ref", "aux")
+                is_plain = is_attribute(key) and key not in RESERVED
                 place = f"{name}.{key}" if is_plain else f"{name}[{key!r}]"
                 lines.append(f"{place} = {self._format(value, 0)}")
-        for node in self._nodes.values():
-            aux = get_state(node).aux
-            if aux is not None:
-                for key, value in get_state(aux).keywords.items():
-                    place = f"{self._variables[id(node)]}.aux.{key}"
-                    lines.append(f"{place} = {self._format(value, 0)}")
+        if not isinstance(self._config, Node):
+            lines.append(f"cfg = {self._format(self._config, 0)}")
         return lines
 
     def write_imports(self) -> list[str]:
@@ -106,6 +137,9 @@ class _Printer:
         module, _, qualname = get_name(target).partition(":")
         if module == "builtins":
             return qualname
+        if not all(part.isidentifier() for part in module.split(".")):  # of my-prog.py
+            self._helpers.add("Name")
+            return f"Name({get_name(target)!r}, is_trusted=True)"
         self._modules.add(module)
         return f"{module}.{qualname}"
 
@@ -114,8 +148,8 @@ class _Printer:
             return self._format_node(value, depth)
         if isinstance(value, Lazy):
             return self._format_lazy(value)
-        if isinstance(value, float) and repr(value) in ("nan", "inf", "-inf"):
-            return f'float("{value}")'
+        if is_constant(value):
+            return _format_constant(value)
         if isinstance(value, Required):
             self._helpers.add("Required")
             return f"Required({value.description!r})"
@@ -125,10 +159,11 @@ class _Printer:
         if isinstance(value, list | tuple):
             return self._format_items(value, depth)
         if isinstance(value, dict):
-            pairs = [f"{k!r}: {self._format(item, depth + 1)}" for k, item in value.items()]
+            pairs = [
+                f"{self._format(key, depth)}: {self._format(item, depth + 1)}"
+                for key, item in value.items()
+            ]
             return _join("{", pairs, "}", depth)
-        if isinstance(value, bool | int | float | str | None):
-            return repr(value)
         return self._format_name(value)
 
     def _format_items(self, value: list[Any] | tuple[Any, ...], depth: int) -> str:
@@ -140,7 +175,7 @@ class _Printer:
     def _format_lazy(self, value: Any) -> str:
         if isinstance(value, Reference):
             root, _ = get_reference(value)
-            return format_expression(value, self._variables[id(root)])
+            return format_expression(value, self._name_root(root))
         symbol, operands = get_expression(value)
         if symbol == APPLY:
             self._helpers.add("apply")
@@ -149,13 +184,20 @@ class _Printer:
             return f"apply({', '.join(texts)})"
         return format_operation(symbol, [self._format(operand, 0) for operand in operands])
 
+    def _name_root(self, root: Node) -> str:
+        """Return the variable of the node that a reference starts from, also of one outside."""
+        if id(root) not in self._variables:
+            self._outer_count += 1
+            self._variables[id(root)] = f"outer_{self._outer_count}"
+        return self._variables[id(root)]
+
     def _format_node(self, node: Node, depth: int) -> str:
         if id(node) in self._variables:
             return self._variables[id(node)]
         state = get_state(node)
         arguments = [self._format(value, depth + 1) for value in state.positional]
         named = {name: self._format(item, depth + 1) for name, item in state.keywords.items()}
-        if all(name.isidentifier() for name in named):
+        if all(map(is_attribute, named)):
             arguments += [f"{name}={text}" for name, text in named.items()]
         else:
             pairs = [f"{name!r}: {text}" for name, text in named.items()]
@@ -163,6 +205,16 @@ class _Printer:
         if state.target is not None:
             arguments.insert(0, self._format_name(state.target))
         return _join("L.partial(" if state.is_partial else "L(", arguments, ")", depth)
+
+
+def _format_constant(value: Any) -> str:
+    """Return a constant as Python; a number of NumPy is one of Python, as it is in JSON."""
+    if isinstance(value, float):
+        text = float.__repr__(value)
+        return text if math.isfinite(value) else f'float("{text}")'
+    if isinstance(value, str):
+        return str.__repr__(value)
+    return repr(value)
 
 
 def _has_aux(node: Node) -> bool:
@@ -179,4 +231,4 @@ def _join(start: str, items: list[str], end: str, depth: int) -> str:
     return "\n".join([start, *(f"{space}{item}," for item in items), f"{'    ' * depth}{end}"])
 
 
-OPERATIONS["to_python"] = to_python
+OPERATIONS["describe"] = describe_node

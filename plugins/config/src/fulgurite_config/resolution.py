@@ -1,16 +1,18 @@
 """Resolving: the calls of a configuration are made."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from fulgurite_config.errors import ConfigError, NotAllowedError, suggest
-from fulgurite_config.expressions import Evaluation, Lazy, check_result, format_path
+from fulgurite_config.evaluation import Evaluation, say_where
+from fulgurite_config.expressions import Lazy, format_expression, format_path
+from fulgurite_config.limits import check_result
 from fulgurite_config.names import SAFE, Name, get_name, load
 from fulgurite_config.nodes import (
     Node,
-    Required,
+    State,
     accepts,
     get_signature,
     get_state,
@@ -18,10 +20,11 @@ from fulgurite_config.nodes import (
     iter_names,
     note_place,
 )
+from fulgurite_config.permissions import check_allowed
+from fulgurite_config.required import Required
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
-MAX_VALUES = 1_000_000
 
 
 def resolve(config: T, allow: Sequence[str] = ()) -> T:
@@ -32,12 +35,14 @@ def resolve(config: T, allow: Sequence[str] = ()) -> T:
 
     Args:
         config: a node, or a value that a node may hold.
-        allow: packages and modules that names read from JSON may be imported from.
+        allow: the names `module:name` that may be imported though they were read from JSON, and
+            packages and modules of which all names may be.
 
     Raises:
         ConfigError: a required value is missing, a reference leads nowhere or in a circle, a name
             is not allowed or an argument does not exist. No constructor was called then.
     """
+    check_allowed(config, allow)
     return _Resolution(allow).run(config)
 
 
@@ -49,7 +54,6 @@ class _Resolution:
         self._results: dict[int, Any] = {}
         self._missing: list[str] = []
         self._not_allowed: dict[str, str] = {}
-        self._count = 0
 
     def run(self, config: Any) -> Any:
         try:
@@ -64,13 +68,15 @@ class _Resolution:
 
     def _check(self, value: Any, path: Path, above: frozenset[int]) -> None:
         """Find every mistake that can be found before a constructor is called."""
-        self._count += 1
-        if self._count > MAX_VALUES:  # a few references can stand for lists without end
-            raise ConfigError(f"the configuration stands for more than {MAX_VALUES:_} values")
-        value = self._evaluation.compute(value)
+        self._evaluation.budget.spend()
+        written = value
+        if isinstance(written, Lazy):
+            with say_where(format_path(path) or "the root of the configuration"):
+                value = self._evaluation.compute(written)
         if isinstance(value, Required):
+            cause = f" = {format_expression(written)}" if isinstance(written, Lazy) else ""
             about = f" ({value.description})" if value.description else ""
-            self._missing.append(f"{format_path(path)}{about}")
+            self._missing.append(f"{format_path(path)}{cause}{about}")
         if id(value) in above:
             raise ConfigError(f"{format_path(path)} contains itself")
         if isinstance(value, Name):
@@ -93,22 +99,16 @@ class _Resolution:
         self._targets[id(node)] = target
         loaded = Node(state)
         if isinstance(state.target, Name):
-            loaded = Node(type(state)(target, state.positional, state.keywords))
+            loaded = Node(State(target, state.positional, state.keywords, state.is_partial))
         for name in state.keywords:
             if not accepts(loaded, name):
                 raise ConfigError(
                     f"{format_path((*path, name))}: {get_name(target)} has no argument {name!r}. "
                     f"{suggest(name, (other for other in iter_names(loaded) if other != name))}"
                 )
-        signature = get_signature(target)
-        if signature is None or state.is_partial or state.positional:
-            return
-        for parameter in signature.parameters.values():
-            is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            if is_named and parameter.default is parameter.empty:
-                if parameter.name not in state.keywords:
-                    place = format_path((*path, parameter.name))
-                    self._missing.append(f"{place} (an argument of {get_name(target)})")
+        for name in _iter_missing(loaded):
+            place = format_path((*path, name))
+            self._missing.append(f"{place} (an argument of {get_name(target)})")
 
     def _load_target(self, node: Node, path: Path) -> Any:
         target = get_state(node).target
@@ -155,13 +155,53 @@ class _Resolution:
             result: Any = SimpleNamespace(**kwargs)
         elif state.is_partial:
             result = partial(target, *args, **kwargs)
+        elif get_name(target) in SAFE or target is str.format:
+            result = self._call_safely(target, args, kwargs, path)
         else:
             try:
                 result = target(*args, **kwargs)
             except Exception as error:
                 note_place(error, node, path)
                 raise
-            if get_name(target) in SAFE:
-                check_result(result)
         self._results[id(node)] = result
         return result
+
+    def _call_safely(self, target: Any, args: list[Any], kwargs: dict[str, Any], path: Path) -> Any:
+        """Call a function of Python's own, with a bound for its work and an error that says where.
+
+        Args:
+            target: what is called.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+            path: where the call is.
+        """
+        values = [*args, *kwargs.values()]
+        self._evaluation.budget.spend_on(values)
+        self._evaluation.budget.spend_on_call(target, values)
+        try:
+            result = target(*args, **kwargs)
+            check_result(result)
+        except Exception as error:
+            place = format_path(path) or "the root of the configuration"
+            raise ConfigError(
+                f"{place}: {get_name(target)} fails: {type(error).__name__}: {error}"
+            ) from error
+        return result
+
+
+def _iter_missing(node: Node) -> Iterator[str]:
+    """Yield the arguments without a default that a node does not set."""
+    state = get_state(node)
+    signature = get_signature(state.target)
+    if signature is None or state.is_partial:
+        return
+    for index, parameter in enumerate(signature.parameters.values()):
+        is_many = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if is_many or parameter.default is not parameter.empty:
+            continue
+        has_position = parameter.kind is not parameter.KEYWORD_ONLY
+        if has_position and index < len(state.positional):
+            continue
+        has_name = parameter.kind is not parameter.POSITIONAL_ONLY
+        if not has_name or parameter.name not in state.keywords:
+            yield parameter.name

@@ -104,9 +104,10 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow",
         action="append",
         default=[],
-        metavar="PACKAGE",
-        help="the run's configuration may import this package (repeat it for several); without "
-        "PROGRAM, the run is built from its manifest alone",
+        metavar="NAME",
+        help="the run's configuration may name this function or class, module:name, or all of a "
+        "package (repeat it for several); without PROGRAM, the run is built from its manifest "
+        "alone",
     )
 
 
