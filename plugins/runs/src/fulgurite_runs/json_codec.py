@@ -3,12 +3,20 @@
 import base64
 import json
 import math
+import re
 from typing import Any
 
 import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.tree.specs import is_real_dtype
+
+MAX_MEMORY = 2**28
+"""The most bytes of memory for the values in one piece of JSON, as `estimate_memory` counts."""
+_MAX_GROWTH = 32
+"""No JSON takes more than this many times its size as Python values; `{"":0},` takes 27 times."""
+# What NumPy calls real numbers. It would evaluate other texts as Python, or make types of any size.
+_DTYPE = re.compile(r"[<>]?(?:bool|b?float|u?int|[iuf][0-9])[a-z0-9_]*")
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> str:
@@ -39,9 +47,41 @@ def loads(text: str | bytes) -> Any:
     """Return the value that `dumps` wrote as `text`. Imports and calls nothing.
 
     Raises:
-        ValueError: it did not write that.
+        ValueError: it did not write that, or the value would take too much memory.
     """
-    return json.loads(text, object_hook=_decode_object)
+    check_memory(text)
+    try:
+        return json.loads(text, object_hook=_decode_object)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def check_memory(text: str | bytes) -> None:
+    """Raise `ValueError` if the values in JSON would take more than `MAX_MEMORY`.
+
+    Its size says little: 64 MiB of `{},{},` took 1.5 GB.
+    """
+    if len(text) * _MAX_GROWTH <= MAX_MEMORY:
+        return  # whatever it holds
+    size = estimate_memory(text)
+    if size > MAX_MEMORY:
+        raise ValueError(
+            f"it has so many values that they would take {size:,} bytes of memory; the most is "
+            f"{MAX_MEMORY:,}"
+        )
+
+
+def estimate_memory(text: str | bytes) -> int:
+    """Return how many bytes the values in JSON take as Python objects, or more: what is punctuation
+    within strings counts as well.
+
+    An object takes up to 184 bytes, a list 100, an item 8 for its place and up to 32 for a number,
+    a string 56.
+    """
+    raw = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    return (
+        184 * raw.count(b"{") + 100 * raw.count(b"[") + 40 * raw.count(b",") + 28 * raw.count(b'"')
+    )
 
 
 def _encode(value: Any) -> Any:
@@ -83,12 +123,15 @@ def _check_keys(pairs: dict[Any, Any]) -> None:
 
 
 def _decode_object(pairs: dict[str, Any]) -> Any:
-    if "$float" in pairs:
-        return float(pairs["$float"])
-    if "$bytes" in pairs:
-        return base64.b64decode(pairs["$bytes"], validate=True)
-    if "$array" in pairs:
-        return _decode_array(pairs)
+    try:
+        if "$float" in pairs:
+            return float(pairs["$float"])
+        if "$bytes" in pairs:
+            return base64.b64decode(pairs["$bytes"], validate=True)
+        if "$array" in pairs:
+            return _decode_array(pairs)
+    except (TypeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"no such value is written here: {error}") from error
     for key in pairs:
         if key.startswith("$"):
             raise ValueError(f"{key!r:.100} is no key that is written here")
@@ -101,9 +144,11 @@ def _decode_array(pairs: dict[str, Any]) -> np.ndarray:
     A dtype of texts or records would let a few bytes of JSON ask for any amount of memory.
     """
     items = pairs["$array"]
-    dtype = np.dtype(pairs["dtype"])
-    if not isinstance(items, list) or not is_real_dtype(dtype):
-        raise ValueError(f"an array of dtype {pairs['dtype']!r:.100}: it must be one of numbers")
+    name = pairs["dtype"]
+    is_name = isinstance(name, str) and _DTYPE.fullmatch(name) is not None
+    if not isinstance(items, list) or not is_name or not is_real_dtype(np.dtype(name)):
+        raise ValueError(f"an array of dtype {name!r:.100}: it must be one of numbers")
     if not all(isinstance(item, bool | int | float) for item in items):
         raise ValueError("an array holds something else than numbers")
-    return np.asarray(items, dtype=dtype).reshape(pairs["shape"])
+    with np.errstate(over="raise"):
+        return np.asarray(items, dtype=np.dtype(name)).reshape(pairs["shape"])
