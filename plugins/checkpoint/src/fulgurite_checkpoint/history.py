@@ -1,12 +1,36 @@
 """The history of a run in its checkpoints: `run.history` goes on after a resume."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.json_codec import MAX_MEMORY, dumps, estimate_memory
 
+from fulgurite_checkpoint.files import MAX_JSON_SIZE
 from fulgurite_checkpoint.validation import check_count, check_list, check_object, check_text
+
+# Half of what is read again of one file. 10,000 records of 20 scalars are 8.5 MiB, and of 200
+# scalars 85 MiB: no run could resume from those.
+_MAX_SIZE = MAX_JSON_SIZE // 2
+_MAX_ESTIMATE = MAX_MEMORY // 2
+
+
+@dataclass(frozen=True)
+class _EncodedRecord:
+    """A record and its JSON.
+
+    Attributes:
+        record: held, so that no later one can have the same id.
+        text: the JSON.
+        size: of the text, in bytes.
+        memory: that reading it takes, in bytes.
+    """
+
+    record: fg.Record
+    text: str
+    size: int
+    memory: int
 
 
 class HistoryEncoder:
@@ -17,20 +41,33 @@ class HistoryEncoder:
     """
 
     def __init__(self) -> None:
-        self._encoded: dict[int, tuple[fg.Record, str]] = {}
+        self._encoded: dict[int, _EncodedRecord] = {}
 
     def encode(self, records: Iterable[fg.Record]) -> str:
-        """Return the JSON of records, for `decode_history`."""
+        """Return the JSON of records, for `decode_history`; without the oldest where it would be
+        too large to be read."""
         encoded = {}
         for record in records:
             entry = self._encoded.get(id(record))
-            # The entry holds its record, so that no later one can have the same id.
             if entry is None:
-                entry = record, dumps([record.source, record.step, record.values])
+                text = dumps([record.source, record.step, record.values])
+                entry = _EncodedRecord(record, text, len(text.encode()), estimate_memory(text))
             encoded[id(record)] = entry
         self._encoded = encoded
-        lines = ",\n".join(line for _, line in encoded.values())
+        lines = ",\n".join(_select_newest(list(encoded.values())))
         return f'{{"records":[\n{lines}\n]}}'
+
+
+def _select_newest(entries: list[_EncodedRecord]) -> list[str]:
+    """Return the JSON of as many of the last records as can be read again, oldest first."""
+    size = 0
+    memory = 0
+    for number, entry in enumerate(reversed(entries)):
+        size += entry.size
+        memory += entry.memory
+        if size > _MAX_SIZE or memory > _MAX_ESTIMATE:
+            return [entry.text for entry in entries[len(entries) - number :]]
+    return [entry.text for entry in entries]
 
 
 def decode_history(content: dict[str, Any]) -> tuple[fg.Record, ...]:
