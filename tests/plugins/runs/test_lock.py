@@ -374,6 +374,9 @@ def test_a_lock_file_that_was_set_aside_is_a_takeover(tmp_path: Path):
         "x" * 5000,
         "[" * 900,
         '{"host": 1, "boot": 2, "pid": "x", "started": 0, "attempt": 1}',
+        '{"host": "a", "boot": "b", "pid": 1' + "0" * 30 + ', "started": 0, "attempt": 1}',
+        '{"host": "a", "boot": "b", "pid": 3, "started": 0, "attempt": 1' + "0" * 500 + "}",
+        '{"host": "\\u001b[2J", "boot": "b", "pid": 3, "started": 0, "attempt": 1}',
     ],
 )
 def test_foreign_lock_file_has_no_owner(tmp_path: Path, content: str):

@@ -23,6 +23,8 @@ DEAD = 60.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
 # This clock does not stop while the machine sleeps.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# The kernel's numbers of processes are 32 bits wide.
+_LARGEST_NUMBER = 2**31 - 1
 # The file always has the same size in bytes, so that one write replaces all of it.
 _SIZE = 1024
 
@@ -317,9 +319,21 @@ def _parse_owner(descriptor: int) -> Owner | None:
         owner = Owner(**fields)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    types = (str, str, int, (int, float), int, bool)
-    is_valid = all(map(isinstance, asdict(owner).values(), types)) and owner.pid > 0
-    return owner if is_valid else None
+    return owner if _is_valid(owner) else None
+
+
+def _is_valid(owner: Owner) -> bool:
+    """Return whether the values of an owner, which may be of any type, are what is written here."""
+    return (
+        all(isinstance(text, str) and text.isprintable() for text in (owner.host, owner.boot))
+        and all(_is_number(number) for number in (owner.pid, owner.attempt))
+        and type(owner.started) in (int, float)
+        and type(owner.ended) is bool
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _LARGEST_NUMBER
 
 
 def _is_same_file(file: os.stat_result, path: Path) -> bool:
