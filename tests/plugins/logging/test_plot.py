@@ -39,6 +39,14 @@ def test_series_are_the_single_numbers(tmp_path: Path) -> None:
     assert curves["test/loss"][0] == [50] and np.isnan(curves["test/loss"][1])
 
 
+def test_an_integer_that_is_larger_than_any_float_is_infinite(tmp_path: Path) -> None:
+    values = {"a": 10**400, "b": -(10**400)}
+    record = {"kind": "scalars", "source": "train", "step": 1, "values": values}
+    (tmp_path / "records.jsonl").write_text(f"{json.dumps(record)}\n")
+    series = load_series(tmp_path)
+    assert series == {"train/a": ([1], [np.inf]), "train/b": ([1], [-np.inf])}
+
+
 def test_results_of_standalone_evaluators_are_drawn(tmp_path: Path) -> None:
     run, commits = logged(tmp_path / "a"), {}
     for name in ("checkpoints/step-8", "superseded/1/step-8", "superseded/1/step-9"):

@@ -1,5 +1,7 @@
 """The run directory: attempts, committed checkpoints, the completion mark."""
 
+import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from fulgurite import CheckpointRef
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_runs import RunDirectory, RunPlugin
+from fulgurite_runs.directory import hash_commit
 from fulgurite_runs.json_codec import loads
 from fulgurite_testing import TinyModel, tiny_data
 
@@ -235,3 +238,19 @@ def test_a_reference_names_a_step_or_the_latest_or_the_best():
     for step in ("last", True, 1.5, None):
         with pytest.raises((ConfigurationError, TypeError), match=r"step is|latest"):
             CheckpointRef("runs/a", step)  # type: ignore[arg-type]
+
+
+def test_a_manifest_of_many_small_values_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "attempts").mkdir()
+    (tmp_path / "attempts" / "1").write_text(f'{{"a":[{"{}," * 5_000_000}0]}}')
+    with pytest.raises(CheckpointError, match="attempts/1 cannot be read.*so many values"):
+        RunDirectory(tmp_path).read_manifest()
+
+
+def test_the_digest_of_a_commit_is_that_of_its_bytes(tmp_path: Path) -> None:
+    assert hash_commit(tmp_path) is None
+    (tmp_path / "COMMIT").write_bytes(b"abc")
+    assert hash_commit(tmp_path) == hashlib.sha256(b"abc").hexdigest()
+    (tmp_path / "COMMIT").unlink()
+    os.mkfifo(tmp_path / "COMMIT")
+    assert hash_commit(tmp_path) is None

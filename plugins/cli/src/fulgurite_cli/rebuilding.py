@@ -1,6 +1,7 @@
 """Building the experiment of a run again, from its manifest."""
 
 import os
+import reprlib
 import sys
 from collections.abc import Sequence
 
@@ -33,16 +34,23 @@ def rebuild_experiment(
             or an override differs from it.
     """
     manifest = RunDirectory(run_dir).read_manifest()
-    config = manifest["configuration"]
+    config = manifest.get("configuration")
+    if not isinstance(config, dict | None):
+        raise ConfigurationError(
+            f"the manifest of {run_dir} holds no configuration, but {reprlib.repr(config)}: check "
+            "the path"
+        )
     if program is None and allow:
         # As for a program: modules beside it can be imported.
         sys.path.insert(0, os.getcwd())
-        experiment = as_experiment(rebuild_from_config(config or {}, overrides, None, allow))
-        experiment.engine.config = config | {KEY: RedactedText(config[KEY])}
+        arguments = config or {}
+        experiment = as_experiment(rebuild_from_config(arguments, overrides, None, allow))
+        experiment.engine.config = arguments | {KEY: RedactedText(arguments[KEY])}
         return experiment
     path = program or find_program(manifest)
     if path is None:
-        file = (manifest.get("program") or {}).get("file")
+        description = manifest.get("program")
+        file = description.get("file") if isinstance(description, dict) else None
         raise ConfigurationError(
             f"the run's program {file!r} is not in this directory: go where it is, name its file, "
             "or, for a run whose program is a configuration, give --allow NAME for each package "

@@ -7,6 +7,7 @@ from typing import Any
 
 from fulgurite.errors import ConfigurationError
 from fulgurite_runs import RunDirectory
+from fulgurite_runs.json_codec import check_memory
 
 from fulgurite_cli.configuration import KEY
 
@@ -55,6 +56,7 @@ def read_config_file(path: str) -> dict[str, Any]:
                 f"{path} has more than {MAX_BYTES:,} bytes: this is no configuration"
             )
         text = file.read_text(encoding="utf-8")
+        check_memory(text)
         form = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite_runs import EvaluationDirectory, RunDirectory
-from fulgurite_runs.directory import supersede
+from fulgurite_runs.directory import hash_commit, supersede
 from fulgurite_runs.lock import Lock, read_owner
 
 from fulgurite_evaluators.evaluator import Evaluator, find_evaluators
 from fulgurite_evaluators.logging import EvaluationRun, ResultLogger
-from fulgurite_evaluators.results import FOLDER, EvaluationRecord, ResultWriter, read_commit
+from fulgurite_evaluators.results import FOLDER, EvaluationRecord, ResultWriter
 from fulgurite_evaluators.standalone import LastCheckpoint, Standalone
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Follower:
     def _find_newest_checkpoint(self) -> tuple[int, str] | None:
         """Return step and commit of the newest checkpoint that is not just being deleted."""
         for step, path in reversed(self._run.list_checkpoints()):
-            commit = read_commit(path)
+            commit = hash_commit(path)
             if commit is not None:
                 return step, commit
         return None
@@ -138,11 +138,11 @@ class Follower:
                 self._experiment.model, fg.CheckpointRef(self._run.path, step)
             )
         except Exception:
-            if read_commit(path) == commit:
+            if hash_commit(path) == commit:
                 self._note_failure(step, commit, names, "cannot be restored")
             # Otherwise it was deleted or replaced while it was read: look again.
             return
-        if read_commit(path) not in (commit, None):
+        if hash_commit(path) not in (commit, None):
             return
         for name in names:
             evaluator = self._evaluators[name]

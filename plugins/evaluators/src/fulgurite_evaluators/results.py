@@ -1,6 +1,5 @@
 """The results of standalone evaluators: lines in the run's directory, each there once."""
 
-import hashlib
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,11 +7,13 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import sync_folder
+from fulgurite_runs.directory import hash_commit, sync_folder
 from fulgurite_runs.json_codec import dumps, loads
 
 FOLDER = "evaluations"
 _LOGGERS = "loggers"
+# A longer line was not written by an evaluator.
+_LONGEST_LINE = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,10 @@ def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationR
     if not isinstance(run, RunDirectory):
         run = RunDirectory(run)
     set_aside = {
-        read_commit(checkpoint) for checkpoint in run.get_folder("superseded").glob("*/step-*")
+        hash_commit(checkpoint) for checkpoint in run.get_folder("superseded").glob("*/step-*")
     }
     # Training may have come to the very same checkpoint again.
-    set_aside -= {read_commit(checkpoint) for _, checkpoint in run.list_checkpoints()}
+    set_aside -= {hash_commit(checkpoint) for _, checkpoint in run.list_checkpoints()}
     newest: dict[tuple[str, int], EvaluationRecord] = {}
     for path in sorted((run.path / FOLDER).glob("*.jsonl")):
         records, _ = _read_records(path)
@@ -130,32 +131,44 @@ def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationR
     return [newest[key] for key in sorted(newest)]
 
 
-def read_commit(checkpoint: Path) -> str | None:
-    """Return the SHA-256 of a checkpoint's `COMMIT`, in hexadecimal; None if it is gone."""
-    try:
-        return hashlib.sha256((checkpoint / "COMMIT").read_bytes()).hexdigest()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 def _read_records(path: Path) -> tuple[list[tuple[EvaluationRecord, dict[str, Any]]], int]:
     """Return the results in a file with the states of the loggers after each, and how many of its
     bytes are whole lines."""
     if not path.is_file() or path.is_symlink():
         return [], 0
-    data = path.read_bytes()
-    num_bytes = data.rfind(b"\n") + 1
+    num_bytes = 0
     records = []
-    for number, line in enumerate(data[:num_bytes].splitlines(), 1):
-        try:
-            values = loads(line)
-            if not isinstance(values, dict):
-                raise TypeError("it is not a JSON object")
-            logger_state = values.pop(_LOGGERS, {})
-            record = EvaluationRecord(**values)
-        except (TypeError, ValueError, LookupError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path}, line {number} is not a result of an evaluator: {error}; remove it"
-            ) from error
-        records.append((record, logger_state))
+    with path.open("rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+                break
+            try:
+                records.append(_parse_record(line))
+            except (TypeError, ValueError, LookupError) as error:
+                raise CheckpointError(
+                    f"{path}, line {len(records) + 1} is not a result of an evaluator: {error}; "
+                    "remove it"
+                ) from error
+            num_bytes += len(line)
     return records, num_bytes
+
+
+def _parse_record(line: bytes) -> tuple[EvaluationRecord, dict[str, Any]]:
+    """Return a result and the states of the loggers after it.
+
+    Raises:
+        TypeError, ValueError, LookupError: the line is something else.
+    """
+    if not line.endswith(b"\n"):
+        raise ValueError(f"it is longer than {_LONGEST_LINE:,} bytes")
+    values = loads(line)
+    if not isinstance(values, dict):
+        raise TypeError("it is not a JSON object")
+    logger_state = values.pop(_LOGGERS, {})
+    record = EvaluationRecord(**values)
+    for name, expected in (("evaluator", str), ("step", int), ("commit", str), ("metrics", dict)):
+        if type(values[name]) is not expected:
+            raise TypeError(f"{name} is {values[name]!r:.100}")
+    if not isinstance(logger_state, dict):
+        raise TypeError(f"{_LOGGERS} is {logger_state!r:.100}")
+    return record, logger_state

@@ -1,7 +1,7 @@
 """`fulgurite plot`: metrics of runs over steps, as a picture."""
 
 import argparse
-import hashlib
+import math
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite_runs.directory import hash_commit
 
 from fulgurite_logging.reading import iter_lines, iter_records
 
@@ -122,8 +123,16 @@ def load_series(run: Path) -> Series:
             if isinstance(value, int | float):
                 steps, numbers = series.setdefault(f"{source}/{name}", ([], []))
                 steps.append(step)
-                numbers.append(float(value))
+                numbers.append(_as_float(value))
     return series
+
+
+def _as_float(value: float) -> float:
+    """Return a number as a float; integers in JSON may be larger than any."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def load_evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
@@ -147,5 +156,5 @@ def load_evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
 
 def _hash_commits(run: Path, folder: str) -> set[str]:
     """Return the digests that results name checkpoints by."""
-    paths = run.glob(f"{folder}/step-*/COMMIT")
-    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    digests = map(hash_commit, run.glob(f"{folder}/step-*"))
+    return {digest for digest in digests if digest is not None}

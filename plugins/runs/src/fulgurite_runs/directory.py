@@ -1,9 +1,11 @@
 """The run directory: what a run leaves behind on disk, and who may write there."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 
+from fulgurite_runs.json_codec import check_memory
 from fulgurite_runs.lock import Lock, Owner, check_unused, read_owner
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -83,7 +86,9 @@ class RunDirectory:
         try:
             if not _is_file(path) or path.stat().st_size > _MAX_MANIFEST_SIZE:
                 raise ValueError("it is not a file, or too large")
-            manifest = json.loads(path.read_bytes())
+            raw = path.read_bytes()
+            check_memory(raw)
+            manifest = json.loads(raw)
             if not isinstance(manifest, dict):
                 raise ValueError("it is not a JSON object")
             return manifest
@@ -270,6 +275,20 @@ def supersede(
     for path in moved:
         path.rename(target / path.name)
     return target
+
+
+def hash_commit(checkpoint: Path) -> str | None:
+    """Return the SHA-256 of a local checkpoint's `COMMIT`, in hexadecimal, which names the
+    checkpoint; None if it is gone, or not a file. It may have any size."""
+    try:
+        # A pipe would block for ever.
+        descriptor = os.open(checkpoint / "COMMIT", os.O_RDONLY | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_link(path: Path) -> bool:

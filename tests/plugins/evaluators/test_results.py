@@ -1,0 +1,57 @@
+"""The file of results of standalone evaluators: what it says is read, and nothing else."""
+
+import os
+from pathlib import Path
+
+import pytest
+from fulgurite.errors import CheckpointError
+from fulgurite_evaluators import EvaluationRecord, read_results
+from fulgurite_evaluators.results import ResultWriter
+from fulgurite_runs import RunDirectory
+
+LINE = '{"evaluator":"test","step":4,"commit":"00","metrics":{"loss":1.5},"loggers":{}}\n'
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    path = tmp_path / "evaluations" / "side.jsonl"
+    path.parent.mkdir()
+    return path
+
+
+def test_a_line_in_which_a_process_was_killed_is_cut_off(results: Path, tmp_path: Path) -> None:
+    results.write_text(LINE + LINE[:30])
+    assert read_results(tmp_path) == [EvaluationRecord("test", 4, "00", {"loss": 1.5})]
+    writer = ResultWriter(RunDirectory(tmp_path), "side")
+    writer.close()
+    assert writer.done == {("test", 4, "00")}
+    assert results.read_text() == LINE
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (LINE.replace("4", '"4"'), "step is '4'"),
+        (LINE.replace('"00"', "[]"), r"commit is \[\]"),
+        (LINE.replace('{"loss":1.5}', "3"), "metrics is 3"),
+        (LINE.replace('"loggers":{}', '"loggers":[]'), r"loggers is \[\]"),
+        (LINE.replace("1.5", f'{{"$float":{"9" * 400}}}'), "too large"),
+        ("[" * 100_000 + "\n", "nested too deeply"),
+        (f"{' ' * 2**24}\n", "longer than 16,777,216 bytes"),
+    ],
+)
+def test_a_line_that_is_no_result_is_an_error_naming_it(
+    line: str, message: str, results: Path, tmp_path: Path
+) -> None:
+    results.write_text(LINE + line)
+    with pytest.raises(CheckpointError, match=rf"side\.jsonl, line 2 is not a result.*{message}"):
+        read_results(tmp_path)
+
+
+def test_a_commit_that_is_a_pipe_is_passed_over(results: Path, tmp_path: Path) -> None:
+    """Reading it would wait for ever."""
+    results.write_text(LINE)
+    checkpoint = tmp_path / "superseded" / "1" / "step-4"
+    checkpoint.mkdir(parents=True)
+    os.mkfifo(checkpoint / "COMMIT")
+    assert len(read_results(tmp_path)) == 1
