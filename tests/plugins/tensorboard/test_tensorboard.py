@@ -18,7 +18,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_logging import media
 from fulgurite_tensorboard import EventFile, TensorBoardLogger, read_events
-from fulgurite_tensorboard.events import build_start_event
+from fulgurite_tensorboard.events import _pack_crc, build_start_event
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from PIL import Image
@@ -494,6 +494,24 @@ def test_flipped_bit_is_detected(tmp_path: Path):
     data[-6] ^= 1
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(CheckpointError, match="damaged"):
+        list(read_events(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("length", [2**62, 2**63, 2**64 - 1])
+def test_a_record_longer_than_any_file_is_one_that_is_not_complete(length: int, tmp_path: Path):
+    file = EventFile(tmp_path / "a")
+    file.close()
+    header = length.to_bytes(8, "little")
+    with open(tmp_path / "a", "ab") as events:
+        events.write(header + _pack_crc(header))
+    assert len(list(read_events(tmp_path / "a"))) == 1
+
+
+def test_a_record_that_is_no_event_is_an_error(tmp_path: Path):
+    header = (4).to_bytes(8, "little")
+    data = b"\xff" * 4
+    (tmp_path / "a").write_bytes(header + _pack_crc(header) + data + _pack_crc(data))
+    with pytest.raises(CheckpointError, match="the record that ends at byte 20 is no event"):
         list(read_events(tmp_path / "a"))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import google_crc32c
 from fulgurite.errors import CheckpointError
 from fulgurite_runs.directory import sync_folder
+from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
 _HEADER = struct.Struct("<QI")
@@ -103,14 +104,17 @@ def read_events(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the events of a file with the position after each, up to the last complete one.
 
     Raises:
-        CheckpointError: a checksum is wrong.
+        CheckpointError: a checksum is wrong, or a record is no event.
     """
     with open(path, "rb") as file:
+        file_size = os.fstat(file.fileno()).st_size
         end = 0
         while len(header := file.read(_HEADER.size)) == _HEADER.size:
             length, _ = _HEADER.unpack(header)
             if header[8:] != _pack_crc(header[:8]):
                 raise CheckpointError(f"{path}: the record at byte {end} is damaged")
+            if length > file_size:
+                return  # so many bytes cannot even be asked for
             data = file.read(length)
             footer = file.read(_FOOTER.size)
             if len(footer) < _FOOTER.size:
@@ -118,7 +122,13 @@ def read_events(path: Path) -> Iterator[tuple[int, Any]]:
             if footer != _pack_crc(data):
                 raise CheckpointError(f"{path}: the record at byte {end} is damaged")
             end += _HEADER.size + length + _FOOTER.size
-            yield end, Event.FromString(data)
+            try:
+                event = Event.FromString(data)
+            except DecodeError as error:
+                raise CheckpointError(
+                    f"{path}: the record that ends at byte {end} is no event: {error}"
+                ) from error
+            yield end, event
 
 
 def truncate_events(path: Path, size: int) -> None:
