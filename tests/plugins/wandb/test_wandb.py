@@ -3,10 +3,12 @@
 import os
 import pty
 import shutil
+import struct
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_logging import BackgroundWriter, media
 from fulgurite_runs.json_codec import dumps, loads
 from fulgurite_runs.lock import Lock
 from fulgurite_wandb import WandbLogger, read_run
+from fulgurite_wandb.backend import _iter_scalars
 from matplotlib import pyplot
 
 
@@ -561,3 +564,38 @@ def test_nothing_is_written_into_a_run_that_began_where_this_one_was_deleted(
     locks[0].release()
     assert "has begun a run that writes to" in result.failures["wandb"]
     assert [path.name for path in run_dir.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[]", "list indices must be integers"),
+        ("{}", "'kind'"),
+        ('{"kind":"scalars","source":"a","step":"1","values":{}}', "it lacks"),
+        ("x", "Expecting value"),
+        (" " * 2**24, "it is longer than 16,777,216 bytes"),
+    ],
+)
+def test_records_that_are_damaged_are_an_error_naming_the_line(
+    line: str, message: str, tmp_path: Path
+):
+    path = tmp_path / "records.jsonl"
+    path.write_text(f'{{"kind":"text","source":"a","step":1,"values":{{}}}}\n{line}\n')
+    with pytest.raises(CheckpointError, match=rf"records\.jsonl, line 2: .*{message}"):
+        list(_iter_scalars(path, path.stat().st_size))
+
+
+def test_a_record_without_an_end_takes_bounded_memory(tmp_path: Path):
+    """Each chunk says that the record goes on."""
+    path = tmp_path / "run.wandb"
+    block = struct.pack("<IHB", 0, 32768 - 7, 3) + bytes(32768 - 7)
+    with open(path, "wb") as file:
+        file.write(b":W&B\0\0\0" + block[:4] + struct.pack("<HB", 32768 - 14, 2))
+        file.write(bytes(32768 - 14))
+        file.writelines(block for _ in range(10_000))
+    tracemalloc.start()
+    try:
+        assert list(read_run(path)) == []
+        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
+    finally:
+        tracemalloc.stop()

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+from fulgurite.errors import CheckpointError
+from fulgurite_logging.reading import LONGEST_LINE
 from fulgurite_runs.json_codec import dumps, loads
 
 from fulgurite_wandb.runfile import find_last_step
 from fulgurite_wandb.values import convert_value
-
-# A longer line of records.jsonl was not written by fulgurite-logging.
-_LONGEST_LINE = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -271,13 +270,39 @@ def _limit_processor_use() -> Iterator[None]:
 
 
 def _iter_scalars(path: Path, size: int) -> Iterator[fg.Record]:
-    """Yield the records of scalars in the first `size` bytes of a file of JSON lines."""
+    """Yield the records of scalars in the first `size` bytes of a file of JSON lines.
+
+    Raises:
+        CheckpointError: a line is no record.
+    """
     with open(path, "rb") as file:
+        number = 0
         while size > 0:
-            line = file.readline(min(size, _LONGEST_LINE))
-            if not line.endswith(b"\n"):
+            number += 1
+            line = file.readline(min(size, LONGEST_LINE))
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                 return
             size -= len(line)
-            record = loads(line)
-            if record["kind"] == "scalars":
-                yield fg.Record("scalars", record["source"], record["step"], record["values"])
+            try:
+                record = _parse_record(line)
+            except (ValueError, TypeError, LookupError) as error:
+                raise CheckpointError(
+                    f"{path}, line {number}: no record, which wandb lacks: {error}"
+                ) from error
+            if record.kind == "scalars":
+                yield record
+
+
+def _parse_record(line: bytes) -> fg.Record:
+    """Return the record in a line.
+
+    Raises:
+        ValueError, TypeError, LookupError: the line is something else.
+    """
+    if not line.endswith(b"\n"):
+        raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
+    values = loads(line)
+    types = {"kind": str, "source": str, "step": int, "values": dict}
+    if not all(type(values[name]) is expected for name, expected in types.items()):
+        raise ValueError(f"it lacks {', '.join(types)}")
+    return fg.Record(values["kind"], values["source"], values["step"], values["values"])
