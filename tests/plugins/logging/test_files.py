@@ -184,6 +184,33 @@ def test_foreign_table_is_left_alone(tmp_path: Path) -> None:
         CSVBackend(tmp_path, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step,a,a\n1,2,3\n", "a column occurs twice"),
+        ('step,a\n1,"\n2,"\n', "cannot be read"),
+        (f"step,{'a,' * 2**23}\n", "a line has 16,777,216 characters or more"),
+    ],
+)
+def test_damaged_table_is_an_error_naming_it(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "records.csv").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"records\.csv .*{message}"):
+        CSVBackend(tmp_path, None)
+
+
+def test_table_with_a_large_array_is_continued(tmp_path: Path) -> None:
+    """Python's csv module refuses cells of more than 131,072 characters."""
+    backend = CSVBackend(tmp_path, None)
+    backend.write(scalars(1, confusion=np.full((300, 300), 7)))
+    position = backend.get_position()
+    backend.write(scalars(2, loss=0.5))
+    backend.close()
+    CSVBackend(tmp_path, position).close()
+    header, row = (tmp_path / "records.csv").read_text().splitlines()
+    assert header == "step,train/confusion"
+    assert row.count("7") == 90_000
+
+
 # --- going back
 # -------------------------------------------------------------------------------------------------------
 

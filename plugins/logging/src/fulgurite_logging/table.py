@@ -15,6 +15,7 @@ from fulgurite_runs import json_codec
 
 from fulgurite_logging.file_logger import FileLogger
 from fulgurite_logging.files import LineFile, check_cut, get_entry
+from fulgurite_logging.reading import LONGEST_LINE
 from fulgurite_logging.writer import LogBackend
 
 EXACT_FILE = "records.csv"
@@ -110,9 +111,14 @@ class Table:
         if self.file.size == 0:
             self.file.append(_format_row(first_columns))
         rows = self._iter_rows()
-        self._columns = dict.fromkeys(next(rows, []))  # a set that keeps the order
+        header = next(rows, [])
+        self._columns = dict.fromkeys(header)  # a set that keeps the order
         self._num_rows = sum(1 for _ in rows)
-        if [*self._columns][: len(first_columns)] != list(first_columns):
+        if len(self._columns) < len(header):
+            raise CheckpointError(
+                f"{path} is not a table of this plugin: a column occurs twice. Move it away"
+            )
+        if header[: len(first_columns)] != list(first_columns):
             raise CheckpointError(
                 f"{path} is not a table of this plugin: it should begin with "
                 f"{','.join(first_columns)}. Move it away"
@@ -162,9 +168,13 @@ class Table:
 
     def _iter_rows(self) -> Iterator[list[str]]:
         """Yield the header and the rows, as they are in the file."""
+        # The arrays that are written as cells may be longer. It holds for the whole process, so it
+        # is only raised.
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
         with open(self.file.path, encoding="utf-8", newline="") as text:
             try:
-                yield from csv.reader(text, strict=True)
+                while line := text.readline(LONGEST_LINE):
+                    yield _parse_row(line)
             except (csv.Error, UnicodeDecodeError) as error:
                 raise CheckpointError(
                     f"{self.file.path} cannot be read: {error}. Move it away"
@@ -221,6 +231,16 @@ def _is_int_within(number: Any, low: int, high: int) -> bool:
 def _replace_header(header: list[str], rows: Iterable[list[str]]) -> Iterator[list[str]]:
     yield header
     yield from islice(rows, 1, None)
+
+
+def _parse_row(line: str) -> list[str]:
+    """Return the cells of a row; raise `csv.Error` if it is none.
+
+    A row is a line, so that no quotation mark makes one of the whole file.
+    """
+    if len(line) == LONGEST_LINE:
+        raise csv.Error(f"a line has {LONGEST_LINE:,} characters or more")
+    return next(csv.reader([line], strict=True))
 
 
 def _format_row(cells: Sequence[str]) -> str:
