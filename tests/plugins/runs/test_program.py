@@ -108,3 +108,14 @@ def test_x10_without_git_the_commit_is_none(
 def test_x10_installed_program_has_its_distribution() -> None:
     description = describe_program(pytest.__file__)
     assert (description["distribution"], description["version"]) == ("pytest", pytest.__version__)
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000, "project = 3", "x", '[project]\nname = "a"\n' + "#" * 2**20]
+)
+def test_a_project_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "pyproject.toml").write_text(text)
+    description = describe_program(str(tmp_path / "train.py"))
+    assert description["file"] == "train.py"
+    assert description["distribution"] is None

@@ -17,6 +17,8 @@ FUNCTION = "experiment"
 """The function of a program that returns what it trains."""
 NODES = ("L", "L.partial")
 """What is called for a part of a configuration."""
+# In bytes; the tree of a program takes up to 100 times as much memory.
+_MAX_SIZE = 4 * 2**20
 
 
 def find_mistyped_argument(path: str, overrides: list[str]) -> str | None:
@@ -82,6 +84,8 @@ def read_argument_names(path: str) -> list[str] | None:
 
 def _read_function(path: str) -> ast.FunctionDef | None:
     try:
+        if Path(path).stat().st_size > _MAX_SIZE:
+            return None
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
         return None

@@ -12,6 +12,8 @@ from typing import Any
 
 GIT_TIMEOUT = 2.0
 """Seconds after which a git command is given up; the manifest then holds no commit."""
+# In bytes; reading TOML takes up to 100 times as much memory.
+_MAX_PROJECT_SIZE = 2**20
 # Set within hooks of git: with them it would not look at the program's own repository.
 _OTHER_REPOSITORY = {
     "GIT_DIR",
@@ -137,10 +139,12 @@ def _find_project(path: Path) -> tuple[str, str | None] | None:
         if not file.is_file():
             continue
         try:
+            if file.stat().st_size > _MAX_PROJECT_SIZE:
+                return None
             project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
             name = project.get("name")
             version = project.get("version")
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             return None
         if not isinstance(name, str):
             return None

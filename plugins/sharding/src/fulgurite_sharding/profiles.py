@@ -1,5 +1,6 @@
 """Profiles of `fulgurite launch`: where and how a program is started, by name in a TOML file."""
 
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -10,6 +11,8 @@ from fulgurite.errors import ConfigurationError, did_you_mean
 
 DEFAULT_FILES = (Path("fulgurite.toml"), Path("pyproject.toml"))
 """Where profiles are looked for: below `profiles`, and below `tool.fulgurite.profiles`."""
+# In bytes; reading TOML takes up to 100 times as much memory.
+_MAX_FILE_SIZE = 2**20
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,14 @@ class Profile:
         for name in ("processes", "devices", "nodes"):
             value = table.get(name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ConfigurationError(f"{where}: {name} is {value!r}; give an integer above 0")
+                raise ConfigurationError(
+                    f"{where}: {name} is {reprlib.repr(value)}; give an integer above 0"
+                )
         command = table.get("command", [])
         if not _is_list_of_texts(command):
             raise ConfigurationError(
-                f"{where}: command is {command!r}; give a list of words, such as ['srun', '-N4']"
+                f"{where}: command is {reprlib.repr(command)}; give a list of words, such as "
+                "['srun', '-N4']"
             )
         groups = table.get("groups", [])
         if not _is_list_of_texts(groups):
@@ -69,7 +75,7 @@ class Profile:
             isinstance(value, str) for value in environment.values()
         ):
             raise ConfigurationError(
-                f"{where}: environment is {environment!r}; give a table of strings"
+                f"{where}: environment is {reprlib.repr(environment)}; give a table of strings"
             )
         if not command and table.get("nodes", 1) > 1:
             raise ConfigurationError(
@@ -168,6 +174,10 @@ def _find_profiles(file: Path | None) -> tuple[Path | None, dict[str, Any]]:
 
 def _read_profiles(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > _MAX_FILE_SIZE:
+            raise ConfigurationError(
+                f"{path} has more than {_MAX_FILE_SIZE:,} bytes: these are no profiles"
+            )
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
@@ -176,5 +186,7 @@ def _read_profiles(path: Path) -> dict[str, Any]:
     for key in ("tool", "fulgurite", "profiles") if is_project else ("profiles",):
         table = table.get(key, {})
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{path}: {key} is {table!r}; give a table for each profile")
+            raise ConfigurationError(
+                f"{path}: {key} is {reprlib.repr(table)}; give a table for each profile"
+            )
     return table
