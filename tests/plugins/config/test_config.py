@@ -611,3 +611,8 @@ def test_functions_written_in_c_have_public_names() -> None:
     import operator
 
     assert '"operator:getitem"' in to_json(fc.apply(operator.getitem, [1], 0))
+
+
+def test_an_integer_too_large_to_be_a_float_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        from_json(f'{{"$section":null,"a":{{"$float":{10**400}}}}}')

@@ -209,7 +209,7 @@ class _Decoder:
                 return self._decode_node(kind, form, path, depth)
             _check_keys(form, [kind, *MORE_KEYS.get(kind, ())], path)
             return self._decode_special(kind, form, path, depth)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"{format_path(path)} has a {kind} that cannot be read") from error
