@@ -18,6 +18,7 @@ from beartype import beartype
 from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))  # for edits.py, which tests in several folders share
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fulgurite" / "tests"
 
 # Set before jax is imported, and inherited by the processes that tests start.

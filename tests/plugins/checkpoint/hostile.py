@@ -1,7 +1,6 @@
 """Reads hostile run directories below the directory given, watched by an audit hook; prints what
 happened as JSON."""
 
-import hashlib
 import json
 import os
 import pickle
@@ -13,6 +12,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+from edits import write_commit
 from fulgurite.errors import CheckpointError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_checkpoint.files import compute_checksum
@@ -41,13 +41,7 @@ def consistent(change: Any) -> None:
     for name in ("manifest.json", "index.json", "host-0.json"):
         if name in hashes:
             hashes[name] = list(compute_checksum(path / name))
-    raw = json.dumps(hashes).encode()
-    (path / "hashes-0.json").write_bytes(raw)
-    commit["hashes"] = [hashlib.sha256(raw).hexdigest()]
-    del commit["sha256"]
-    text = json.dumps(commit, separators=(",", ":"))
-    commit["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    (path / "COMMIT").write_text(json.dumps(commit))
+    write_commit(path, hashes, commit)
 
 
 def names_outside(path: Path, hashes: Any, commit: Any) -> None:

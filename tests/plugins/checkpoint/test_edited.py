@@ -1,11 +1,10 @@
 """A checkpoint whose small files were edited, with hashes that fit: the run resumes from it or from
 the one before and ends with the bits and records of an undisturbed run, or says what is wrong."""
 
-import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import reduce
 from operator import getitem
@@ -17,10 +16,20 @@ import fulgurite as fg
 import jax
 import numpy as np
 import pytest
+from edits import (
+    CHECKPOINT_FILES,
+    EDITS,
+    VALUES,
+    Edit,
+    Place,
+    edit_file,
+    set_value,
+    update_hashes,
+)
 from fulgurite.errors import FulguriteError
 from fulgurite_averaging import EMA, Average
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_checkpoint.files import DamagedError, compute_checksum
+from fulgurite_checkpoint.files import DamagedError
 from fulgurite_checkpoint.format import list_entries
 from fulgurite_checkpoint.restoring import read_checkpoint
 from fulgurite_evaluators import Evaluator
@@ -28,17 +37,6 @@ from fulgurite_logging import CSVLogger, JSONLLogger
 from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
 from hypothesis import given, settings, strategies as st
 from trained import NET, Act, Counting, regression
-
-SMALL_FILES = ("COMMIT", "host-0.json", "index.json", "manifest.json", "history.json")
-VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 3, 10**30, 1.5, 1e308, "", "1", "module.first.weight", "\ud800", [], [1], {}, {"a": 1},
-    {"$float": "nan"}, {"$float": "x"}, {"$bytes": "AA=="}, {"$array": [1], "dtype": "int32", "shape": [1]},
-    {"$array": [1], "dtype": "S1000000000", "shape": [9, 9]},
-)  # fmt: skip
-NEW_KEYS = ("x", "", "../x", "module")
-
-Place = tuple[Any, ...]
-"""The keys and indices that lead to a value in JSON."""
 
 
 def train(run: Path, *more: Any, resume: Any = None) -> fg.FitResult:
@@ -83,70 +81,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     return collect_result(run, train(run))
 
 
-def iter_places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Yield the place of each value below one, that of the whole last."""
-    entries: Any = ()
-    if isinstance(value, dict):
-        entries = value.items()
-    elif isinstance(value, list):
-        entries = enumerate(value)
-    for key, child in entries:
-        yield from iter_places(child, (*place, key))
-    yield place
-
-
-def set_value(container: Any, key: Any, new_value: Any) -> None:
-    container[key] = new_value
-
-
-def delete(container: Any, key: Any, new_value: Any) -> None:
-    del container[key]
-
-
-def repeat(container: Any, key: Any, new_value: Any) -> None:
-    """Have what is there a second time: at the end of a list, below another key."""
-    if isinstance(container, list):
-        container.append(container[key])
-    else:
-        container[NEW_KEYS[VALUES.index(new_value) % len(NEW_KEYS)]] = container[key]
-
-
-Edit = Callable[[Any, Any, Any], None]
-EDITS: tuple[Edit, ...] = (set_value, set_value, set_value, delete, repeat)
-
-
-def edit_file(path: Path, place: int, edit: Edit, new_value: Any) -> Place:
-    """Edit JSON at the place of a number, and return that place."""
-    content = json.loads(path.read_text())
-    places = list(iter_places(content))
-    *parents, key = places[place % (len(places) - 1)]
-    container = content
-    for parent in parents:
-        container = container[parent]
-    edit(container, key, new_value)
-    path.write_text(json.dumps(content))
-    return *parents, key
-
-
 def is_known_to_plugin_alone(name: str, place: Place) -> bool:
     """Return whether an edited value is one that no other value of a checkpoint tells."""
     return name == "host-0.json" and place[0] == "host_states"
-
-
-def update_hashes(checkpoint: Path) -> None:
-    """Make the hashes those of the files, as far as there still are any."""
-    hashes_path = checkpoint / "hashes-0.json"
-    hashes = json.loads(hashes_path.read_text())
-    for name in SMALL_FILES[1:]:
-        hashes[name] = list(compute_checksum(checkpoint / name))
-    hashes_path.write_text(json.dumps(hashes))
-    commit = json.loads((checkpoint / "COMMIT").read_text())
-    if isinstance(commit.get("hashes"), list) and len(commit["hashes"]) == 1:
-        commit["hashes"] = [hashlib.sha256(hashes_path.read_bytes()).hexdigest()]
-    commit.pop("sha256", None)
-    commit_text = json.dumps(commit, separators=(",", ":"))
-    commit["sha256"] = hashlib.sha256(commit_text.encode()).hexdigest()
-    (checkpoint / "COMMIT").write_text(json.dumps(commit))
 
 
 def forge(checkpoint: Path, name: str, place: Place, new_value: Any) -> None:
@@ -171,7 +108,7 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
 
     @settings(max_examples=num_examples, deadline=None, database=None)
     @given(
-        name=st.sampled_from(SMALL_FILES),
+        name=st.sampled_from(CHECKPOINT_FILES),
         place=st.integers(0, 10_000),
         edit=st.sampled_from(EDITS),
         new_value=st.sampled_from(VALUES),

@@ -2,6 +2,7 @@
 executed."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     base = tmp_path_factory.mktemp("hostile")
     done = subprocess.run(
         [sys.executable, str(program), str(base)],
+        env={**os.environ, "PYTHONPATH": str(program.parents[2])},  # for edits.py
         capture_output=True,
         text=True,
         timeout=500,
