@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import get_arguments
 
 from fulgurite_checkpoint.listing import Columns, RunRow, format_number, list_runs
+from fulgurite_checkpoint.validation import check_list, check_object, check_text
 
 _CONDITION = re.compile(r"(?P<name>[^=<>!]+)(?P<operator>>=|<=|!=|=|<|>)(?P<value>.*)")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -114,18 +115,13 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
         first: the directory of a run.
         second: that of the other.
     """
-    manifests = [RunDirectory(path).read_manifest() for path in (first, second)]
+    runs = (first, second)
+    manifests = [RunDirectory(path).read_manifest() for path in runs]
     rows = _list_differences("", *map(get_arguments, manifests))
     for section in _SECTIONS:
         values = [_as_dict(manifest.get(section)) for manifest in manifests]
         rows += _list_differences(f"{section}.", *values)
-    plugins = [
-        {
-            plugin["name"]: {**plugin["settings"], "version": plugin["version"]}
-            for plugin in manifest.get("plugins", [])
-        }
-        for manifest in manifests
-    ]
+    plugins = list(map(_get_plugins, manifests, runs))
     for name in sorted({*plugins[0], *plugins[1]}):
         if name in plugins[0] and name in plugins[1]:
             settings = [side[name] for side in plugins]
@@ -133,17 +129,50 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
         else:
             first_side, second_side = ("active" if name in side else "" for side in plugins)
             rows.append((f"plugins.{name}", first_side, second_side))
-    rows += _compare_models(*[manifest.get("model", []) for manifest in manifests])
+    rows += _compare_models(*map(_get_model, manifests, runs))
     metrics = [
         {
             name: value
             for name, value in list_runs(path)[0].metrics.items()
             if name != "train/steps_per_second"
         }
-        for path in (first, second)
+        for path in runs
     ]
     rows += _list_differences("", *metrics)
     return rows
+
+
+def _get_plugins(manifest: dict[str, Any], run: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings and versions of plugins by name; raise `CheckpointError` if the manifest
+    of a run has something else there."""
+    try:
+        return {
+            check_text(plugin["name"], "name"): {
+                **check_object(plugin["settings"], "settings"),
+                "version": plugin["version"],
+            }
+            for plugin in check_list(manifest.get("plugins", []), "plugins")
+        }
+    except (LookupError, TypeError, ValueError) as error:
+        raise _make_manifest_error(run, "plugins", error) from error
+
+
+def _get_model(manifest: dict[str, Any], run: Path) -> list[str]:
+    """Return the lines of the model; raise `CheckpointError` if the manifest of a run has something
+    else there."""
+    try:
+        return [
+            check_text(line, "model") for line in check_list(manifest.get("model", []), "model")
+        ]
+    except ValueError as error:
+        raise _make_manifest_error(run, "model", error) from error
+
+
+def _make_manifest_error(run: Path, section: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{run} cannot be compared: its newest manifest, in {run / 'attempts'}, describes no "
+        f"{section}: {type(error).__name__}: {error}"
+    )
 
 
 def _compare_models(first: list[str], second: list[str]) -> list[tuple[str, str, str]]:

@@ -107,9 +107,13 @@ class Entry:
             return None
         source, _, name = metric.partition("/")
         value = self.commit.metrics.get(source, {}).get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+        if not isinstance(value, int | float) or isinstance(value, bool):
             return None
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            return None  # an integer that is larger than any
+        return None if math.isnan(number) else number
 
 
 def get_checkpoint_folder(root: Path) -> Path:
@@ -201,7 +205,7 @@ def read_commit(path: Path) -> Commit:
             raise DamagedError(f"{file} has changed since it was written")
         del content["format"]
         commit = _parse_commit(content)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise DamagedError(f"{file} was not written by fulgurite-checkpoint: {error}") from error
     if path.name not in (f"step-{commit.step}", f"saving-step-{commit.step}"):
         raise DamagedError(f"{file} is of step {commit.step!r}")

@@ -8,6 +8,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import CheckpointError
+from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.files import resolve_root
@@ -70,6 +71,7 @@ def format_checkpoint(checkpoint: SavedCheckpoint) -> str:
     total = f"{len(rows)} arrays, {format_size(sum(sizes.values()))}"
     description = describe_checkpoint(checkpoint)
     del description["arrays"]
+    description = json.loads(dumps(description))  # metrics may be arrays
     lines = [str(checkpoint.path), "", *rows, total, "", json.dumps(description, indent=2)]
     return strip_control_characters("\n".join(lines))
 
@@ -139,7 +141,7 @@ def parse_dtype(name: str) -> Any:
                 return dtype
     try:
         return jax.numpy.dtype(name)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:  # NumPy evaluates some names
         raise CheckpointError(
             f"arrays of dtype {name!r} cannot be read with this version of jax: use the one that "
             f"wrote them"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -181,7 +182,10 @@ def _format_best(row: RunRow) -> str:
 def _format_wall_time(row: CheckpointRow) -> str:
     if row.saved is None:
         return ""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved))
+    except (OverflowError, ValueError, OSError):
+        return "no date"  # a number that whoever wrote it made up
 
 
 def _format_metrics(row: CheckpointRow) -> str:
@@ -283,11 +287,19 @@ def _get_commit(manifest: dict[str, Any]) -> str:
 def _flatten_metrics(commit: Commit) -> dict[str, float]:
     """Return the numbers among the metrics of a checkpoint, as `SOURCE/NAME`."""
     return {
-        f"{source}/{name}": float(value)
+        f"{source}/{name}": _as_float(value)
         for source, values in commit.metrics.items()
         for name, value in values.items()
         if isinstance(value, int | float)
     }
+
+
+def _as_float(value: float) -> float:
+    """Return a number as a float; integers in JSON may be larger than any."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _find_best(entries: list[Entry]) -> tuple[str, float, int, str] | None:

@@ -239,7 +239,7 @@ def _blame(file: Path) -> Iterator[None]:
     that names the file."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, PathError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, PathError) as error:
         raise DamagedError(
             f"{file} was not written by fulgurite-checkpoint: {type(error).__name__}: {error}"
         ) from error
