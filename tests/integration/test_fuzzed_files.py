@@ -1,126 +1,172 @@
 """Every reader of a small file meets files that are damaged or hostile: it reads them, or raises an
 error of ours, in bounded memory."""
 
+import os
 import resource
-from collections.abc import Callable
+import shutil
+import tracemalloc
+import warnings
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from edits import EDITS, VALUES
 from fulgurite.errors import FulguriteError
-from fulgurite_checkpoint.format import read_commit
-from fulgurite_cli.start_config import read_config_file
-from fulgurite_config import from_json
 from fulgurite_config.errors import ConfigError
-from fulgurite_evaluators.results import _read_records
-from fulgurite_logging import iter_records
-from fulgurite_mlflow.backend import read_run_id
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.lock import read_owner
-from fulgurite_sharding.profiles import _read_profiles
-from fulgurite_tensorboard.events import read_events, truncate_events
-from fulgurite_wandb.runfile import read_run
+from fuzzed_formats import ByteEdit, ValueEdit, edit_bytes
+from fuzzed_readers import READERS, Reader, write_run
 from hypothesis import given, settings, strategies as st
 
 MAX_KILOBYTES = 500_000
 """By which reading may raise the peak of the memory."""
+MAX_TRACED = 200 * 2**20
+"""Bytes that reading a file of a few small values may take; the files have up to 15 MB."""
+NUM_EXAMPLES = int(os.environ.get("FULGURITE_FUZZ_EXAMPLES", "5000"))
+"""Of the slow variant, for each reader."""
 
 TOKENS = (
     b"{", b"}", b"[", b"]", b"[" * 100_000, b'{"a":' * 20_000, b"null", b"true", b"-1", b"1e999",
     b"NaN", b"9" * 5000, b'""', b'"\\ud800"', b"\xff", b"\0", b"\n", b",", b":", b'"', b"=", b"[profiles.a]",
     b"a.b = 1", b"profiles = 1", b"tool = 1", b"\xff\xff\xff\xff\xff\xff\xff\xff", b'{"$float":"x"}',
-    b'{"$array":[1],"dtype":"S1000000000","shape":[9,9]}', b'{"$bytes":"?"}', b'{"$array":0}',
+    b'{"$array":[1],"dtype":"S1000000000","shape":[9,9]}', b'{"$bytes":"?"}', b'{"$array":0}', b"a." * 2000,
+    b"profiles = [{" + b"a." * 2000 + b"a = 1}]", b"(" * 5000,
 )  # fmt: skip
-
-LINE = (
-    b'{"evaluator":"test","step":4,"commit":"00","metrics":{"loss":1.5},"time":1.0,'
-    b'"kind":"scalars","source":"train","values":{"loss":1.5},"stream":"exact"}\n'
+BOMBS = (
+    b"[" + b"{}," * 5_000_000 + b"{}]",
+    b'{"a":[' + b'{"":0},' * 2_000_000 + b"0]}",
+    b"a." * 20_000,
 )
-JSON = b'{"format":1,"step":3,"arrays":{"a":[[3],"float32"]},"values":[1,2.5,"x",null,true]}'
-OWNER = b'{"host":"a","boot_id":"b","pid":3,"started":1.0,"attempt":1,"is_local":true}'
+"""What is small as a file and large as values."""
 
-
-def read_records_of_a_run(path: Path) -> None:
-    list(iter_records(path.parent))
-
-
-def read_manifest(path: Path) -> None:
-    RunDirectory(path.parent.parent).read_manifest()
-
-
-def cut_events(path: Path) -> None:
-    truncate_events(path, 40)
-
-
-READERS: dict[str, tuple[str, Callable[[Path], Any], bytes]] = {
-    "commit": ("checkpoint/COMMIT", lambda path: read_commit(path.parent), JSON),
-    "manifest": ("attempts/1", read_manifest, JSON),
-    "lock": ("lock", read_owner, OWNER),
-    "configuration file": ("config.json", lambda path: read_config_file(str(path)), JSON),
-    "configuration": (
-        "config.json",
-        lambda path: from_json(path.read_text(errors="replace")),
-        JSON,
-    ),
-    "results": ("results.jsonl", _read_records, LINE * 2),
-    "records": ("records.jsonl", read_records_of_a_run, LINE * 2),
-    "profiles": ("fulgurite.toml", _read_profiles, b"[profiles.a]\nnum_processes = 2\n"),
-    "project": ("pyproject.toml", _read_profiles, b"[tool.fulgurite.profiles.a]\nb = 2\n"),
-    "id at MLflow": (
-        "mlflow.json",
-        lambda path: read_run_id(path.parent),
-        b'{"run_id": "c0ffee00c0ffee00c0ffee00c0ffee00"}',
-    ),
-    "events": ("events", lambda path: list(read_events(path)), b'\x18\0\0\0\0\0\0\0\xa3\x7fK"' * 3),
-    "cut events": ("events", cut_events, b'\x18\0\0\0\0\0\0\0\xa3\x7fK"' * 3),
-    "wandb": ("run.wandb", lambda path: list(read_run(path)), b":W&B\0\0\0" + b"\0" * 60),
-}
-
-edits = st.lists(
+byte_edits = st.lists(
     st.tuples(
-        st.integers(0, 400), st.integers(0, 400), st.sampled_from(TOKENS) | st.binary(max_size=8)
+        st.integers(0, 5000), st.integers(0, 400), st.sampled_from(TOKENS) | st.binary(max_size=8)
     ),
     max_size=4,
 )
+value_edits = st.lists(
+    st.tuples(st.integers(0, 10_000), st.sampled_from(EDITS), st.sampled_from(VALUES)), max_size=3
+)
 
 
-def apply_edits(content: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
-    """Return the content, in which pieces are replaced.
-
-    Args:
-        content: what our writers would write.
-        changes: start, length and new bytes of each piece.
-    """
-    for start, length, new in changes:
-        begin = start % (len(content) + 1)
-        content = content[:begin] + new + content[begin + length % 50 :]
-    return content
+@pytest.fixture(scope="module")
+def written_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fuzzed") / "run"
+    write_run(path)
+    return path
 
 
-@pytest.mark.parametrize("num_examples", [60, pytest.param(20_000, marks=pytest.mark.slow)])
+class Neighbours:
+    """The other files of a run and in the folder of a file, which some readers write to as well."""
+
+    def __init__(self, run: Path, path: Path) -> None:
+        files = {
+            file
+            for folder in (run, path.parent)
+            for file in folder.iterdir()
+            if file.is_file() and file != path
+        }
+        self._contents = {file: file.read_bytes() for file in files}
+        self._states = {file: self._get_state(file) for file in files}
+
+    def restore(self) -> None:
+        """Write those again that have changed."""
+        for file, content in self._contents.items():
+            if self._get_state(file) != self._states[file]:
+                file.write_bytes(content)
+                self._states[file] = self._get_state(file)
+
+    def _get_state(self, file: Path) -> tuple[int, int]:
+        status = file.stat()
+        return status.st_mtime_ns, status.st_size
+
+
+def read_content(reader: Reader, path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=SyntaxWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        return reader.read(path)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_as_it_is_written_is_read_to_its_full_content(
+    name: str, written_run: Path, tmp_path: Path
+) -> None:
+    reader = READERS[name]
+    shutil.copytree(written_run, tmp_path / "run")
+    path = tmp_path / "run" / reader.file
+    content = path.read_bytes()
+    assert read_content(reader, path) == reader.expected
+    # The same holds for what has gone through the structure of its format, and its hashes.
+    path.write_bytes(reader.format.edit(content, [], []))
+    if reader.repair is not None:
+        reader.repair(path)
+    assert read_content(reader, path) == reader.expected
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_of_many_small_values_is_read_in_bounded_memory(
+    name: str, written_run: Path, tmp_path: Path
+) -> None:
+    """A file of 15 MB would be 400 MB of values; a larger one, gigabytes."""
+    reader = READERS[name]
+    shutil.copytree(written_run, tmp_path / "run")
+    path = tmp_path / "run" / reader.file
+    for bomb in BOMBS:
+        path.write_bytes(bomb)
+        tracemalloc.start()
+        try:
+            with suppress(FulguriteError, ConfigError):
+                read_content(reader, path)
+            assert tracemalloc.get_traced_memory()[1] < MAX_TRACED
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("num_examples", [60, pytest.param(NUM_EXAMPLES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_reads_or_raises_an_error_of_ours(
-    name: str, num_examples: int, tmp_path: Path
+    name: str, num_examples: int, written_run: Path, tmp_path: Path
 ) -> None:
-    file_name, read, valid = READERS[name]
-    path = tmp_path / file_name
-    path.parent.mkdir(exist_ok=True)
+    reader = READERS[name]
+    run = tmp_path / "run"
+    shutil.copytree(written_run, run)
+    path = run / reader.file
+    valid = path.read_bytes()
+    neighbours = Neighbours(run, path)
+    outcomes: Counter[str] = Counter()
 
-    def check(content: bytes) -> None:
+    def check(content: bytes, must_repair: bool) -> None:
+        neighbours.restore()
         path.write_bytes(content)
-        with suppress(FulguriteError, ConfigError):
-            read(path)
+        if must_repair and reader.repair is not None:
+            with suppress(ValueError, RecursionError):
+                reader.repair(path)
+        try:
+            read_content(reader, path)
+            outcomes["read"] += 1
+        except (FulguriteError, ConfigError):
+            outcomes["refused"] += 1
 
     @settings(max_examples=num_examples, deadline=None, database=None)
-    @given(changes=edits)
-    def check_edits(changes: list[tuple[int, int, bytes]]) -> None:
-        check(apply_edits(valid, changes))
+    @given(
+        changes=byte_edits, values=value_edits, is_structured=st.booleans(), hashes=st.booleans()
+    )
+    def check_edits(
+        changes: list[ByteEdit], values: list[ValueEdit], is_structured: bool, hashes: bool
+    ) -> None:
+        if is_structured:
+            check(reader.format.edit(valid, values, changes), must_repair=True)
+        else:
+            check(edit_bytes(valid, changes), must_repair=hashes)
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for token in TOKENS:
-        check(token)
-        check(token + b"\n" + valid)
+        check(token, must_repair=True)
+        check(token + b"\n" + valid, must_repair=True)
     check_edits()
     growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+    print(f"{name}: {dict(outcomes)}, {growth // 1024} MiB")
     assert growth < MAX_KILOBYTES
