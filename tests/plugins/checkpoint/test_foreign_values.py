@@ -77,3 +77,13 @@ def test_a_metric_that_is_an_array_is_shown(tmp_path: Path) -> None:
     make_snapshot: Any = None
     checkpoint = SavedCheckpoint(tmp_path, commit, {}, index, {}, True, make_snapshot)
     assert '"confusion"' in format_checkpoint(checkpoint)
+
+
+def test_a_text_of_another_encoding_is_listed(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for name, folder in (("a", "x\udcff"), ("b", "y")):
+        write_manifest(tmp_path / name, configuration={"folder": folder})
+    for options in ([], ["--csv"], ["--json"]):
+        assert commands.runs([str(tmp_path), *options, "--show", "folder"]) == 0
+    assert b"x\\udcff" in capfdbinary.readouterr().out

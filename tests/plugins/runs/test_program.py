@@ -8,7 +8,7 @@ import pytest
 from fulgurite_checkpoint.listing import list_runs
 from fulgurite_cli import build_experiment, explain, load_experiment
 from fulgurite_runs import RunDirectory, program
-from fulgurite_runs.program import describe_program, format_program
+from fulgurite_runs.program import describe_program, format_commit, format_program
 
 PROGRAM = """
 import fulgurite as fg
@@ -119,3 +119,11 @@ def test_a_project_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> Non
     description = describe_program(str(tmp_path / "train.py"))
     assert description["file"] == "train.py"
     assert description["distribution"] is None
+
+
+@pytest.mark.parametrize(
+    ("dirty", "text"),
+    [(True, "0a (changed)"), (False, "0a"), (None, "0a (perhaps changed)"), ([], "0a"), (1, "0a")],
+)
+def test_what_a_manifest_says_of_changes_may_be_anything(dirty: object, text: str) -> None:
+    assert format_commit({"git": {"commit": "0a", "dirty": dirty}}) == text

@@ -126,7 +126,10 @@ def print_csv(rows: Sequence[Any], columns: Columns) -> None:
     """Print rows as comma-separated values; the arguments are those of `print_table`."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([format_cell(row) for format_cell in columns.values()] for row in rows)
+    for row in rows:
+        cells = [format_cell(row) for format_cell in columns.values()]
+        # A lone surrogate, as in a file name of another encoding, can only be shown as its escape.
+        writer.writerow([cell.encode(errors="backslashreplace").decode() for cell in cells])
 
 
 def print_table(rows: Sequence[Any], columns: Columns) -> None:

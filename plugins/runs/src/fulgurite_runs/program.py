@@ -68,8 +68,13 @@ def format_commit(program: dict[str, Any]) -> str:
     git = program.get("git")
     if not isinstance(git, dict):
         return ""
-    changed = {True: " (changed)", False: "", None: " (perhaps changed)"}
-    return f"{str(git.get('commit'))[:8]}{changed.get(git.get('dirty'), '')}"
+    dirty = git.get("dirty")
+    changed = ""
+    if dirty is True:
+        changed = " (changed)"
+    elif dirty is None:
+        changed = " (perhaps changed)"
+    return f"{str(git.get('commit'))[:8]}{changed}"
 
 
 @cache
