@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import fulgurite.hookspecs as hooks
 import jax
@@ -20,7 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, ModelError, PathError, PluginError
+from fulgurite.errors import (
+    ConfigurationError,
+    ModelError,
+    NonFiniteError,
+    PathError,
+    PluginError,
+)
 from jax.core import Tracer
 from models import (
     Act,
@@ -314,6 +321,72 @@ def test_wrap_update_rule_is_folded_over_the_rule() -> None:
     shy = plugin("shy", wrap_update_rule=lambda self: None)
     wrapped = [scaled("double", 2.0, until=99), shy, scaled("thrice", 3.0, until=99)]
     assert float(engine(*wrapped, steps=4).fit(Counting(), numbers([0])).module.weight) == -24
+
+
+class Models(Counting):
+    """Two models, whose plugins act on each."""
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.zeros(2)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight.sum())
+
+    def apply_transform(self, transform: Any, key: Any) -> Any:
+        weights = [transform(Counting(), jax.random.fold_in(key, i)).weight for i in (0, 1)]
+        return eqx.tree_at(lambda model: model.weight, self, jnp.stack(weights))
+
+    def adapt_plugin_state(self, name: str, plugin_state: Any) -> Any:
+        return jnp.stack([plugin_state, plugin_state]) if name == "plugin" else plugin_state
+
+
+def test_a_module_of_several_models_has_a_plugin_act_on_each() -> None:
+    def add(self: Any, module: Any, key: Any) -> Any:
+        return eqx.tree_at(lambda model: model.weight, module, jax.random.normal(key))
+
+    parts = [
+        plugin("plugin", transform_module=add, init_plugin_state=lambda self: jnp.ones(3)),
+        plugin("other", init_plugin_state=lambda self: jnp.ones(3)),
+    ]
+    state = engine(*parts).init_state(Models(), numbers([0]))
+    weight = np.asarray(state.module.weight)
+    assert weight.shape == (2,)
+    assert weight[0] != weight[1]
+    assert state.plugin_states["plugin"].shape == (2, 3)
+    assert state.plugin_states["other"].shape == (3,)
+
+
+def test_plugins_are_told_what_becomes_of_steps_that_are_not_finite_and_when_is_logged() -> None:
+    answers: list[Any] = []
+    asking = plugin(
+        "asking",
+        wrap_update_rule=lambda self, on_nonfinite: answers.append(on_nonfinite),
+        register_actions=lambda self, log_trigger: answers.append(log_trigger),
+    )
+    engine(asking, on_nonfinite="skip", log_every=fg.Every(7)).init_state(Counting(), numbers([0]))
+    engine(asking, log_every=None)
+    assert answers == [fg.Every(7), "skip", None]
+
+
+def test_a_rule_may_look_at_gradients_itself() -> None:
+    class Blind(fg.UpdateRuleWrapper):
+        def __call__(self, forward: Any, state: Any, batch: Any, ctx: Any) -> Any:
+            new, output = self.rule(forward, state, batch, ctx)
+            return new, output.replace(grads=jax.tree.map(lambda grad: grad * np.nan, output.grads))
+
+        def rewrap(self, rule: Any) -> Any:
+            return type(self)(rule)
+
+    class Checking(Blind):
+        def __init__(self, rule: Any) -> None:
+            super().__init__(rule)
+            self.checks_gradients = True
+
+    blind = plugin("rule", wrap_update_rule=lambda self, rule: Blind(rule))
+    checking = plugin("rule", wrap_update_rule=lambda self, rule: Checking(rule))
+    with pytest.raises(NonFiniteError, match="the gradient of weight"):
+        engine(blind, steps=1).fit(Counting(), numbers([0]))
+    engine(checking, steps=1).fit(Counting(), numbers([0]))
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])

@@ -21,6 +21,7 @@ from fulgurite.plugins.markers import hookimpl, hookspec
 from fulgurite.rng import RngStream, RngStreams
 from fulgurite.sharding import ProcessSync, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
+from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import (
     GradientUpdate,
@@ -70,6 +71,7 @@ __all__ = [
     "MaskedBatch",
     "Media",
     "Module",
+    "NonFinitePolicy",
     "OptimizerSpec",
     "Output",
     "ProcessSync",

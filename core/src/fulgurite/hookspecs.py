@@ -28,8 +28,10 @@ from fulgurite.model.module import OptimizerSpec, Output
 from fulgurite.plugins.markers import Combine, hookspec
 from fulgurite.rng import RngStream
 from fulgurite.sharding import ShardingStrategy
+from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import UpdateRule
+from fulgurite.triggers import Trigger
 
 # pyright: reportReturnType=false
 # A specification has no body: what it returns is what implementations return.
@@ -102,13 +104,16 @@ def make_update_rule(module: PyTree, optimizers: dict[str, OptimizerSpec]) -> Up
 
 
 @hookspec("build", Combine.FOLD, UpdateRule, _PROGRAM_BUILT)
-def wrap_update_rule(module: PyTree, rule: UpdateRule) -> UpdateRule | None:
+def wrap_update_rule(
+    module: PyTree, rule: UpdateRule, on_nonfinite: NonFinitePolicy
+) -> UpdateRule | None:
     """Return the update rule wrapped in another one, such as one that hides a frozen part of the
     module from it.
 
     Args:
         module: the module; its arrays are traced: they have shapes and dtypes, but no values.
         rule: the rule so far.
+        on_nonfinite: what the engine does with a step that is not finite.
     """
 
 
@@ -162,9 +167,13 @@ def init_plugin_state(
 
 
 @hookspec("build", Combine.ALL, list[ScheduledAction], _ENGINE_BUILT)
-def register_actions() -> list[ScheduledAction] | None:
+def register_actions(log_trigger: Trigger | None) -> list[ScheduledAction] | None:
     """Schedule actions. At one step they run by stage (`evaluate`, `decide`, `log`, `act`, `save`),
-    then by `after` and `before`, then in the order of plugins."""
+    then by `after` and `before`, then in the order of plugins.
+
+    Args:
+        log_trigger: when the engine logs; None for never, and then no action can run with `log`.
+    """
 
 
 @hookspec(

@@ -26,8 +26,8 @@ from fulgurite.execution.dispatch import (
 from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.metrics.conversion import to_number
-from fulgurite.model.module import OptimizerSpec, as_optimizer_specs, get_method
-from fulgurite.plugins.manager import PluginManager
+from fulgurite.model.module import Module, OptimizerSpec, as_optimizer_specs, get_method
+from fulgurite.plugins.manager import HookImpl, PluginManager
 from fulgurite.rng import fold_name
 from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.metric_window import MetricWindow
@@ -281,8 +281,10 @@ class Program:
                     "fg.OptimizerSpec"
                 )
             update_rule = GradientUpdate(first)
+        policy = self._services.settings.on_nonfinite
         for hook in self._hooks.implementations("wrap_update_rule"):
-            update_rule = hook(None, module=module, rule=update_rule) or update_rule
+            wrapped = hook(None, module=module, rule=update_rule, on_nonfinite=policy)
+            update_rule = wrapped or update_rule
         return update_rule
 
     def _get_optimizers(self, module: Any) -> dict[str, OptimizerSpec]:
@@ -425,9 +427,16 @@ def build_module(
     """
     module, model_state = model_init.build(arrays, key)
     for hook in hooks.implementations("transform_module"):
-        plugin_key = fold_name(key, f"transform_module:{hook.plugin.name}")
-        new_module = hook(None, module=module, key=plugin_key)
-        module = module if new_module is None else new_module
+
+        def transform(module: Any, key: Key[Array, ""], hook: HookImpl = hook) -> Any:
+            plugin_key = fold_name(key, f"transform_module:{hook.plugin.name}")
+            new_module = hook(None, module=module, key=plugin_key)
+            return module if new_module is None else new_module
+
+        if isinstance(module, Module):
+            module = module.apply_transform(transform, key)
+        else:
+            module = transform(module, key)
     return module, model_state
 
 
@@ -450,6 +459,8 @@ def init_plugin_states(
         name = hook.plugin.name
         plugin_key = fold_name(key, f"plugin:{name}")
         plugin_state = hook(None, module=module, key=plugin_key, model_state=model_state)
+        if isinstance(module, Module):
+            plugin_state = module.adapt_plugin_state(name, plugin_state)
         for path, leaf in leaves_with_paths(plugin_state):
             if not is_array(leaf):
                 raise PluginError(

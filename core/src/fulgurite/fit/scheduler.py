@@ -89,7 +89,7 @@ def collect_actions(hooks: PluginManager, log_trigger: Trigger | None) -> list[B
         actions.append(
             BoundAction("log", get_engine_plugin(hooks), scheduled, is_engine_action=True)
         )
-    for plugin, scheduled in hooks.ask("register_actions"):
+    for plugin, scheduled in hooks.ask("register_actions", log_trigger=log_trigger):
         actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
     return order_actions(_resolve_triggers(actions))
 

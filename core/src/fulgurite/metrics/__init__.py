@@ -22,6 +22,7 @@ from fulgurite.metrics.basic import (
     Std,
     Sum,
 )
+from fulgurite.metrics.conversion import as_metric
 from fulgurite.metrics.direction import Mode, find_mode, resolve_mode
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Values",
     "apply_mask",
     "as_class_indices",
+    "as_metric",
     "find_mode",
     "resolve_mode",
     "to_float",

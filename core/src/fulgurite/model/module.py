@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import CollectingMetric, Mean, Metric, RunningMetric
@@ -161,6 +161,28 @@ class Module(eqx.Module):
                 "fg.Output(preds=)"
             )
         return preds
+
+    def apply_transform(
+        self, transform: Callable[[Any, Key[Array, ""]], Any], key: Key[Array, ""]
+    ) -> Any:
+        """Return this module as the hook `transform_module` of a plugin makes it. A module that
+        holds several models overrides this, to transform each with a key of its own.
+
+        Args:
+            transform: called with a module and a key, returns the module transformed.
+            key: the random key from which the module was made.
+        """
+        return transform(self, key)
+
+    def adapt_plugin_state(self, name: str, plugin_state: Any) -> Any:
+        """Return the initial state of a plugin for this module. A module that holds several models
+        overrides this, to have a state for each.
+
+        Args:
+            name: of the plugin.
+            plugin_state: what its hook `init_plugin_state` returned.
+        """
+        return plugin_state
 
     def configure_optimizers(self) -> optax.GradientTransformation | dict[str, OptimizerSpec]:
         """Return the optimizer, or several by name.

@@ -146,8 +146,9 @@ class TrainStep:
         check_same_structure(_get_user_fields(state), _get_user_fields(new), "the training step")
         updated_module = new.module
         new = self._after_update(new, output, ctx)
+        checked = output.replace(grads=None) if self.update_rule.checks_gradients else output
         is_bad, term_index, names = state.nonfinite.check(
-            output, updated_module, new.module, is_sharded=self._services.sharding.mesh is not None
+            checked, updated_module, new.module, is_sharded=self._services.sharding.mesh is not None
         )
         term_index += self._find_offset(names)
         plugin_metrics, plugin_media = self._collect_plugin_metrics(new, output, batch, ctx)

@@ -36,7 +36,13 @@ class UpdateRule:
 
 
         rule = HalvedUpdate(fg.OptimizerSpec(optax.adam(1e-3)))
+
+    Attributes:
+        checks_gradients: whether the rule itself looks whether gradients are finite. Then the
+            engine looks at losses and parameters alone.
     """
+
+    checks_gradients: bool = False
 
     @abstractmethod
     def init(self, module: PyTree) -> PyTree:
@@ -140,6 +146,7 @@ class UpdateRuleWrapper(UpdateRule):
 
     def __init__(self, rule: UpdateRule) -> None:
         self.rule = rule
+        self.checks_gradients = rule.checks_gradients
         # By the identity of the rule within: another object would be another executable.
         self._rewrapped: dict[int, Self] = {}
 
