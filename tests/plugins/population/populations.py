@@ -27,6 +27,25 @@ class Point(fg.Module):
         return sgd(0.1)
 
 
+class Fragile(Point):
+    """A number whose loss is NaN while a number in the batch is that of its member."""
+
+    member: jax.Array
+
+    def __init__(self, *, key):
+        self.p = jnp.ones(())
+        self.member = jnp.zeros((), jnp.int32)
+
+    def training_step(self, batch, ctx):
+        loss = self.p**2 / 2 * jnp.where(batch["bad"][0] == self.member, jnp.nan, 1.0)
+        return fg.Output(loss)
+
+
+def make_bad_batches(members):
+    """Return batches in which the loss of one member is NaN; -1 for none."""
+    return [{"bad": np.full(2, member, np.int32)} for member in members]
+
+
 class Net(fg.Module):
     """A small network with dropout."""
 

@@ -22,11 +22,12 @@ from fulgurite_sam import Sam
 from fulgurite_testing import TinyModel, check_plugin
 from populations import (
     NUMBERS,
+    Fragile,
     Net,
     Point,
-    assert_same_bits,
     fit,
     list_leaves,
+    make_bad_batches,
     make_batches,
     sgd,
 )
@@ -49,51 +50,23 @@ def test_7s1_each_member_has_its_own_rate():
     assert population.best(result, "train/loss").index == 1
 
 
-def compare_with_own_runs(exact, seeds, steps):
-    """Train a population and each member alone; return the pairs of modules."""
-    batches = make_batches(steps)
-    population = Population(seeds=seeds, exact=exact)
-    result = fit(Net, batches, steps, population)
-    pairs = []
-    for index, seed in enumerate(seeds):
-        alone = fg.Engine(steps=steps, seed=seed, autoload=False).fit(Net, batches)
-        pairs.append((result.module.take(index), alone.module))
-        loss = result.metrics["train"][f"loss[{index}]"]
-        np.testing.assert_allclose(loss, alone.metrics["train"]["loss"], rtol=1e-4)
-    return pairs
-
-
 @pytest.mark.full
 def test_7s2_members_are_runs_of_their_own():
-    for member, alone in compare_with_own_runs(False, (3, 1, 0, 7), 50):
-        for leaf, expected in zip(list_leaves(member), list_leaves(alone), strict=True):
+    seeds = (3, 1, 0, 7)
+    batches = make_batches(50)
+    result = fit(Net, batches, 50, Population(seeds=seeds))
+    for index, seed in enumerate(seeds):
+        alone = fg.Engine(steps=50, seed=seed, autoload=False).fit(Net, batches)
+        member = result.module.take(index)
+        for leaf, expected in zip(list_leaves(member), list_leaves(alone.module), strict=True):
             np.testing.assert_allclose(leaf, expected, atol=1e-5)
+        loss = result.metrics["train"][f"loss[{index}]"]
+        np.testing.assert_allclose(loss, alone.metrics["train"]["loss"], rtol=1e-4)
 
 
-@pytest.mark.full
-@pytest.mark.optimized
-def test_7s2_exact_members_have_the_bits_of_runs_of_their_own():
-    for member, alone in compare_with_own_runs(True, (3, 1), 20):
-        assert_same_bits(member, alone)
-
-
-class Fragile(Point):
-    """A number whose loss is NaN while a number in the batch is that of its member."""
-
-    member: jax.Array
-
-    def __init__(self, *, key):
-        self.p = jnp.ones(())
-        self.member = jnp.zeros((), jnp.int32)
-
-    def training_step(self, batch, ctx):
-        loss = self.p**2 / 2 * jnp.where(batch["bad"][0] == self.member, jnp.nan, 1.0)
-        return fg.Output(loss)
-
-
-def fit_fragile(bad_by_step, **options):
-    population = Population(seeds=range(3), vary={"member": [0, 1, 2]}, **options)
-    batches = [{"bad": np.full(2, bad, np.int32)} for bad in bad_by_step]
+def fit_fragile(bad_by_step, members=(0, 1, 2)):
+    population = Population(seeds=members, vary={"member": members})
+    batches = make_bad_batches(bad_by_step)
     return population, fit(Fragile, batches, len(batches), population, log_every=1)
 
 
@@ -104,6 +77,8 @@ def test_7s3_a_member_that_is_not_finite_is_frozen():
     assert any("member 1" in message for message in result.messages)
     p = np.asarray(result.module.members.p)
     assert (p[[0, 2]] == np.asarray(healthy.module.members.p)[[0, 2]]).all()
+    _, without = fit_fragile([-1] * 10, members=(0, 2))
+    assert (p[[0, 2]] == np.asarray(without.module.members.p)).all()
     np.testing.assert_allclose(p[1], 0.9**6, rtol=1e-6)
     assert population.best(result, "train/loss").index == 0
     assert population.best(result, "train/loss", "max").index in (0, 2)

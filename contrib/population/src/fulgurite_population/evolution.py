@@ -16,8 +16,8 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, check_positive_int, did_you_mean
 from fulgurite.metrics import Mode, resolve_mode
 
+from fulgurite_population.hyperparameters import find_varied
 from fulgurite_population.metrics import AcrossMembers
-from fulgurite_population.rule import get_hyperparameter
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def copy_members(
         if not eqx.is_array(leaf):
             return leaf
         copied = leaf[indices]
-        if get_hyperparameter(path) not in hyperparameters:
+        if find_varied(path, hyperparameters) is None:
             return copied
         return (copied * multipliers).astype(leaf.dtype)
 

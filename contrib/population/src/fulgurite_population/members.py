@@ -14,6 +14,10 @@ from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from fulgurite_population.metrics import describe_members
 
+PLUGINS_WITHIN = ("backbone_finetuning", "freeze", "lora", "precision", "sam")
+"""Plugins whose update rules are of one member, within that of the population: they look at the
+arrays of a module, or have a state for each member."""
+
 
 class Members(fg.Module):
     """Models that are trained side by side; `Population.stack` makes it.
@@ -29,12 +33,15 @@ class Members(fg.Module):
     Attributes:
         members: the model; every array has a leading axis of members.
         frozen_at: int32 `(members,)`, the step at which each member was not finite, or -1.
+        skipped: int32 `(members,)`, the updates that each member has left out, besides those that
+            all have.
         seeds: of the members' random keys.
         exact: whether members run one after the other.
     """
 
     members: PyTree
     frozen_at: Int[Array, " members"]
+    skipped: Int[Array, " members"]
     seeds: tuple[int, ...] = eqx.field(static=True)
     exact: bool = eqx.field(static=True)
 
@@ -56,6 +63,22 @@ class Members(fg.Module):
         """Return the root key of each member: that of an engine with its seed."""
         return jnp.stack([jax.random.key(seed) for seed in self.seeds])
 
+    def apply_transform(self, transform: Callable[[Any, Any], Any], key: Any) -> "Members":
+        """Return the members as a plugin transforms each, with the key of a run of its own."""
+        del key
+        members = [
+            transform(self.take(index), make_init_key(seed))
+            for index, seed in enumerate(self.seeds)
+        ]
+        return replace(self, members=stack_models(members))
+
+    def adapt_plugin_state(self, name: str, plugin_state: Any) -> Any:
+        """Return the state of a plugin that acts within a member for each of them."""
+        if name not in PLUGINS_WITHIN:
+            return plugin_state
+        size = len(self.seeds)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), plugin_state)
+
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         """Raise an error: the plugin's update rule trains each member by its own step."""
         raise ModelError(
@@ -72,14 +95,20 @@ class Members(fg.Module):
             output = member.validation_step(batch, member_ctx)
             if eqx.is_array_like(output):
                 output = fg.Output(output)
-            terms = [output.loss, *output.losses.values(), *(member_ctx.losses or {}).values()]
-            values = [jnp.mean(term) for term in terms if term is not None]
-            loss = sum(values[1:], start=values[0]) if values else None
-            return fg.Output(loss, metrics=flatten(output.metrics), preds=output.preds)
+            terms = {} if output.loss is None else {"loss": output.loss}
+            terms |= output.losses | (member_ctx.losses or {})
+            losses = {name: jnp.mean(term) for name, term in terms.items()}
+            values = list(losses.values())
+            return fg.Output(
+                sum(values[1:], start=values[0]) if values else None,
+                losses=losses,
+                metrics=flatten(output.metrics),
+                preds=output.preds,
+            )
 
         outputs = self.map(evaluate, self.members, ctx.model_state, self.make_keys())
         metrics = describe_members(outputs, self.is_alive, count_examples(batch, ctx.mask))
-        loss = None if outputs.loss is None else average_alive(outputs.loss, self.is_alive)
+        loss = None if outputs.loss is None else average_members(outputs.loss, self.is_alive)
         preds = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs.preds)
         return fg.Output(loss, metrics=metrics, preds=preds, model_state=ctx.model_state)
 
@@ -94,18 +123,57 @@ class Members(fg.Module):
             function: called with one member's part of each tree; its arrays are stacked.
             trees: every array has a leading axis of members.
         """
-        return map_members(function, *trees, exact=self.exact)
+        if not self.exact:
+            return map_together(function, *trees)
+        # Always true, and known to the device alone.
+        return map_one_by_one(function, *trees, is_called=self.frozen_at >= -1)
 
 
-def map_members(function: Callable[..., Any], *trees: PyTree, exact: bool) -> PyTree:
+def map_together(function: Callable[..., Any], *trees: PyTree) -> PyTree:
     """Return what a function of one member gives, stacked over the members.
 
     Args:
         function: called with one member's part of each tree.
         trees: every array has a leading axis of members; what is no array is common to all.
-        exact: whether to call it for one member after the other, which gives the bits of a call for
-            one member alone; together they are faster.
     """
+    arrays, call, static_results = _split_static(function, trees)
+    return eqx.combine(jax.vmap(call)(arrays), static_results[-1])
+
+
+def map_one_by_one(
+    function: Callable[..., Any], *trees: PyTree, is_called: Bool[Array, " members"]
+) -> PyTree:
+    """Return what `map_together` returns, with the bits of a call for each member alone.
+
+    XLA fuses the body of a loop with what slices its operands, and then rounds differently: a
+    clipped gradient differed by 6e-8 from that of a run of its own. A branch is a computation of
+    its own, which is compiled as a program of one member is.
+
+    Args:
+        function: called with one member's part of each tree.
+        trees: every array has a leading axis of members; what is no array is common to all.
+        is_called: true, but not to XLA, which would do away with a branch that is always taken.
+    """
+    arrays, call, static_results = _split_static(function, trees)
+
+    def call_in_branch(operands: tuple[Bool[Array, ""], PyTree]) -> PyTree:
+        flag, member = operands
+        spec = jax.eval_shape(call, member)
+
+        def make_zeros(_: PyTree) -> PyTree:
+            return jax.tree.map(_make_zeros, spec)
+
+        return jax.lax.cond(flag, call, make_zeros, member)
+
+    results = jax.lax.map(call_in_branch, (is_called, arrays))
+    return eqx.combine(results, static_results[-1])
+
+
+def _split_static(
+    function: Callable[..., Any], trees: tuple[PyTree, ...]
+) -> tuple[PyTree, Callable[[PyTree], PyTree], list[PyTree]]:
+    """Return the arrays of trees, a function of them alone, and the list to which each call of it
+    adds what it returns and is no array."""
     arrays, static = eqx.partition(trees, eqx.is_array)
     static_results = []
 
@@ -114,8 +182,13 @@ def map_members(function: Callable[..., Any], *trees: PyTree, exact: bool) -> Py
         static_results.append(static_result)
         return results
 
-    results = jax.lax.map(call, arrays) if exact else jax.vmap(call)(arrays)
-    return eqx.combine(results, static_results[-1])
+    return arrays, call, static_results
+
+
+def _make_zeros(spec: jax.ShapeDtypeStruct) -> Array:
+    if jnp.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), spec.shape)
+    return jnp.zeros(spec.shape, spec.dtype)
 
 
 def take_member(tree: PyTree, index: int) -> PyTree:
@@ -169,14 +242,19 @@ def make_member_ctx(ctx: fg.Context, key: Any, model_state: Any) -> fg.Context:
     return replace(ctx, streams=streams, model_state=model_state)
 
 
-def average_alive(values: Array, is_alive: Bool[Array, " members"]) -> Array:
-    """Return the mean over the members that are alive; NaN without any.
+def make_init_key(seed: int) -> Key[Array, ""]:
+    """Return the key from which an engine with a seed makes its model."""
+    return fg.RngStreams(jax.random.key(seed)).key("params", "init")
+
+
+def average_members(values: Array, is_counted: Bool[Array, " members"]) -> Array:
+    """Return the mean over some members; NaN without any.
 
     Args:
         values: `(members,)`.
-        is_alive: which members count.
+        is_counted: which members count.
     """
-    return jnp.sum(jnp.where(is_alive, values, 0)) / jnp.sum(is_alive).astype(values.dtype)
+    return jnp.sum(jnp.where(is_counted, values, 0)) / jnp.sum(is_counted).astype(values.dtype)
 
 
 def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:

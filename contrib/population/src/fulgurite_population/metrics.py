@@ -1,6 +1,7 @@
 """What a population logs: each member's metrics, and their mean and deviation."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +9,8 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Shaped
+from fulgurite.metrics import CollectingMetric, Metric, RunningMetric, as_metric
+from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class _Structure:
     is_number: tuple[bool, ...]
 
 
-class AcrossMembers(fg.metrics.Metric):
+class AcrossMembers(Metric):
     """A metric of every member, merged member by member: the values of each, and their mean and
     standard deviation over the members that are alive.
 
@@ -34,7 +36,8 @@ class AcrossMembers(fg.metrics.Metric):
 
     Attributes:
         numbers: `(numbers, members)`, those fields of the metric that are float32 numbers, and at
-            last 1 for each member that counts in mean and deviation and 0 for the others.
+            last whether each member counts in mean and deviation: 2 for one that does, 1 for one
+            that measured nothing yet, 0 for one that is frozen.
         others: the other fields of the metric, with a leading axis of members.
         structure: of the metric.
     """
@@ -44,71 +47,98 @@ class AcrossMembers(fg.metrics.Metric):
     structure: _Structure = eqx.field(static=True)
 
     @staticmethod
-    def from_stacked(stacked: Any, is_alive: Bool[Array, " members"]) -> "AcrossMembers":
+    def from_stacked(stacked: Any, standing: Float[Array, " members"]) -> "AcrossMembers":
         """Return the metric of all members.
 
         Args:
             stacked: the metric, every array with a leading axis of members.
-            is_alive: which members count in mean and deviation.
+            standing: whether each member counts in mean and deviation, as the last of `numbers`.
         """
         leaves, treedef = jax.tree.flatten(stacked)
         leaves = list(map(jnp.asarray, leaves))
         is_number = tuple(leaf.ndim == 1 and leaf.dtype == jnp.float32 for leaf in leaves)
         rows = [leaf for leaf, is_row in zip(leaves, is_number, strict=True) if is_row]
         others = [leaf for leaf, is_row in zip(leaves, is_number, strict=True) if not is_row]
-        rows.append(is_alive.astype(jnp.float32))
+        rows.append(standing)
         return AcrossMembers(stack_rows(rows), others, _Structure(treedef, is_number))
 
     def unstack(self) -> tuple[Any, Any]:
-        """Return the metric, every array with a leading axis of members, and which members are
-        alive."""
+        """Return the metric, every array with a leading axis of members, and whether each member
+        counts, as the last of `numbers`."""
         rows = iter([self.numbers[index] for index in range(len(self.numbers))])
         others = iter(self.others)
         is_number = self.structure.is_number
         leaves = [next(rows) if is_row else next(others) for is_row in is_number]
-        return self.structure.treedef.unflatten(leaves), next(rows) > 0
+        return self.structure.treedef.unflatten(leaves), next(rows)
 
     def merge(self, other: Any) -> "AcrossMembers":
-        mine, is_mine_alive = self.unstack()
-        its, is_its_alive = other.unstack()
+        mine, my_standing = self.unstack()
+        its, its_standing = other.unstack()
         merged = jax.vmap(lambda metric, other: metric.merge(other))(mine, its)
-        return AcrossMembers.from_stacked(merged, is_mine_alive & is_its_alive)
+        is_frozen = my_standing * its_standing == 0
+        standing = jnp.where(is_frozen, 0, jnp.maximum(my_standing, its_standing))
+        return AcrossMembers.from_stacked(merged, standing)
 
     def empty(self) -> "AcrossMembers":
-        stacked, is_alive = self.unstack()
-        empty = jax.vmap(lambda metric: metric.empty())(stacked)
-        return AcrossMembers.from_stacked(empty, jnp.ones_like(is_alive))
+        stacked, standing = self.unstack()
+        return AcrossMembers.from_stacked(_make_empty(stacked), jnp.ones_like(standing))
 
     def compute(self) -> dict[str, Any]:
-        stacked, is_alive = self.unstack()
-        results = [take_metric(stacked, index).compute() for index in range(len(is_alive))]
+        stacked, standing = self.unstack()
+        is_counted = standing > 1
+        results = [take_metric(stacked, index).compute() for index in range(len(standing))]
         if isinstance(results[0], dict):
             return {
-                name: _summarize([result[name] for result in results], is_alive)
+                name: _summarize([result[name] for result in results], is_counted)
                 for name in results[0]
             }
-        return _summarize(results, is_alive)
+        return _summarize(results, is_counted)
 
 
-def _summarize(results: list[Any], is_alive: Any) -> dict[str, Any]:
+class LastMeasured(RunningMetric):
+    """A running metric of one member, which steps that the member leaves out do not change.
+
+    Attributes:
+        value: of the metric.
+        metric: the metric.
+        is_measured: whether a step has measured it.
+    """
+
+    metric: Any
+    is_measured: Bool[Array, ""]
+
+    def update(self, new: Any) -> "LastMeasured":
+        updated = self.metric.update(new.metric)
+        updated = jax.tree.map(partial(jnp.where, self.is_measured), updated, new.metric)
+        metric = jax.tree.map(partial(jnp.where, new.is_measured), updated, self.metric)
+        return LastMeasured(metric.value, metric, self.is_measured | new.is_measured)
+
+    def empty(self) -> "LastMeasured":
+        return LastMeasured(jnp.zeros_like(self.value), self.metric.empty(), jnp.bool_(False))
+
+    def compute(self) -> Any:
+        return self.metric.compute()
+
+
+def _summarize(results: list[Any], is_counted: Any) -> dict[str, Any]:
     """Return the value of each member, the mean and the deviation, by what follows the name.
 
     Args:
         results: of the members.
-        is_alive: which of them count in mean and deviation.
+        is_counted: which of them count in mean and deviation.
     """
     values = jnp.stack(list(map(jnp.asarray, results)))
-    mean = _average(values, is_alive)
-    deviation = jnp.sqrt(_average(jnp.square(values - mean), is_alive))
+    mean = _average(values, is_counted)
+    deviation = jnp.sqrt(_average(jnp.square(values - mean), is_counted))
     by_index = {f"[{index}]": value for index, value in enumerate(results)}
     return {"": mean, **by_index, "std": deviation}
 
 
-def _average(values: Array, is_alive: Any) -> Array:
-    """Return the mean of the values, `(members, ...)`, of those members that are alive."""
-    is_alive = jnp.asarray(is_alive).reshape(-1, *(1,) * (values.ndim - 1))
-    total = jnp.sum(jnp.where(is_alive, values, 0), axis=0)
-    return total / jnp.sum(is_alive)
+def _average(values: Array, is_counted: Any) -> Array:
+    """Return the mean of the values, `(members, ...)`, of those members that count."""
+    is_counted = jnp.asarray(is_counted).reshape(-1, *(1,) * (values.ndim - 1))
+    total = jnp.sum(jnp.where(is_counted, values, 0), axis=0)
+    return total / jnp.sum(is_counted)
 
 
 def stack_rows(rows: list[Float[Array, " members"]]) -> Float[Array, "rows members"]:
@@ -128,29 +158,49 @@ def stack_rows(rows: list[Float[Array, " members"]]) -> Float[Array, "rows membe
 
 
 def describe_members(
-    outputs: fg.Output, is_alive: Bool[Array, " members"], num_examples: Array
+    outputs: fg.Output,
+    is_alive: Bool[Array, " members"],
+    num_examples: Array,
+    is_measured: Bool[Array, " members"] | None = None,
 ) -> dict[str, Any]:
     """Return the metrics to log: `NAME[2]` of each member, `NAME` and `NAME/std` over the members
-    that are alive.
+    that are alive. The loss and its terms are among them.
 
     Args:
         outputs: what the steps of the members returned, stacked.
         is_alive: which members count in mean and deviation.
         num_examples: of the batch, over which a bare scalar is a mean.
+        is_measured: which members have measured anything; None for all. Others leave the step out.
     """
-    values = dict(outputs.metrics)
+    losses = dict(outputs.losses)
     if outputs.loss is not None:
-        values.setdefault("loss", outputs.loss)
+        losses["loss"] = outputs.loss
+    standing = 2 * is_alive.astype(jnp.float32)
+    if is_measured is not None:
+        standing = jnp.where(is_alive & ~is_measured, 1, standing)
     entries: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, fg.metrics.RunningMetric | fg.metrics.CollectingMetric):
-            parts = [take_metric(value, index) for index in range(len(is_alive))]
+    for name, value in {**losses, **outputs.metrics}.items():
+        metric = value
+        if not isinstance(value, Metric | RunningMetric | CollectingMetric):
+            metric = jax.vmap(partial(as_metric, name, weight=num_examples))(value)
+        if isinstance(metric, RunningMetric | CollectingMetric):
+            parts = [take_metric(metric, index) for index in range(len(is_alive))]
+            if is_measured is not None and isinstance(metric, RunningMetric):
+                parts = [
+                    LastMeasured(part.value, part, is_measured[index])
+                    for index, part in enumerate(parts)
+                ]
             entries |= {f"{name}[{index}]": part for index, part in enumerate(parts)}
-        elif isinstance(value, fg.metrics.Metric):
-            entries[name] = AcrossMembers.from_stacked(value, is_alive)
-        else:
-            entries[name] = AcrossMembers.from_stacked(_as_means(value, num_examples), is_alive)
+            continue
+        if is_measured is not None:
+            metric = select_members(is_measured, metric, _make_empty(metric))
+        entries[name] = AcrossMembers.from_stacked(metric, standing)
     return entries
+
+
+def _make_empty(stacked: Any) -> Any:
+    """Return the metric of each member over no examples."""
+    return jax.vmap(lambda metric: metric.empty())(stacked)
 
 
 def take_metric(metric: Any, index: int) -> Any:
@@ -165,5 +215,20 @@ def take_metric(metric: Any, index: int) -> Any:
     )
 
 
-def _as_means(values: Array, num_examples: Array) -> Any:
-    return jax.vmap(lambda value: fg.metrics.Mean.from_values(value, weight=num_examples))(values)
+def select_members(is_chosen: Bool[Array, " members"], after: PyTree, before: PyTree) -> PyTree:
+    """Return `after` for some members, `before` for the others.
+
+    Args:
+        is_chosen: for which members.
+        after: every array has a leading axis of members.
+        before: a tree of the same structure.
+    """
+
+    def choose(new: Any, old: Any) -> Any:
+        if not eqx.is_array(new):
+            return new
+        if jnp.issubdtype(new.dtype, jax.dtypes.prng_key):
+            return jax.vmap(jnp.where)(is_chosen, new, old)
+        return jnp.where(is_chosen.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, after, before)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,11 @@ from fulgurite.tree.paths import map_to_paths
 
 from fulgurite_population.evolution import Evolution
 from fulgurite_population.members import (
+    PLUGINS_WITHIN,
     Members,
     check_index,
     list_paths,
+    make_init_key,
     stack_models,
     take_member,
 )
@@ -52,8 +54,9 @@ class Population:
     """Trains many members in one program: the same model with several seeds or hyperparameters.
 
     All members see the same batches. Each has its own weights, optimizer state and random keys:
-    those of a run with `fg.Engine(seed=its seed)`. A member whose step is not finite stays as it
-    was before that step, is reported, and counts no more; the others go on.
+    those of a run with `fg.Engine(seed=its seed)`. A member whose step is not finite is frozen: it
+    stays as it was before that step, is reported, and counts no more; the others go on. With
+    `on_nonfinite="skip"` it leaves the step out instead.
 
     Example:
         from fulgurite_population import Population
@@ -67,16 +70,19 @@ class Population:
         seeds: one for each member.
         vary: what else differs, one value for each member: by the name of a hyperparameter of
             `optax.inject_hyperparams`, or by the path of an array of the module, such as
-            `temperature` or `net.layers[0].bias`.
-        exact: whether members run one after the other, each with the bits of a run of its own.
-            Otherwise they run together, which is faster and differs from them by rounding.
+            `temperature` or `net.layers[0].bias`. Of several optimizers, `g/learning_rate` is that
+            of the one called `g`.
+        exact: whether members run one after the other, each with the bits of a run of its own; on
+            a CPU, convolutions differ in the last bit all the same. Otherwise they run together,
+            which is faster and differs from single runs by rounding.
         evolution: how members that do badly are replaced during training; None for not at all.
         num_devices: the number of devices to divide the members among, a divisor of their number;
             it needs `fulgurite-sharding`. None for all members on one device.
     """
 
-    # Rules that look at the arrays of a module are of a member, within that of the population.
-    after = ("backbone_finetuning", "freeze", "lora", "sam")
+    after = PLUGINS_WITHIN
+    # Its state is one for the run, of the mean loss.
+    before = ("spike_detection",)
 
     seeds: Sequence[int] = (0, 1, 2, 3)
     vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -136,20 +142,29 @@ class Population:
 
         def make_members(*, key: Any) -> Any:
             del key  # each member has its own
-            models = [model(key=self._make_init_key(seed)) for seed in self.seeds]
+            models = [model(key=make_init_key(seed)) for seed in self.seeds]
             stacked = stack_models(models)
             is_pair = isinstance(stacked, tuple)
             members, model_state = stacked if is_pair else (stacked, None)
             members = self._set_arrays(members)
             frozen_at = jnp.full(len(self.seeds), -1, jnp.int32)
-            module = Members(members, frozen_at, tuple(self.seeds), self.exact)
+            skipped = jnp.zeros(len(self.seeds), jnp.int32)
+            module = Members(members, frozen_at, skipped, tuple(self.seeds), self.exact)
             return (module, model_state) if is_pair else module
 
         return make_members
 
     @fg.hookimpl
-    def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
-        """Return the rule that updates every member by the given one."""
+    def wrap_update_rule(
+        self, module: Any, rule: fg.UpdateRule, on_nonfinite: fg.NonFinitePolicy
+    ) -> fg.UpdateRule:
+        """Return the rule that updates every member by the given one.
+
+        Args:
+            module: what `stack` makes.
+            rule: of one member.
+            on_nonfinite: what becomes of a step that is not finite.
+        """
         if not isinstance(module, Members) or module.seeds != self.seeds:
             raise ModelError(
                 f"Population trains what its stack(model) makes, not {type(module).__name__}: "
@@ -159,7 +174,7 @@ class Population:
         hyperparameters = {
             name: jnp.asarray(values) for name, values in self.vary.items() if name not in paths
         }
-        return PopulationUpdate(rule, hyperparameters)
+        return PopulationUpdate(rule, hyperparameters, on_nonfinite)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -264,18 +279,23 @@ class Population:
                 which structure the state has.
         """
         check_index(index, len(self.seeds))
-        parts = (state.module.members, state.model_state, state.opt_state)
-        module, model_state, opt_state = take_member(parts, index)
+        plugin_states = {
+            name: plugin_state
+            for name, plugin_state in state.plugin_states.items()
+            if name in PLUGINS_WITHIN and name in template.plugin_states
+        }
+        parts = (state.module.members, state.model_state, state.opt_state, plugin_states)
+        module, model_state, opt_state, plugin_states = take_member(parts, index)
+        num_skipped = state.nonfinite.skipped + state.module.skipped[index]
         return template.replace(
             step=jnp.array(state.step),
             module=module,
             model_state=model_state,
             opt_state=opt_state,
             key=jax.random.key(self.seeds[index]),
+            nonfinite=replace(template.nonfinite, skipped=num_skipped),
+            plugin_states={**template.plugin_states, **plugin_states},
         )
-
-    def _make_init_key(self, seed: int) -> Any:
-        return fg.RngStreams(jax.random.key(seed)).key("params", "init")
 
     def _set_arrays(self, members: Any) -> Any:
         """Return the stacked module with the arrays that `vary` names by their paths."""

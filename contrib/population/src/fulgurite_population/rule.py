@@ -1,50 +1,79 @@
 """The update rule of a population: each member is updated by the rule of a run of its own."""
 
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError, ModelError, did_you_mean
+from fulgurite.errors import ModelError
 from jaxtyping import Array, Bool, PyTree
 
+from fulgurite_population.hyperparameters import set_hyperparameters
 from fulgurite_population.members import (
+    PLUGINS_WITHIN,
     Members,
-    average_alive,
+    average_members,
     count_examples,
     list_paths,
     make_member_ctx,
-    map_members,
+    map_together,
 )
-from fulgurite_population.metrics import describe_members, take_metric
+from fulgurite_population.metrics import describe_members, select_members, take_metric
+
+
+class MemberParts(NamedTuple):
+    """What the update of a member may change; stacked over members.
+
+    Attributes:
+        module: the model.
+        model_state: its `eqx.nn.State`, or None.
+        opt_state: of the rule within.
+        plugin_states: of the plugins that act within a member, by name.
+    """
+
+    module: PyTree
+    model_state: Any
+    opt_state: PyTree
+    plugin_states: dict[str, PyTree]
 
 
 class PopulationUpdate(fg.UpdateRule):
-    """Updates every member by the rule within, and freezes members that are not finite.
+    """Updates every member by the rule within. A member whose step is not finite leaves it out or
+    is frozen, as a run of its own leaves it out or ends.
 
     Args:
         rule: the rule within, which sees one member.
         hyperparameters: `(members,)` each, by the names of `optax.inject_hyperparams`.
+        on_nonfinite: what the engine does with a step that is not finite.
     """
 
-    def __init__(self, rule: fg.UpdateRule, hyperparameters: Mapping[str, Array]) -> None:
+    # Of each member. What the engine looked at would have to leave the members, too.
+    checks_gradients = True
+
+    def __init__(
+        self,
+        rule: fg.UpdateRule,
+        hyperparameters: Mapping[str, Array],
+        on_nonfinite: fg.NonFinitePolicy,
+    ) -> None:
         self.rule = rule
         self.hyperparameters = hyperparameters
+        self.on_nonfinite: fg.NonFinitePolicy = on_nonfinite
         # By the identity of the rule within: another object would be another executable.
         self._rewrapped: dict[int, PopulationUpdate] = {}
 
     def init(self, module: Members) -> PyTree:
         _check_members(module)
-        states = map_members(self.rule.init, module.members, exact=False)
+        states = map_together(self.rule.init, module.members)
         return set_hyperparameters(states, self.hyperparameters, list_paths(module.members))
 
     def trainable_mask(self, module: Members) -> PyTree[bool]:
         _check_members(module)
-        return replace(module, members=self.rule.trainable_mask(module.members), frozen_at=False)
+        members = self.rule.trainable_mask(module.members)
+        return replace(module, members=members, frozen_at=False, skipped=False)
 
     def list_optimizers(self) -> dict[str, fg.OptimizerSpec]:
         return self.rule.list_optimizers()
@@ -53,7 +82,7 @@ class PopulationUpdate(fg.UpdateRule):
         rule = self.rule.for_step(step, step_range)
         if rule is self.rule:
             return self
-        rewrapped = PopulationUpdate(rule, self.hyperparameters)
+        rewrapped = PopulationUpdate(rule, self.hyperparameters, self.on_nonfinite)
         return self._rewrapped.setdefault(id(rule), rewrapped)
 
     def __call__(
@@ -62,29 +91,64 @@ class PopulationUpdate(fg.UpdateRule):
         module: Members = state.module
         _check_members(module)
 
-        def update(parts: PyTree, key: Any) -> tuple[PyTree, fg.Output]:
-            new, output = self.rule(
-                forward,
-                _put_parts(state.replace(key=key), parts),
-                batch,
-                make_member_ctx(ctx, key, parts[1]),
-            )
-            return _get_parts(new), output.replace(model_state=None)
+        def update(
+            parts: MemberParts, key: Any, num_skipped: Any
+        ) -> tuple[MemberParts, fg.Output, Any]:
+            nonfinite = replace(state.nonfinite, skipped=num_skipped)
+            member_state = _put_parts(state.replace(key=key, nonfinite=nonfinite), parts)
+            member_ctx = make_member_ctx(ctx, key, parts.model_state)
+            member_ctx = replace(member_ctx, plugin_states=member_state.plugin_states)
+            new, output = self.rule(forward, member_state, batch, member_ctx)
+            _check_plugin_states(member_state, new)
+            output = output.replace(model_state=None)
+            if not module.exact:
+                return _get_parts(new), output, None
+            # The same look as in a run of its own: without it XLA fuses the rest of the step
+            # differently, which costs the last bit.
+            is_bad, _, _ = nonfinite.check(output, new.module, new.module, is_sharded=False)
+            return _get_parts(new), output, is_bad
 
         before = _get_parts(state.replace(module=module.members))
-        after, output = module.map(update, _copy_parts(before), module.make_keys())
-        is_bad = ~find_finite(before[0], after[0], output)
-        frozen_at = jnp.where(module.is_alive & is_bad, state.step + 1, module.frozen_at)
-        is_alive = frozen_at < 0
-        parts = select_members(is_alive, after, before)
+        # The engine counts the steps that all members leave out.
+        num_skipped = state.nonfinite.skipped + module.skipped
+        after, output, is_bad = module.map(
+            update, _copy_parts(before), module.make_keys(), num_skipped
+        )
+        if is_bad is None:
+            is_bad = ~find_finite(before.module, after.module, output)
+        new_module, is_updated = self._judge(module, is_bad, state.step + 1)
+        parts = select_members(is_updated, after, before)
+        if self.on_nonfinite == "skip":
+            # Theirs are the plugins with `kept_on_skip`, such as that of a loss scale.
+            parts = parts._replace(plugin_states=after.plugin_states)
         new = _put_parts(state, parts)
-        new = new.replace(module=replace(module, members=new.module, frozen_at=frozen_at))
-        return new, self._merge_outputs(module, output, is_alive, new, batch, ctx)
+        new = new.replace(module=replace(new_module, members=new.module))
+        return new, self._merge_outputs(new_module, output, is_updated, new, batch, ctx)
+
+    def _judge(
+        self, module: Members, is_bad: Bool[Array, " members"], step: Array
+    ) -> tuple[Members, Bool[Array, " members"]]:
+        """Return the module with what becomes of members that were not finite, and which members
+        are updated.
+
+        Args:
+            module: before the step.
+            is_bad: which members were not finite.
+            step: the number of the step.
+        """
+        if self.on_nonfinite == "ignore":
+            return module, module.is_alive
+        if self.on_nonfinite == "skip":
+            is_skipping = module.is_alive & is_bad
+            skipped = module.skipped + is_skipping
+            return replace(module, skipped=skipped), module.is_alive & ~is_bad
+        frozen_at = jnp.where(module.is_alive & is_bad, step, module.frozen_at)
+        return replace(module, frozen_at=frozen_at), frozen_at < 0
 
     def finalize(self, state: fg.TrainState) -> fg.TrainState:
         module: Members = state.module
 
-        def finalize(parts: PyTree) -> PyTree:
+        def finalize(parts: MemberParts) -> MemberParts:
             return _get_parts(self.rule.finalize(_put_parts(state, parts)))
 
         before = _get_parts(state.replace(module=module.members))
@@ -96,32 +160,49 @@ class PopulationUpdate(fg.UpdateRule):
         self,
         module: Members,
         output: fg.Output,
-        is_alive: Bool[Array, " members"],
+        is_updated: Bool[Array, " members"],
         state: fg.TrainState,
         batch: Any,
         ctx: fg.Context,
     ) -> fg.Output:
-        """Return one output for all members: what the engine checks and logs is of those alive."""
-        assert output.loss is not None  # the engine's forward pass sees to it
-        metrics = describe_members(output, is_alive, count_examples(batch, ctx.mask))
-        for name, values in output.losses.items():
-            if name != "loss":
-                metrics |= {f"{name}[{index}]": values[index] for index in range(len(is_alive))}
-        num_frozen = jnp.sum(~is_alive, dtype=jnp.float32)
+        """Return one output for all members: what the engine checks and logs is of those that were
+        updated.
+
+        Args:
+            module: after the step.
+            output: of the members, stacked.
+            is_updated: which members were updated.
+            state: after the step.
+            batch: of the step.
+            ctx: of the step.
+        """
+        num_examples = count_examples(batch, ctx.mask)
+        is_measured = is_updated if self.on_nonfinite == "skip" else None
+        metrics = describe_members(output, module.is_alive, num_examples, is_measured)
+        if self.on_nonfinite == "skip":
+            num_skipped = state.nonfinite.skipped + module.skipped
+            for index in range(len(module.seeds)):
+                value = fg.metrics.LastValue.from_values(num_skipped[index])
+                metrics[f"skipped_steps[{index}]"] = value
+        num_frozen = jnp.sum(~module.is_alive, dtype=jnp.float32)
         metrics["frozen"] = fg.metrics.LastValue.from_values(num_frozen)
         gradients = {}
         for name in ("raw_grads", "grads", "updates"):
-            zeros = jax.tree.map(jnp.zeros_like, getattr(output, name))
-            members = select_members(is_alive, getattr(output, name), zeros)
-            gradients[name] = replace(module, members=members, frozen_at=None)
+            values = getattr(output, name)
+            zeros = jax.tree.map(jnp.zeros_like, values)
+            members = select_members(is_updated, values, zeros)
+            gradients[name] = replace(module, members=members, frozen_at=None, skipped=None)
+        loss = None if output.loss is None else average_members(output.loss, is_updated)
         return output.replace(
-            loss=average_alive(output.loss, is_alive),
-            losses={name: average_alive(value, is_alive) for name, value in output.losses.items()},
+            loss=loss,
+            losses={
+                name: average_members(value, is_updated) for name, value in output.losses.items()
+            },
             metrics=metrics,
             media={
                 f"{name}[{index}]": take_metric(value, index)
                 for name, value in output.media.items()
-                for index in range(len(is_alive))
+                for index in range(len(module.seeds))
             },
             model_state=state.model_state,
             **gradients,
@@ -129,98 +210,26 @@ class PopulationUpdate(fg.UpdateRule):
 
 
 def find_finite(before: PyTree, after: PyTree, output: fg.Output) -> Bool[Array, " members"]:
-    """Return which members had a finite step: loss, gradients, and parameters that were finite.
+    """Return which members had a finite step: losses, gradients, and parameters that were finite.
 
     Args:
         before: the members before the update.
         after: the members after it.
         output: of the steps, stacked.
     """
-    checked = [output.loss, *jax.tree.leaves((output.grads, after))]
-    is_finite = _are_all_finite(checked)
+    losses = [output.loss] if output.loss is not None else [*output.losses.values()]
+    results = [*losses, *jax.tree.leaves(output.grads)]
+    is_finite = _are_all_finite([*results, *jax.tree.leaves(after)])
 
     def find_changed() -> Bool[Array, " members"]:
         # A parameter that never was finite, such as a mask of -inf, is no failure.
-        flags = [_are_all_finite([output.loss, *jax.tree.leaves(output.grads)])]
+        flags = [_are_all_finite(results)]
         for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
             if eqx.is_inexact_array(new):
                 flags.append(_are_all_finite([new]) | ~_are_all_finite([old]))
         return jnp.stack(flags).all(axis=0)
 
     return jax.lax.cond(is_finite.all(), lambda: is_finite, find_changed)
-
-
-def select_members(is_alive: Bool[Array, " members"], after: PyTree, before: PyTree) -> PyTree:
-    """Return `after` for the members that are alive, `before` for the others.
-
-    Args:
-        is_alive: which members are alive.
-        after: every array has a leading axis of members.
-        before: a tree of the same structure.
-    """
-
-    def choose(new: Any, old: Any) -> Any:
-        if not eqx.is_array(new):
-            return new
-        if jnp.issubdtype(new.dtype, jax.dtypes.prng_key):
-            return jax.vmap(jnp.where)(is_alive, new, old)
-        return jnp.where(is_alive.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, after, before)
-
-
-def set_hyperparameters(
-    opt_state: PyTree, values: Mapping[str, Array], paths: Collection[str]
-) -> PyTree:
-    """Return an optimizer state with hyperparameters of each member.
-
-    Args:
-        opt_state: with the states of `optax.inject_hyperparams`, stacked over members.
-        values: `(members,)` each, by name.
-        paths: of the arrays of the module, which may have been meant.
-
-    Raises:
-        ConfigurationError: the state has no such hyperparameter, or a schedule computes it.
-    """
-    leaves, tree = jax.tree_util.tree_flatten_with_path(opt_state)
-    names = [get_hyperparameter(path) or "" for path, _ in leaves]
-    scheduled = {get_scheduled(path) for path, _ in leaves}
-    for name in values:
-        if name in scheduled:
-            raise ConfigurationError(
-                f"Population: vary has {name!r}, which a schedule computes anew at each step: give "
-                "optax.inject_hyperparams a number for it. To scale a schedule, chain "
-                "optax.inject_hyperparams(optax.scale)(step_size=1.0) behind the optimizer, and "
-                "vary step_size"
-            )
-        if name not in names:
-            raise ConfigurationError(
-                f"Population: vary has {name!r}, which is neither the path of an array of the "
-                "module nor a hyperparameter in the optimizer's state. "
-                f"{did_you_mean(name, {*filter(None, names), *paths})} A hyperparameter is made "
-                "by optax.inject_hyperparams(optax.adam)(learning_rate=...). What is no array, "
-                "such as a width, cannot be vmapped: use a sweep of several runs"
-            )
-    replaced = [
-        values[name].astype(leaf.dtype) if name in values else leaf
-        for name, (_, leaf) in zip(names, leaves, strict=True)
-    ]
-    return tree.unflatten(replaced)
-
-
-def get_hyperparameter(path: Sequence[Any]) -> str | None:
-    """Return the name of the hyperparameter at a path of an optimizer state; None for others."""
-    is_inside = len(path) > 1 and getattr(path[-2], "name", None) == "hyperparams"
-    return str(path[-1].key) if is_inside else None
-
-
-def get_scheduled(path: Sequence[Any]) -> str | None:
-    """Return the name of the hyperparameter whose schedule has its state at a path of an optimizer
-    state; None for others."""
-    for key, next_key in itertools.pairwise(path):
-        if getattr(key, "name", None) == "hyperparams_states":
-            return str(next_key.key)
-    return None
 
 
 def _check_members(module: Any) -> None:
@@ -233,14 +242,34 @@ def _check_members(module: Any) -> None:
         )
 
 
-def _get_parts(state: fg.TrainState) -> PyTree:
+def _check_plugin_states(before: fg.TrainState, after: fg.TrainState) -> None:
+    """Raise a ModelError if the rule within writes a plugin state that members share."""
+    for name, plugin_state in after.plugin_states.items():
+        if name in PLUGINS_WITHIN or plugin_state is before.plugin_states[name]:
+            continue
+        raise ModelError(
+            f"the update rule of the plugin {name!r} writes its state for each member of a "
+            "population, which has one for all: list that plugin after Population"
+        )
+
+
+def _get_parts(state: fg.TrainState) -> MemberParts:
     """Return what an update rule may change."""
-    return state.module, state.model_state, state.opt_state
+    plugin_states = {
+        name: plugin_state
+        for name, plugin_state in state.plugin_states.items()
+        if name in PLUGINS_WITHIN
+    }
+    return MemberParts(state.module, state.model_state, state.opt_state, plugin_states)
 
 
-def _put_parts(state: fg.TrainState, parts: PyTree) -> fg.TrainState:
-    module, model_state, opt_state = parts
-    return state.replace(module=module, model_state=model_state, opt_state=opt_state)
+def _put_parts(state: fg.TrainState, parts: MemberParts) -> fg.TrainState:
+    return state.replace(
+        module=parts.module,
+        model_state=parts.model_state,
+        opt_state=parts.opt_state,
+        plugin_states={**state.plugin_states, **parts.plugin_states},
+    )
 
 
 def _copy_parts(parts: PyTree) -> PyTree:
