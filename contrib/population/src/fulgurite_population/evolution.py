@@ -4,7 +4,8 @@ Source: Jaderberg et al., Population Based Training of Neural Networks (2017).
 """
 
 import math
-from collections.abc import Collection
+import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,18 +16,24 @@ import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, check_positive_int, did_you_mean
 from fulgurite.metrics import Mode, resolve_mode
+from fulgurite.tree.paths import map_to_paths
+from jaxtyping import Array, PyTree
 
 from fulgurite_population.hyperparameters import find_varied
+from fulgurite_population.members import PLUGINS_WITHIN, list_paths
 from fulgurite_population.metrics import AcrossMembers
 
 
 @dataclass(frozen=True)
 class Evolution:
     """How members that do badly are replaced: each becomes a copy of one that does well, with its
-    weights and its optimizer state. Those hyperparameters of the copy that the population varies
-    are multiplied by one of `factors`.
+    weights and its optimizer state. What the population varies is multiplied, each hyperparameter
+    of each copy by one of `factors` of its own: those of the optimizer, and the arrays of the
+    module that training does not change, such as integers and what `Freeze` hides. An array that
+    is trained is a weight, and is copied.
 
-    Which factor is drawn from the engine's seed and the step, so that a resumed run draws the same.
+    Which factor is drawn from the engine's seed, the step and the name, so that a resumed run draws
+    the same.
     A member that is frozen is the worst, and is trained again as a copy.
 
     Example:
@@ -133,7 +140,7 @@ class Evolution:
 
         Args:
             run: the run.
-            hyperparameters: the names of those that are multiplied.
+            hyperparameters: the names of what varies, each of which is multiplied.
         """
         if run.step >= (run.step_range.stop or math.inf):
             return None
@@ -143,13 +150,28 @@ class Evolution:
         parents = self.choose_parents(values, np.asarray(state.module.is_alive))
         if parents == list(range(size)):
             return None
-        random = np.random.default_rng([run.engine.seed, run.step])
-        factors = random.choice(self.factors, size)
-        factors[np.asarray(parents) == np.arange(size)] = 1
+        factors = {
+            name: self._draw_factors(name, run.engine.seed, run.step, parents)
+            for name in hyperparameters
+        }
+        trained = run.update_rule.trainable_mask(state.module).members
         run.log_scalars(
             "population", {f"parent[{index}]": parent for index, parent in enumerate(parents)}
         )
-        return fg.ReplaceState(copy_members(state, parents, factors, hyperparameters))
+        return fg.ReplaceState(copy_members(state, parents, factors, trained))
+
+    def _draw_factors(self, name: str, seed: int, step: int, parents: list[int]) -> Any:
+        """Return by what a hyperparameter of each member is multiplied: 1 for those that stay.
+
+        Args:
+            name: of the hyperparameter, so that each has its own.
+            seed: of the engine.
+            step: of the run.
+            parents: for each member, the member that it continues from.
+        """
+        random = np.random.default_rng([seed, step, zlib.crc32(name.encode())])
+        factors = random.choice(self.factors, len(parents))
+        return np.where(np.asarray(parents) == np.arange(len(parents)), 1, factors)
 
     def choose_parents(self, values: list[float], is_alive: Any) -> list[int]:
         """Return the index of the member that each member continues from.
@@ -188,7 +210,7 @@ def _find_first_step(run: fg.Run, action_name: str) -> int | None:
 
 
 def copy_members(
-    state: fg.TrainState, parents: list[int], factors: Any, hyperparameters: Collection[str]
+    state: fg.TrainState, parents: list[int], factors: Mapping[str, Any], trained: PyTree[bool]
 ) -> fg.TrainState:
     """Return the state in which each member is a copy of its parent. Random keys stay with the
     index.
@@ -196,27 +218,58 @@ def copy_members(
     Args:
         state: of the population.
         parents: for each member, the member to copy.
-        factors: `(members,)`, for the hyperparameters of each.
-        hyperparameters: the names of those that are multiplied. Others, such as the decay of a
-            moment, may be valid in a narrow range alone.
+        factors: `(members,)` each, by the names of what is multiplied. Others, such as the decay of
+            a moment, may be valid in a narrow range alone.
+        trained: for each leaf of a member, whether training changes it: then it is a weight, and no
+            hyperparameter.
     """
     indices = jnp.asarray(parents)
-    multipliers = jnp.asarray(factors)
 
-    def copy(path: Any, leaf: Any) -> Any:
-        if not eqx.is_array(leaf):
-            return leaf
-        copied = leaf[indices]
-        if find_varied(path, hyperparameters) is None:
-            return copied
-        return (copied * multipliers).astype(leaf.dtype)
+    def copy(leaf: Any) -> Any:
+        return leaf[indices] if eqx.is_array(leaf) else leaf
 
-    parts = (state.module.members, state.model_state, state.opt_state)
-    members, model_state, opt_state = jax.tree_util.tree_map_with_path(copy, parts)
+    def copy_parameter(path: str, leaf: Any, is_trained: bool) -> Any:
+        is_varied = path in factors and not is_trained and eqx.is_array(leaf)
+        return _multiply(copy(leaf), factors[path]) if is_varied else copy(leaf)
+
+    paths = map_to_paths(state.module.members)
+    members = jax.tree.map(copy_parameter, paths, state.module.members, trained)
+    # What is the path of an array is no hyperparameter of the same name.
+    names = factors.keys() - set(list_paths(state.module.members))
+
+    def copy_hyperparameter(path: Any, leaf: Any) -> Any:
+        name = find_varied(path, names)
+        return copy(leaf) if name is None else _multiply(copy(leaf), factors[name])
+
+    opt_state = jax.tree_util.tree_map_with_path(copy_hyperparameter, state.opt_state)
+    within = {
+        name: jax.tree.map(copy, plugin_state)
+        for name, plugin_state in state.plugin_states.items()
+        if name in PLUGINS_WITHIN
+    }
     is_copy = indices != jnp.arange(len(parents))
     frozen_at = jnp.where(is_copy, -1, state.module.frozen_at)
-    module = replace(state.module, members=members, frozen_at=frozen_at)
-    return state.replace(module=module, model_state=model_state, opt_state=opt_state)
+    return state.replace(
+        module=replace(state.module, members=members, frozen_at=frozen_at),
+        model_state=jax.tree.map(copy, state.model_state),
+        opt_state=opt_state,
+        plugin_states={**state.plugin_states, **within},
+    )
+
+
+def _multiply(values: Array, factors: Any) -> Array:
+    """Return the values of each member times its factor, in their dtype.
+
+    Args:
+        values: with a leading axis of members; integers are rounded, and bools stay.
+        factors: `(members,)`.
+    """
+    if values.dtype == bool:
+        return values
+    products = values * jnp.asarray(factors).reshape(-1, *(1,) * (values.ndim - 1))
+    if jnp.issubdtype(values.dtype, jnp.integer):
+        products = jnp.round(products)
+    return products.astype(values.dtype)
 
 
 def _is_number(value: Any) -> bool:

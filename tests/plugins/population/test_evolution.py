@@ -1,0 +1,77 @@
+"""What evolution multiplies."""
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from fulgurite_evaluators import Evaluator
+from fulgurite_optimizers import Freeze
+from fulgurite_population import Evolution, Population
+from populations import NUMBERS, Point, fit
+
+
+class Weighted(Point):
+    """A number with momentum, and a factor of its loss."""
+
+    factor: jax.Array
+    kind: jax.Array
+    learning_rate: jax.Array
+
+    def __init__(self, *, key):
+        self.p = jnp.ones(())
+        self.factor = jnp.ones(())
+        self.kind = jnp.ones((), jnp.int32)
+        self.learning_rate = jnp.ones((), jnp.int32)
+
+    def training_step(self, batch, ctx):
+        scale = self.factor * self.kind * self.learning_rate
+        return fg.Output(self.p**2 / 2 * scale * batch["x"].mean())
+
+    def configure_optimizers(self):
+        return optax.inject_hyperparams(optax.sgd)(learning_rate=0.01, momentum=0.5)
+
+
+def evolve(vary, factors, seed=0):
+    """Train eight members for one step, and compare them after it; return the state of all."""
+    population = Population(
+        seeds=range(8),
+        vary={"p": [float(index) for index in range(1, 9)], **vary},
+        evolution=Evolution(every=1, monitor="test/loss", share=0.5, factors=factors),
+    )
+    test = Evaluator("test", NUMBERS[:1], every=1)
+    return fit(Weighted, NUMBERS, 2, population, test, Freeze("factor"), seed=seed).state
+
+
+def read_momentum(state):
+    return np.asarray(optax.tree.get(state.opt_state, "momentum"))
+
+
+def test_each_hyperparameter_has_a_factor_of_its_own():
+    vary = {"momentum": [0.5] * 8, "kind": [10] * 8}
+    factors = (0.5, 1.5, 2.0, 3.0)
+    state = evolve(vary, factors)
+    momentum = read_momentum(state) / 0.5
+    kind = np.asarray(state.module.members.kind) / 10
+    for ratios in (momentum, kind):
+        assert ratios[:4].tolist() == [1] * 4
+        assert {*ratios[4:].tolist()} <= {*factors}
+        assert len({*ratios[4:].tolist()}) > 1
+    assert momentum.tolist() != kind.tolist()
+    again = evolve(dict(reversed(vary.items())), factors)
+    assert (read_momentum(again) / 0.5).tolist() == momentum.tolist()
+    assert (np.asarray(again.module.members.kind) / 10).tolist() == kind.tolist()
+    assert (read_momentum(evolve(vary, factors, seed=1)) / 0.5).tolist() != momentum.tolist()
+
+
+def test_arrays_of_the_module_that_are_not_trained_are_multiplied():
+    vary = {"factor": [1.0] * 8, "kind": [3] * 8, "learning_rate": [1] * 8}
+    state = evolve(vary, (1.25,))
+    members = state.module.members
+    np.testing.assert_allclose(members.factor, [1] * 4 + [1.25] * 4)
+    assert members.kind.tolist() == [3] * 4 + [4] * 4  # 3.75, rounded
+    assert members.learning_rate.tolist() == [1] * 8
+    # The array has the name of a hyperparameter, which does not vary.
+    np.testing.assert_allclose(optax.tree.get(state.opt_state, "learning_rate"), 0.01)
+    # What is trained is a weight: the worst is a copy of the best, trained once more.
+    np.testing.assert_allclose(members.p[7], members.p[0], rtol=0.1)
