@@ -1,14 +1,16 @@
-"""What evolution multiplies."""
+"""What evolution multiplies, and what is told of frozen members."""
 
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import Freeze
 from fulgurite_population import Evolution, Population
-from populations import NUMBERS, Point, fit
+from populations import NUMBERS, Fragile, Point, fit, make_bad_batches
 
 
 class Weighted(Point):
@@ -75,3 +77,45 @@ def test_arrays_of_the_module_that_are_not_trained_are_multiplied():
     np.testing.assert_allclose(optax.tree.get(state.opt_state, "learning_rate"), 0.01)
     # What is trained is a weight: the worst is a copy of the best, trained once more.
     np.testing.assert_allclose(members.p[7], members.p[0], rtol=0.1)
+
+
+def test_a_frozen_member_is_reported_once_when_the_metrics_tell_of_it(tmp_path):
+    def train(steps, **options):
+        messages = []
+
+        class Reader:
+            @fg.hookimpl
+            def log_text(self, record):
+                messages.append((record.step, record.values["message"]))
+
+        population = Population(seeds=range(3), vary={"member": [0, 1, 2]})
+        batches = make_bad_batches([-1, 1, -1, -1, 2, -1, -1, -1])
+        plugins = [population, Checkpointer(every=4), Reader()]
+        engine = fg.Engine(
+            steps=steps, plugins=plugins, run_dir=tmp_path, log_every=1, autoload=False
+        )
+        engine.fit(population.stack(Fragile), batches, **options)
+        return [(step, message[:30]) for step, message in messages]
+
+    assert train(4) == [(3, "member 1 was not finite at ste")]
+    assert train(8, resume="auto") == [(6, "member 2 was not finite at ste")]
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_a_frozen_member_is_reported_before_it_is_trained_again(log_every):
+    population = Population(
+        seeds=range(3),
+        vary={"member": [0, 1, 2]},
+        evolution=Evolution(every=4, monitor="test/loss"),
+    )
+    batches = make_bad_batches([-1, 1, -1, -1, -1, -1])
+    test = Evaluator("test", make_bad_batches([-1]), every=4)
+    result = fit(Fragile, batches, 6, population, test, log_every=log_every)
+    assert population.list_frozen(result) == {}
+    assert [message[:35] for message in result.messages] == ["member 1 was not finite at step 2; "]
+
+
+def test_frozen_members_are_reported_at_the_end_without_logging():
+    population = Population(seeds=range(3), vary={"member": [0, 1, 2]})
+    result = fit(Fragile, make_bad_batches([-1, 1, -1]), 3, population, log_every=None)
+    assert len(result.messages) == 1

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -89,6 +88,8 @@ class Population:
     exact: bool = False
     evolution: Evolution | None = None
     num_devices: int | None = None
+    # By index, the step of the freezing that was reported last.
+    _reported: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         seeds = tuple(self.seeds) if isinstance(self.seeds, Iterable) else ()
@@ -179,8 +180,25 @@ class Population:
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Check that members can be compared, if they are to evolve."""
+        if not run.is_resumed:
+            self._set_reported(self.list_frozen(run.state))
         if self.evolution is not None:
             self.evolution.check(run)
+
+    @fg.hookimpl
+    def get_host_state(self) -> dict[str, int]:
+        """Return the step of the freezing that was reported last, by the member's index."""
+        return {str(index): step for index, step in self._reported.items()}
+
+    @fg.hookimpl
+    def set_host_state(self, state: Any, version: int) -> None:
+        """Report no freezing that was reported before.
+
+        Args:
+            state: what `get_host_state` returned.
+            version: of its form.
+        """
+        self._set_reported({int(index): int(step) for index, step in state.items()})
 
     @fg.hookimpl
     def sharding_strategy(self) -> fg.ShardingStrategy | None:
@@ -202,23 +220,49 @@ class Population:
         return MemberStrategy(len(self.seeds), devices[: self.num_devices])
 
     @fg.hookimpl
-    def register_actions(self) -> list[fg.ScheduledAction]:
-        """Schedule the report at the end, and the evolution of the population, if it has one."""
-        actions = [fg.ScheduledAction("report", fg.AtEnd(), self.report_frozen)]
-        if self.evolution is not None:
-            evolve = partial(self.evolution.evolve, hyperparameters=tuple(self.vary))
+    def register_actions(self, log_trigger: fg.Trigger | None) -> list[fg.ScheduledAction]:
+        """Schedule the reports, and the evolution of the population, if it has one.
+
+        Args:
+            log_trigger: when the engine logs.
+        """
+        actions = [fg.ScheduledAction("report_last", fg.AtEnd(), self.report_frozen)]
+        if log_trigger is not None:
             actions.append(
-                fg.ScheduledAction("evolve", self.evolution.every, evolve, stage="decide")
+                fg.ScheduledAction("report", log_trigger, self.report_logged, stage="decide")
+            )
+        if self.evolution is not None:
+            actions.append(
+                fg.ScheduledAction("evolve", self.evolution.every, self.evolve, stage="decide")
             )
         return actions
 
+    def report_logged(self, run: fg.Run) -> None:
+        """Tell which members were frozen, if the metrics logged last count others than were
+        reported. To look at the state would wait for the device."""
+        if run.metrics.get("train", {}).get("frozen", 0) != len(self._reported):
+            self.report_frozen(run)
+
     def report_frozen(self, run: fg.Run) -> None:
-        """Tell which members are frozen."""
-        for index, step in self.list_frozen(run.state).items():
-            run.notify(
-                "population",
-                f"member {index} was not finite at step {step}; it is frozen as it was before",
-            )
+        """Tell which members were frozen since the last report."""
+        frozen = self.list_frozen(run.state)
+        for index, step in frozen.items():
+            if self._reported.get(index) != step:
+                run.notify(
+                    "population",
+                    f"member {index} was not finite at step {step}; it is frozen as it was before",
+                )
+        self._set_reported(frozen)
+
+    def evolve(self, run: fg.Run) -> fg.ReplaceState | None:
+        """Return the state in which the worst members are copies of the best, if any is replaced.
+        A frozen member is reported before it is."""
+        assert self.evolution is not None
+        self.report_frozen(run)
+        answer = self.evolution.evolve(run, tuple(self.vary))
+        if answer is not None:
+            self._set_reported(self.list_frozen(answer.state))
+        return answer
 
     def list_frozen(self, result: Any) -> dict[int, int]:
         """Return the step at which each frozen member was not finite, by the member's index.
@@ -296,6 +340,10 @@ class Population:
             nonfinite=replace(template.nonfinite, skipped=num_skipped),
             plugin_states={**template.plugin_states, **plugin_states},
         )
+
+    def _set_reported(self, steps: dict[int, int]) -> None:
+        self._reported.clear()
+        self._reported.update(steps)
 
     def _set_arrays(self, members: Any) -> Any:
         """Return the stacked module with the arrays that `vary` names by their paths."""
