@@ -5,6 +5,7 @@ import re
 import fulgurite as fg
 import jax
 import numpy as np
+from fulgurite_averaging import EMA, Average
 from fulgurite_evaluators import Evaluator
 from fulgurite_population import Evolution, Population
 from populations import Net, fit, list_leaves, make_batches
@@ -39,10 +40,15 @@ def main() -> None:
     texts = []
     spy = fg.LambdaPlugin(on_compile=lambda name, compiled: texts.append(compiled.as_text()))
     batches = make_batches(5)
-    divided = fit(Net, batches, 5, Population(seeds=range(8), num_devices=4), spy)
+    average = Average(EMA(decay=0.9))
+    divided = fit(Net, batches, 5, Population(seeds=range(8), num_devices=4), spy, average)
     whole = fit(Net, batches, 5, Population(seeds=range(8)))
     weight = divided.module.members.net.layers[0].weight
-    assert [shard.data.shape for shard in weight.addressable_shards] == [(2, 8, 4)] * 4
+    (averages,) = divided.state.plugin_states.values()
+    average_weights = [leaf for leaf in list_leaves(averages) if leaf.shape == weight.shape]
+    for array in (weight, *average_weights):
+        assert [shard.data.shape for shard in array.addressable_shards] == [(2, 8, 4)] * 4
+    assert average_weights
     for leaf, expected in zip(list_leaves(divided.module), list_leaves(whole.module), strict=True):
         np.testing.assert_allclose(leaf, expected, atol=1e-6)
     shapes = [match[1] for text in texts for match in re.finditer(COLLECTIVE, text)]

@@ -266,6 +266,10 @@ def test_evolution_orders_members():
         (lambda: Population(seeds=(0, 1, 2), num_devices=2), "must divide"),
         (lambda: Population(seeds=(0, 1), num_devices="all"), "positive integer"),
         (
+            lambda: Population(seeds=(0, 1), num_devices=2, exact=True),
+            "several devices cannot share",
+        ),
+        (
             lambda: Population(seeds=(0, 1)).stack(Point(key=KEY)),
             "model is a Point; give what makes",
         ),

@@ -126,6 +126,11 @@ class Population:
                 f"Population: num_devices is {self.num_devices!r}; it must divide the number of "
                 f"members, {len(seeds)}"
             )
+        if self.exact and self.num_devices > 1:
+            raise ConfigurationError(
+                "Population: exact=True trains one member after the other, which several devices "
+                f"cannot share: num_devices is {self.num_devices}; leave one of them out"
+            )
 
     def stack(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """Return what makes the population, for `fit`.

@@ -23,9 +23,10 @@ class MemberStrategy(MeshStrategy):
         self.divided = NamedSharding(self.mesh, PartitionSpec("members"))
 
     def get_state_shardings(self, state: Any) -> PyTree[NamedSharding | None]:
-        """Return a sharding by members for module, model state and optimizer state."""
+        """Return a sharding by members for all that members have of their own: module, model state,
+        optimizer state, and states of plugins such as averages of the weights."""
         shardings = jax.tree.map(self._choose_replicated, state)
-        fields = ("module", "model_state", "opt_state")
+        fields = ("module", "model_state", "opt_state", "plugin_states")
         divided = {name: jax.tree.map(self._choose, getattr(state, name)) for name in fields}
         return shardings.replace(**divided)
 
