@@ -116,3 +116,19 @@ def test_a_tuple_with_a_computed_list_is_set_as_a_whole() -> None:
         cfg.pair[1].append(4)
     with pytest.raises(ConfigError, match=r"pair\[1\] is in a tuple"):
         apply_overrides(cfg, ["pair[1][0]=4"])
+
+
+def keep(sizes: list[int] = [1, 2], options: dict[str, int] = {"a": 1}) -> Any:  # noqa: B006
+    return list(sizes), dict(options)
+
+
+def test_a_default_is_changed_for_the_call_and_not_for_the_function() -> None:
+    config = L(call=L(keep))
+    written = to_json(config)
+    assert (config.call.sizes, config.call.options["a"]) == ([1, 2], 1)
+    assert to_json(config) == written
+    apply_overrides(config, ["call.sizes[0]=5"])
+    config.call.options["b"] = 2
+    config.call.sizes.append(9)
+    assert resolve(config.call) == ([5, 2, 9], {"a": 1, "b": 2})
+    assert keep() == ([1, 2], {"a": 1})

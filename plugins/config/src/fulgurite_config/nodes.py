@@ -4,9 +4,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from fulgurite_config.expressions import (
 )
 from fulgurite_config.names import Name, get_name
 from fulgurite_config.required import Required
-from fulgurite_config.views import DictView, ListView, read, unwrap
+from fulgurite_config.views import DictView, ListView, read, show_result, unwrap
 
 FOLDER = os.path.dirname(__file__)
 EMPTY = inspect.Parameter.empty
@@ -106,7 +107,13 @@ class Node:
 
     def _config_read(self, key: str | int) -> Any:
         value = self.__config_get__(key)
-        return read(value, lambda result: set_value(self, key, result, find_line()))
+
+        def replace(result: Any) -> None:
+            set_value(self, key, result, find_line())
+
+        if is_default(self, key):
+            return show_result(value, partial(replace, value))
+        return read(value, replace)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in RESERVED:
@@ -238,7 +245,8 @@ def copy_state(state: State) -> State:
 
 
 def get_default(node: Node, name: str) -> Any:
-    """Return the default of an argument, or `inspect.Parameter.empty`.
+    """Return the default of an argument, or `inspect.Parameter.empty`. Lists and dictionaries are
+    copied: the function keeps its own.
 
     Args:
         node: the node.
@@ -246,7 +254,19 @@ def get_default(node: Node, name: str) -> Any:
     """
     signature = get_signature(get_state(node).target)
     parameter = signature.parameters.get(name) if signature else None
-    return EMPTY if parameter is None else parameter.default
+    default = EMPTY if parameter is None else parameter.default
+    return deepcopy(default) if isinstance(default, list | dict) else default
+
+
+def is_default(node: Node, key: str | int) -> bool:
+    """Return whether a value is the default of its argument, and was not set.
+
+    Args:
+        node: the node.
+        key: of the value, which there is.
+    """
+    place = find_position(node, key)
+    return isinstance(place, str) and place != "aux" and place not in get_state(node).keywords
 
 
 def find_position(node: Node, key: str | int) -> str | int:

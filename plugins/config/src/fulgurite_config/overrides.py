@@ -19,6 +19,7 @@ from fulgurite_config.nodes import (
     get_state,
     has_name,
     is_constant,
+    is_default,
     is_loaded,
     iter_children,
     iter_names,
@@ -253,9 +254,12 @@ def _read(parent: Any, key: Key) -> Any:
 
 def _enter(parent: Any, key: Key, path: tuple[Key, ...], evaluation: Evaluation) -> Any:
     """Return what is at a key, or what the reference there stands for. A list or dictionary that is
-    computed takes the place of its expression, since an override will change it."""
+    computed or a default takes that place itself, since an override will change it."""
     child = evaluation.compute(_read(parent, key))
-    if not evaluation.is_result(child):
+    is_copied_default = (
+        isinstance(parent, Node) and isinstance(child, list | dict) and is_default(parent, key)
+    )
+    if not is_copied_default and not evaluation.is_result(child):
         return child
     if isinstance(parent, tuple):
         raise ConfigError(f"{format_path(path)} is in a tuple, which cannot be changed: set it all")

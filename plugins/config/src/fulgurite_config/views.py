@@ -25,7 +25,7 @@ def read(value: Any, replace: Replace) -> Any:
     evaluation = Evaluation()
     current = evaluation.compute(value)
     if evaluation.is_result(current):
-        return _show_result(current, partial(replace, current))
+        return show_result(current, partial(replace, current))
     if not has_lazy(current):
         return current
     if isinstance(current, list):
@@ -40,19 +40,20 @@ def unwrap(value: Any) -> Any:
     return value._items if isinstance(value, ListView | DictView) else value
 
 
-def _show_result(value: Any, keep: Callable[[], object]) -> Any:
-    """Return a view of a computed list or dictionary.
+def show_result(value: Any, keep: Callable[[], object]) -> Any:
+    """Return a view of a list or dictionary that is computed or a default, and any other value as
+    it is.
 
     Args:
-        value: what was computed, or a part of it.
-        keep: puts what was computed in the place of the expression, before a change.
+        value: what was computed or copied from the default, or a part of it.
+        keep: puts that in the place of the expression or default, before a change.
     """
     if isinstance(value, list):
         return ListView(value, keep)
     if isinstance(value, dict):
         return DictView(value, keep)
     if isinstance(value, tuple):
-        return tuple(_show_result(item, keep) for item in value)
+        return tuple(show_result(item, keep) for item in value)
     return value
 
 
@@ -73,7 +74,7 @@ class ListView(MutableSequence[Any]):
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         if self._keep is not None:
-            return _show_result(self._items[index], self._keep)
+            return show_result(self._items[index], self._keep)
         return read(self._items[index], partial(self._items.__setitem__, index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -122,7 +123,7 @@ class DictView(MutableMapping[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         if self._keep is not None:
-            return _show_result(self._items[key], self._keep)
+            return show_result(self._items[key], self._keep)
         return read(self._items[key], partial(self._items.__setitem__, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
