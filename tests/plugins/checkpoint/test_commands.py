@@ -405,7 +405,9 @@ def test_averaging_accepts_random_keys_and_an_invalid_output_is_an_error(
     engine(tmp_path / "run", Checkpointer(1), steps=2, log_every=None).fit(Keyed, ZEROS)
     average = "checkpoints", "average", tmp_path / "run", "--last", 2, "--out"
     (tmp_path / "file").write_text("")
-    assert "error: [Errno" in printed(capsys, *average, tmp_path / "file" / "mean", code=2)
+    assert "cannot be written: [Errno" in printed(
+        capsys, *average, tmp_path / "file" / "mean", code=2
+    )
     printed(capsys, *average, tmp_path / "mean")
     mean = engine(None, Checkpointer(1)).load_weights(Keyed, fg.CheckpointRef(tmp_path / "mean"))
     assert (float(mean.module.weight), mean.module.key.dtype) == (-1.5, jax.random.key(0).dtype)

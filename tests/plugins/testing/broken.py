@@ -213,17 +213,19 @@ class Forgets:
         run.log_scalars("forgets", {"looked": self.looked})
 
 
-class CountsForOthers:
-    """Counts in what another plugin shares, which the engine does not put back."""
+class CountsOutsideOfItsState:
+    """Counts in a field that is in no host state, which the engine cannot put back."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         return [fg.ScheduledAction("count", 3, self.count)]
 
     def count(self, run: fg.Run) -> None:
-        shared = run.shared.setdefault("others", {})
-        shared["count"] = shared.get("count", 0) + 1
-        run.log_scalars("counts", {"count": shared["count"]})
+        self.num_calls += 1
+        run.log_scalars("counts", {"count": self.num_calls})
 
 
 class AppendsBeforeItLogs:

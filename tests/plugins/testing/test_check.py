@@ -60,7 +60,7 @@ BROKEN = [
     ),
     (
         "interruptions",
-        broken.CountsForOthers,
+        broken.CountsOutsideOfItsState,
         "interrupted in the middle of its action 'count', and resumed with a new instance, is not",
     ),
     ("interruptions", broken.AppendsBeforeItLogs, "steps.txt in the run directory holds 4 bytes"),
