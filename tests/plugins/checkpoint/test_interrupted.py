@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from fulgurite_checkpoint import Checkpointer
 from trained import ZEROS, Act, Counting, engine
@@ -159,3 +161,70 @@ def test_the_reason_to_stop_is_said_again_where_another_action_was_pending(tmp_p
     for _ in range(2):
         result = fit(lambda run: None)
         assert (result.stop_reason, int(result.state.step)) == ("it is good enough", 3)
+
+
+class Slow(fg.Module):
+    """Takes some milliseconds a step, so that metrics are not computed yet when actions run."""
+
+    weight: Any
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jnp.eye(400)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        product = jnp.eye(400)
+        for _ in range(20):
+            product = jnp.tanh(product @ self.weight)
+        return fg.Output(product.mean() + batch.mean())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1e-3)
+
+
+class Keeper:
+    """Keeps a snapshot of the run that an exception ends."""
+
+    def __init__(self) -> None:
+        self.num_records = 0
+        self.snapshot: fg.Snapshot | None = None
+
+    @fg.hookimpl
+    def on_exception(self, run: fg.Run) -> None:
+        self.snapshot = run.snapshot()
+
+
+class CountingKeeper(Keeper):
+    """Counts records in its host state, too."""
+
+    @fg.hookimpl
+    def log_scalars(self, record: fg.Record) -> None:
+        self.num_records += record.stream == "exact"
+
+    @fg.hookimpl
+    def get_host_state(self) -> int:
+        return self.num_records
+
+    @fg.hookimpl
+    def set_host_state(self, state: int, version: int) -> None:
+        self.num_records = state
+
+
+class Failing:
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("fail", fg.At(8), lambda run: fail(), "act")]
+
+
+@pytest.mark.parametrize("kind", [Keeper, CountingKeeper])
+def test_an_interrupted_action_comes_after_the_metrics_of_its_step(kind: type[Keeper]) -> None:
+    keeper = kind()
+    fit_engine = fg.Engine(steps=12, log_every=4, plugins=[keeper, Failing()], autoload=False)
+    data = [np.full(1, step, np.float32) for step in range(12)]
+    with pytest.raises(OSError, match="the disk is gone"):
+        fit_engine.fit(Slow, data)
+    snapshot = keeper.snapshot
+    assert snapshot is not None
+    assert [record.step for record in snapshot.history] == [4, 8]
+    assert snapshot.metrics["train"] == snapshot.history[-1].values
+    states = [entry["state"] for entry in snapshot.host_states.values()]
+    assert states == ([2] if kind is CountingKeeper else [])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,13 @@ from fulgurite.errors import (
 from fulgurite.evaluation.evaluator import EvaluationResult
 from fulgurite.execution.compiled_step import BatchBuffer, StepResults
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
-from fulgurite.fit.records import Record, RecordDispatcher, RecordStream, check_json_value
+from fulgurite.fit.records import (
+    Record,
+    RecordDispatcher,
+    RecordKind,
+    RecordStream,
+    check_json_value,
+)
 from fulgurite.fit.run import EngineView, FitResult, Run
 from fulgurite.fit.scheduler import (
     EPOCH_END_ACTION,
@@ -38,7 +44,7 @@ from fulgurite.fit.signals import StopRequests
 from fulgurite.fit.snapshot import SHARED, Snapshot, read_shared
 from fulgurite.fit.start import FitPlan
 from fulgurite.model.media import MEDIA_ACTION
-from fulgurite.plugins.manager import plugin_error_context
+from fulgurite.plugins.manager import PluginManager, plugin_error_context
 from fulgurite.timing import StepRate
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, shape_signature
@@ -63,8 +69,8 @@ class LoopState(Enum):
 
 
 @dataclass(frozen=True)
-class HostSide:
-    """What a run holds on the host, beside its position in the data.
+class HostSnapshot:
+    """What a run held on the host at a moment, beside its position in the data.
 
     Attributes:
         host_states: `host_states` of a snapshot: what plugins hold, and what they share as far as
@@ -97,7 +103,8 @@ class Loop:
         signals: the signals that were received.
     """
 
-    _before_action: HostSide | None = None
+    _before_action: HostSnapshot | None = None
+    _num_records_before_action: int = 0
     _pending_error: Exception | None = None
     _abandoned_wait: WaitAbandoned | None = None
 
@@ -147,7 +154,7 @@ class Loop:
         self._loop_state = LoopState.STEPPING
         self._save_requested = False
         self._last_dispatch: tuple[StepResults | None, Any] = (None, None)
-        self._num_records_before_action = 0
+        self._do_records_change_host_states = _has_logger_with_host_state(engine.plugins)
         self._rate = StepRate()
 
     def _choose_steps_per_execution(self, plan: FitPlan) -> int:
@@ -197,14 +204,18 @@ class Loop:
         # The run that resumes does an interrupted action again, so from what was before it.
         is_interrupted = self._loop_state is LoopState.INTERRUPTED
         before_action = self._before_action if is_interrupted else None
-        host = before_action or self._collect_host_side()
+        host = before_action or self._copy_host()
+        metrics = host.metrics
+        if "train" in self.metrics:
+            # Those of a window that was closed before an action may have been computed since.
+            metrics = metrics | {"train": self.metrics["train"]}
         return Snapshot(
             self.state(),
             self.step_range,
             self._data_position,
             self._pending_actions,
             host.host_states,
-            host.metrics,
+            metrics,
             self.requested_length,
             tuple(self.dispatcher.history.records),
             self._action_stop_reason,
@@ -582,7 +593,10 @@ class Loop:
         # data ends it. Until then the action, and the hooks that it calls, may have changed what
         # any plugin holds.
         if action.scheduled.action is not None:
-            self._before_action = deepcopy(self._collect_host_side())
+            # Records from before the action are no part of it.
+            if self._do_records_change_host_states:
+                self.dispatcher.flush(wait=True)
+            self._before_action = self._copy_host()
         try:
             self._run_action(action)
         except Exception:
@@ -590,19 +604,23 @@ class Loop:
                 self._pending_actions = (action.name, *due_point.list_remaining(action))
                 self._loop_state = LoopState.INTERRUPTED
             raise
+        self._before_action = None
         self._scheduler.mark_done(action, self.step)
         self._untried_actions.discard(action.name)
 
-    def _collect_host_side(self) -> HostSide:
-        """Return what the run holds on the host now; plugins may go on changing what is in it."""
+    def _copy_host(self) -> HostSnapshot:
+        """Return what the run holds on the host now."""
         host_states: dict[str, Any] = {
-            plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
+            plugin.name: {
+                "version": getattr(plugin.plugin, "state_version", 1),
+                "state": deepcopy(state),
+            }
             for plugin, state in self.engine.plugins.call("get_host_state", self.step)
         }
         shared = {name: _select_json(values) for name, values in self.shared.items()}
         if any(shared.values()):
             host_states[SHARED] = {"version": 1, "state": shared}
-        return HostSide(host_states, dict(self.metrics))
+        return HostSnapshot(host_states, deepcopy(self.metrics))
 
     def _run_action(self, action: BoundAction) -> None:
         """Call an action, and do what it returns."""
@@ -669,6 +687,16 @@ class Loop:
                 "train", {"steps_per_second": steps_per_second}, stream="telemetry"
             )
         self.dispatcher.enqueue(jax.tree.leaves(values), finish)
+
+
+def _has_logger_with_host_state(plugins: PluginManager) -> bool:
+    """Return whether a plugin receives records and has a host state, which may change with each."""
+    with_state = {hook.plugin.name for hook in plugins.implementations("get_host_state")}
+    return any(
+        hook.plugin.name in with_state
+        for kind in get_args(RecordKind)
+        for hook in plugins.implementations(f"log_{kind}")
+    )
 
 
 def _cast_numbers(new_state: TrainState, state: TrainState) -> TrainState:
