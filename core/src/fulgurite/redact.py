@@ -69,15 +69,17 @@ def register_secret(value: str) -> None:
     written in URLs, in JSON, by `repr` and in base64."""
     if not value:
         return
+    # What a shell passes on need not be UTF-8.
+    content = value.encode(errors="surrogateescape")
     _REGISTERED.update(
         (
             value,
-            quote(value, safe=""),
-            quote_plus(value),
+            quote(content, safe=""),
+            quote_plus(content),
             json.dumps(value)[1:-1],
             json.dumps(value, ensure_ascii=False)[1:-1],
             repr(value)[1:-1],
-            base64.b64encode(value.encode()).decode(),
+            base64.b64encode(content).decode(),
         )
     )
 
@@ -108,6 +110,12 @@ def redact_text(text: str) -> str:
     text = _OPTION.sub(rf"\1{MASK}", text)
     text = _BEARER.sub(rf"\1{MASK}", text)
     return _TOKEN.sub(MASK, text)
+
+
+def format_error(error: BaseException) -> str:
+    """Return type and text of an error, without secrets."""
+    # Not as one text: the key of a KeyError is no secret.
+    return f"{type(error).__name__}: {redact_text(str(error))}"
 
 
 def redact_value(value: Any, name: str = "") -> Any:

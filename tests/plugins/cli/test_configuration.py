@@ -200,9 +200,17 @@ def test_a_secret_stays_out_of_the_manifest() -> None:
 
 
 class Login:
-    def __init__(self, phrase: SecretStr, place: str = "") -> None:
+    def __init__(
+        self,
+        phrase: SecretStr,
+        place: str = "",
+        second: SecretStr | None = None,
+        others: dict[str, list[SecretStr]] | None = None,
+    ) -> None:
         self.phrase = phrase
         self.place = place
+        self.second = second
+        self.others = others or {}
 
 
 def test_a_secret_type_makes_a_secret_of_any_argument() -> None:
@@ -210,11 +218,20 @@ def test_a_secret_type_makes_a_secret_of_any_argument() -> None:
         cfg = experiment()
         cfg.login = L(Login, cast(Any, "ope-nse/same"), place="ope-nse/same here")
         cfg.other = L(SecretStr, "fri/end")
+        cfg.login.second = cast(Any, "enter/same")
+        cfg.login.others = cast(Any, {"a": ["lemon/same", "melon/same"]})
         return cfg
 
     resolved, saved = build_from_config(configure(), [], None)
-    secrets = (resolved.login.phrase, resolved.other)
-    assert [secret.get_secret_value() for secret in secrets] == ["ope-nse/same", "fri/end"]
+    login = resolved.login
+    secrets = (login.phrase, resolved.other, login.second, *login.others["a"])
+    assert [secret.get_secret_value() for secret in secrets] == [
+        "ope-nse/same",
+        "fri/end",
+        "enter/same",
+        "lemon/same",
+        "melon/same",
+    ]
     assert resolved.login.place == "ope-nse/same here"
     assert "same" not in str(saved) and "fri/" not in str(saved)
     again = rebuild_from_config(saved, [], configure())

@@ -22,7 +22,9 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
+from fulgurite.redact import redact_text
 from fulgurite_cli import Experiment, SecretStr, build_experiment, run
+from fulgurite_cli.values import parse_value
 from fulgurite_runs import RunDirectory, RunPlugin
 
 PROGRAM = """
@@ -429,6 +431,14 @@ def test_values_of_secret_arguments_never_leave_memory(tmp_path: Path) -> None:
     assert manifest["configuration"] == {"login": "***", "steps": 2}
     shown = subprocess.run([*command, "--print"], capture_output=True, text=True).stdout
     assert "4dor" not in shown and "login=***" in shown
+
+
+def test_secrets_in_lists_and_dictionaries_are_secrets() -> None:
+    keys = parse_value("keys", "maple/1,birch/2", tuple[SecretStr, ...] | None)
+    assert [key.get_secret_value() for key in keys] == ["maple/1", "birch/2"]
+    named = parse_value("keys", "{'a': 'cedar/3'}", dict[str, SecretStr])
+    assert named["a"].get_secret_value() == "cedar/3"
+    assert redact_text("at maple/1, birch/2 and cedar/3") == "at ***, *** and ***"
 
 
 def test_a_secret_is_copied_but_not_pickled() -> None:

@@ -132,3 +132,10 @@ def test_a_default_is_changed_for_the_call_and_not_for_the_function() -> None:
     config.call.sizes.append(9)
     assert resolve(config.call) == ([5, 2, 9], {"a": 1, "b": 2})
     assert keep() == ([1, 2], {"a": 1})
+
+
+def test_a_slice_takes_what_was_read_from_a_view() -> None:
+    cfg = make_config()
+    cfg.named["b"][0:1] = [cfg.sizes, 3]
+    assert resolve(cfg).named["b"] == [[4, 10], 3]
+    assert from_json(to_json(cfg)) == cfg

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.redact import redact_text, redact_value, register_secret
+from fulgurite.redact import format_error, redact_text, redact_value, register_secret
 from fulgurite_logging import (
     CompilationMonitor,
     ConsoleLogger,
@@ -267,6 +267,13 @@ def test_a_secret_that_is_a_part_of_another_one_leaves_nothing_of_it() -> None:
 def test_a_registered_secret_is_redacted_however_it_is_written(written: str) -> None:
     register_secret('gr"ö ss/e')
     assert redact_text(f"at {written}").strip('xy"') in ("at ***", "at x***", 'at "***')
+
+
+def test_a_secret_need_not_be_utf_8_and_the_key_of_an_error_is_none() -> None:
+    register_secret("pa\udcffss-word")
+    assert redact_text("at pa\udcffss-word and pa%FFss-word") == "at *** and ***"
+    assert format_error(KeyError("foo")) == "KeyError: 'foo'"
+    assert format_error(OSError("token=abc")) == "OSError: token=***"
 
 
 def test_a_short_secret_is_redacted_as_a_word() -> None:

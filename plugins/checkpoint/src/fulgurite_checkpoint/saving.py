@@ -12,7 +12,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
-from fulgurite.redact import redact_text
+from fulgurite.redact import format_error
 from fulgurite.waits import WaitAbandoned
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers
@@ -377,8 +377,7 @@ def _encode_host(host: dict[str, Any]) -> str:
 
 
 def _format_failure(step: int, error: BaseException) -> str:
-    reason = redact_text(f"{type(error).__name__}: {error}")
-    return f"the checkpoint of step {step} could not be written: {reason}"
+    return f"the checkpoint of step {step} could not be written: {format_error(error)}"
 
 
 def _make_result(run: fg.Run, reason: str) -> fg.FitResult:

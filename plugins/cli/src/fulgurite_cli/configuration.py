@@ -42,7 +42,7 @@ from fulgurite_config.overrides import check_types, get_annotation
 from fulgurite_config.permissions import find_names
 
 from fulgurite_cli.replacing import has_only_evaluators, replace_evaluators
-from fulgurite_cli.secrets import is_secret_type
+from fulgurite_cli.secrets import convert_secrets, is_secret_type
 
 KEY = "config"
 """The key of a manifest's configuration that holds the JSON. It is one text there, since keys of
@@ -213,24 +213,40 @@ def read_config(saved_config: dict[str, Any]) -> Any:
 def register_secrets(config: Any) -> None:
     """Have the texts of a configuration hidden that stand where a secret is wanted: an argument of
     the type `SecretStr`, or what such a type is called with."""
+
+    def register(_: Any, text: str) -> str:
+        register_secret(text)
+        return text
+
     for node in iter_nodes(config, set()):
-        state = get_state(node)
-        for name, value in (*enumerate(state.positional), *state.keywords.items()):
-            is_secret = is_secret_type(state.target) or is_secret_type(get_annotation(node, name))
-            if is_secret and isinstance(value, str):
-                register_secret(value)
+        target = get_state(node).target
+        for key, value in _list_arguments(node):
+            annotation = target if is_secret_type(target) else get_annotation(node, key)
+            convert_secrets(value, annotation, register)
 
 
 def wrap_secrets(config: Any) -> Any:
     """Return a copy of a configuration in which each argument of the type `SecretStr` that is a
     text is a call of that type."""
     wrapped = copy(config)
-    for node in iter_nodes(wrapped, set()):
-        for name, value in dict(get_state(node).keywords).items():
-            annotation: Any = get_annotation(node, name)
-            if is_secret_type(annotation) and isinstance(value, str):
-                setattr(node, name, L(annotation, value))
+    made: list[Any] = []
+
+    def make(annotation: Any, text: str) -> Any:
+        made.append(L(annotation, text))
+        return made[-1]
+
+    for node in list(iter_nodes(wrapped, set())):
+        for key, value in _list_arguments(node):
+            made.clear()
+            secret = convert_secrets(value, get_annotation(node, key), make)
+            if made:
+                node[key] = secret
     return wrapped
+
+
+def _list_arguments(node: Node) -> list[tuple[str | int, Any]]:
+    state = get_state(node)
+    return [*enumerate(state.positional), *state.keywords.items()]
 
 
 def fill_secrets(config: Any, program_config: Node | None) -> None:

@@ -1,8 +1,10 @@
 """Arguments whose values are shown nowhere."""
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, get_args, get_origin
 
 from fulgurite.redact import MASK, register_secret
+from fulgurite_config.values import flatten_union
 
 
 class SecretStr:
@@ -74,3 +76,26 @@ def make_secret(annotation: Any, text: str) -> Any:
     """
     register_secret(text)
     return annotation(text)
+
+
+def convert_secrets(value: Any, annotation: Any, make: Callable[[Any, str], Any]) -> Any:
+    """Return a value with each text in it that is a secret by its annotation converted.
+
+    Args:
+        value: the value, or a list, tuple or dictionary of values.
+        annotation: its type, such as `list[SecretStr] | None`.
+        make: called with the type of a secret and its text.
+    """
+    for member in flatten_union(annotation):
+        if isinstance(value, str) and is_secret_type(member):
+            return make(member, value)
+        origin = get_origin(member)
+        types = get_args(member)
+        if isinstance(value, dict) and origin is dict:
+            return {key: convert_secrets(item, types[1], make) for key, item in value.items()}
+        if isinstance(value, list | tuple) and origin in (list, tuple):
+            if origin is list or types[1:] == (...,):
+                types = (types[0],) * len(value)
+            pairs = zip(value, types, strict=False)
+            return type(value)(convert_secrets(item, item_type, make) for item, item_type in pairs)
+    return value

@@ -11,13 +11,12 @@ from fulgurite.redact import MASK
 from fulgurite_config import ConfigError
 from fulgurite_config.values import (
     fit_value,
-    flatten_union,
     format_type,
     is_known_type,
     read_value,
 )
 
-from fulgurite_cli.secrets import is_secret_type, make_secret
+from fulgurite_cli.secrets import convert_secrets, is_secret_type, make_secret
 
 
 class Parameter(NamedTuple):
@@ -100,10 +99,7 @@ def _convert(convert: Callable[..., Any], name: str, value: Any, annotation: Any
         converted = convert(value, annotation, (name,))
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
-    secret_types = [member for member in flatten_union(annotation) if is_secret_type(member)]
-    if secret_types and isinstance(converted, str):
-        return make_secret(secret_types[0], converted)
-    return converted
+    return convert_secrets(converted, annotation, make_secret)
 
 
 def to_plain(value: Any) -> Any:

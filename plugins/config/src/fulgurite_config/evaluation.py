@@ -144,12 +144,14 @@ class Evaluation:
         self.budget.spend(len(path))
         self._active[key] = repr(reference)
         current: Any = root
-        for count, part in enumerate(path):
-            if isinstance(current, Required):  # all that is below it is missing too
-                break
-            child = _get_child(current, part, reference, path[:count])
-            current = self._enter(current, child)
-        del self._active[key]
+        try:
+            for count, part in enumerate(path):
+                if isinstance(current, Required):  # all that is below it is missing too
+                    break
+                child = _get_child(current, part, reference, path[:count])
+                current = self._enter(current, child)
+        finally:
+            del self._active[key]
         self._values[key] = current
         return current
 

@@ -15,7 +15,7 @@ def undo_on_error(config: Any) -> Iterator[None]:
     _save(config, saved)
     try:
         yield
-    except Exception:
+    except BaseException:  # Ctrl-C as well
         for value, before in saved.values():
             _restore(value, before)
         raise

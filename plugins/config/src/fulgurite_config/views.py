@@ -79,7 +79,10 @@ class ListView(MutableSequence[Any]):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._prepare()
-        self._items[index] = unwrap(value)
+        if isinstance(index, slice):
+            self._items[index] = [unwrap(item) for item in value]
+        else:
+            self._items[index] = unwrap(value)
 
     def __delitem__(self, index: Any) -> None:
         self._prepare()

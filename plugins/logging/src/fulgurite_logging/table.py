@@ -20,6 +20,8 @@ from fulgurite_logging.writer import LogBackend
 
 EXACT_FILE = "records.csv"
 TELEMETRY_FILE = "telemetry.csv"
+MAX_DIGITS = 18
+"""Of a step; Python reads no number of thousands of digits."""
 
 
 @dataclass(eq=False)
@@ -52,11 +54,14 @@ class CSVLogger(FileLogger):
         num_columns = get_entry(entry, "columns")
         num_rows = get_entry(entry, "rows")
         # With columns that came later, a row has other bytes than it had.
-        is_same_layout = num_columns == _count_columns(path)
+        num_columns_now = _count_columns(path)
+        if num_columns_now is None:
+            raise CheckpointError(f"{path} cannot be read as the table that the checkpoint knows")
+        is_same_layout = num_columns == num_columns_now
         if is_same_layout:
             check_cut(path, size, step, _get_step)
         if (
-            not _is_int_within(num_columns, 1, 2**31)
+            not _is_int_within(num_columns, 1, num_columns_now)
             or not _is_int_within(num_rows, 0, 2**31)
             or (is_same_layout and _count_lines(path, size) != 1 + num_rows)
         ):
@@ -221,7 +226,7 @@ def _count_lines(path: Path, size: int) -> int:
 
 def _get_step(line: bytes) -> int | None:
     cell = line.partition(b",")[0]
-    return int(cell) if cell.isdigit() else None
+    return int(cell) if cell.isdigit() and len(cell) <= MAX_DIGITS else None
 
 
 def _is_int_within(number: Any, low: int, high: int) -> bool:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from fulgurite import Record
-from fulgurite.redact import redact_text
+from fulgurite.redact import format_error
 
 
 class LogBackend(Protocol):
@@ -200,7 +200,7 @@ class BackgroundWriter:
         self._unanswered.remove(future)
         position = self._backend.get_position()
         if self.failure is not None:
-            reason = f"{type(self.failure).__name__}: {redact_text(str(self.failure))}"
+            reason = format_error(self.failure)
             position = {"failed": reason, "position": position}
         future.set_result(position)
 

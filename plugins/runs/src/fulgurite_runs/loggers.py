@@ -8,7 +8,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins.manager import PluginManager
-from fulgurite.redact import redact_text
+from fulgurite.redact import format_error
 
 from fulgurite_runs.json_codec import dumps
 
@@ -64,7 +64,7 @@ def _wait_for_position(logger: Any, future: Any) -> Any:
         dumps(position)
         return position
     except Exception as error:
-        reason = redact_text(f"{type(error).__name__}: {error}")
+        reason = format_error(error)
         label = f"logger {logger.name!r} ({logger.distribution})"
         if getattr(logger.plugin, "required", False):
             raise CheckpointError(f"{label} cannot say where its records end: {reason}") from error
