@@ -22,8 +22,8 @@ class MLflowLogger(FileLogger):
     Metrics are named `SOURCE/NAME`, such as `train/loss`; what MLflow refuses in a name, such as
     brackets, becomes `_`. The step in MLflow is the step of the run. A resumed run goes on with the
     same run of MLflow, whose id is in `mlflow.json` of the run's directory and in each checkpoint:
-    what has already arrived is not sent again, and what has not is taken from the history of the
-    checkpoint. A run that starts anew gets a new run of MLflow, and one that it replaces in the
+    what has already arrived is not sent again, and exact metrics that have not are sent from the
+    history of the checkpoint, as far as it goes back. A run that starts anew gets a new run of MLflow, and one that it replaces in the
     directory is marked as killed.
 
     Neither training nor a checkpoint waits for the server. If it cannot be reached, or does not
@@ -53,7 +53,8 @@ class MLflowLogger(FileLogger):
     tags: dict[str, str] = field(default_factory=dict)
     required: bool = field(default=False, kw_only=True)
     plugin_name = "mlflow"
-    # Fewer than the 10,000 records of a history, by which a resumed run sends what was waiting.
+    # Fewer than the 10,000 records that a history holds unless they are wide; from it a resumed run
+    # sends what was waiting.
     queue_size = 8000
     _backend: Backend | None = field(default=None, init=False, repr=False)
     _is_training: bool = field(default=False, init=False, repr=False)
@@ -123,8 +124,9 @@ class MLflowLogger(FileLogger):
 
     @fg.hookimpl
     def flush_logger(self, step: int) -> "Future[Any]":
-        """Return the id of the run of MLflow at once: a checkpoint does not wait for a server. What
-        has not arrived by then is in its history, from which a resumed run sends it.
+        """Return the id of the run of MLflow at once: a checkpoint does not wait for a server.
+        Exact metrics that have not arrived by then are in its history, from which a resumed run
+        sends them; other records that wait are lost if the process is killed.
 
         An evaluation by `fulgurite evaluate` has no history, and waits.
         """

@@ -115,7 +115,7 @@ class PopulationUpdate(fg.UpdateRule):
             update, _copy_parts(before), module.make_keys(), num_skipped
         )
         if is_bad is None:
-            is_bad = ~find_finite(before.module, after.module, output)
+            is_bad = ~compute_is_finite(before.module, after.module, output)
         new_module, is_updated = self._judge(module, is_bad, state.step + 1)
         parts = select_members(is_updated, after, before)
         if self.on_nonfinite == "skip":
@@ -209,7 +209,7 @@ class PopulationUpdate(fg.UpdateRule):
         )
 
 
-def find_finite(before: PyTree, after: PyTree, output: fg.Output) -> Bool[Array, " members"]:
+def compute_is_finite(before: PyTree, after: PyTree, output: fg.Output) -> Bool[Array, " members"]:
     """Return which members had a finite step: losses, gradients, and parameters that were finite.
 
     Args:

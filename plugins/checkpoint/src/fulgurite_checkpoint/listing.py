@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import RunDirectory
+from fulgurite_runs.json_codec import as_float
 from fulgurite_runs.lock import DEAD
 from fulgurite_runs.manifest import get_arguments
 from fulgurite_runs.program import format_commit
@@ -290,19 +290,11 @@ def _get_commit(manifest: dict[str, Any]) -> str:
 def _flatten_metrics(commit: Commit) -> dict[str, float]:
     """Return the numbers among the metrics of a checkpoint, as `SOURCE/NAME`."""
     return {
-        f"{source}/{name}": _as_float(value)
+        f"{source}/{name}": as_float(value)
         for source, values in commit.metrics.items()
         for name, value in values.items()
         if isinstance(value, int | float)
     }
-
-
-def _as_float(value: float) -> float:
-    """Return a number as a float; integers in JSON may be larger than any."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def _find_best(entries: list[Entry]) -> tuple[str, float, int, str] | None:

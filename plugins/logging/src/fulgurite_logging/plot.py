@@ -1,7 +1,6 @@
 """`fulgurite plot`: metrics of runs over steps, as a picture."""
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -10,6 +9,7 @@ from typing import Any
 
 from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite_runs.directory import hash_commit
+from fulgurite_runs.json_codec import as_float
 
 from fulgurite_logging.reading import iter_lines, iter_records
 
@@ -123,16 +123,8 @@ def load_series(run: Path) -> Series:
             if isinstance(value, int | float):
                 steps, numbers = series.setdefault(f"{source}/{name}", ([], []))
                 steps.append(step)
-                numbers.append(_as_float(value))
+                numbers.append(as_float(value))
     return series
-
-
-def _as_float(value: float) -> float:
-    """Return a number as a float; integers in JSON may be larger than any."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def load_evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:

@@ -125,7 +125,7 @@ class BackgroundWriter:
     @property
     def is_full(self) -> bool:
         """Whether `put` would wait for the backend."""
-        return self._num_put - self._num_written >= self._size
+        return self.failure is None and self._num_put - self._num_written >= self._size
 
     def fail(self, error: BaseException) -> None:
         """Give the backend up, unless it has failed already: nothing more is written."""

@@ -152,3 +152,11 @@ def _decode_array(pairs: dict[str, Any]) -> np.ndarray:
         raise ValueError("an array holds something else than numbers")
     with np.errstate(over="raise"):
         return np.asarray(items, dtype=np.dtype(name)).reshape(pairs["shape"])
+
+
+def as_float(value: float) -> float:
+    """Return a number of JSON as a float; integers there may be larger than any."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
