@@ -23,8 +23,8 @@ class MLflowLogger(FileLogger):
     brackets, becomes `_`. The step in MLflow is the step of the run. A resumed run goes on with the
     same run of MLflow, whose id is in `mlflow.json` of the run's directory and in each checkpoint:
     what has already arrived is not sent again, and exact metrics that have not are sent from the
-    history of the checkpoint, as far as it goes back. A run that starts anew gets a new run of MLflow, and one that it replaces in the
-    directory is marked as killed.
+    history of the checkpoint, as far as it goes back. A run that starts anew gets a new run of
+    MLflow, and one that it replaces in the directory is marked as killed.
 
     Neither training nor a checkpoint waits for the server. If it cannot be reached, or does not
     answer, training continues without the logger and says so once. With a `JSONLLogger` beside it

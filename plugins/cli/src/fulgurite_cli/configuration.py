@@ -229,18 +229,18 @@ def wrap_secrets(config: Any) -> Any:
     """Return a copy of a configuration in which each argument of the type `SecretStr` that is a
     text is a call of that type."""
     wrapped = copy(config)
-    made: list[Any] = []
+    secrets: list[Any] = []
 
     def make(annotation: Any, text: str) -> Any:
-        made.append(L(annotation, text))
-        return made[-1]
+        secrets.append(L(annotation, text))
+        return secrets[-1]
 
     for node in list(iter_nodes(wrapped, set())):
         for key, value in _list_arguments(node):
-            made.clear()
-            secret = convert_secrets(value, get_annotation(node, key), make)
-            if made:
-                node[key] = secret
+            secrets.clear()
+            new_value = convert_secrets(value, get_annotation(node, key), make)
+            if secrets:
+                node[key] = new_value
     return wrapped
 
 
