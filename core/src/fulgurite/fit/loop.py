@@ -3,19 +3,17 @@ order."""
 
 import math
 from collections import deque
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fulgurite.data.iterator import BatchItem
 from fulgurite.errors import (
-    ConfigurationError,
     DataError,
     EvaluationInterrupted,
     PluginError,
@@ -27,9 +25,7 @@ from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import (
     Record,
     RecordDispatcher,
-    RecordKind,
     RecordStream,
-    check_json_value,
 )
 from fulgurite.fit.run import EngineView, FitResult, Run
 from fulgurite.fit.scheduler import (
@@ -41,10 +37,16 @@ from fulgurite.fit.scheduler import (
     insert_epoch_end_action,
 )
 from fulgurite.fit.signals import StopRequests
-from fulgurite.fit.snapshot import SHARED, Snapshot, read_shared
+from fulgurite.fit.snapshot import (
+    HostSnapshot,
+    Snapshot,
+    copy_host,
+    has_logger_with_host_state,
+    read_shared,
+)
 from fulgurite.fit.start import FitPlan
 from fulgurite.model.media import MEDIA_ACTION
-from fulgurite.plugins.manager import PluginManager, plugin_error_context
+from fulgurite.plugins.manager import plugin_error_context
 from fulgurite.timing import StepRate
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, shape_signature
@@ -66,20 +68,6 @@ class LoopState(Enum):
     SAVING = "actions that save run"
     INTERRUPTED = "an action stopped before it had any effect: it is pending"
     BROKEN = "an exception left no state to resume from"
-
-
-@dataclass(frozen=True)
-class HostSnapshot:
-    """What a run held on the host at a moment, beside its position in the data.
-
-    Attributes:
-        host_states: `host_states` of a snapshot: what plugins hold, and what they share as far as
-            JSON can hold it.
-        metrics: the newest metrics by source.
-    """
-
-    host_states: dict[str, Any]
-    metrics: dict[str, Any]
 
 
 class Loop:
@@ -154,7 +142,7 @@ class Loop:
         self._loop_state = LoopState.STEPPING
         self._save_requested = False
         self._last_dispatch: tuple[StepResults | None, Any] = (None, None)
-        self._do_records_change_host_states = _has_logger_with_host_state(engine.plugins)
+        self._do_records_change_host_states = has_logger_with_host_state(engine.plugins)
         self._rate = StepRate()
 
     def _choose_steps_per_execution(self, plan: FitPlan) -> int:
@@ -204,7 +192,7 @@ class Loop:
         # The run that resumes does an interrupted action again, so from what was before it.
         is_interrupted = self._loop_state is LoopState.INTERRUPTED
         before_action = self._before_action if is_interrupted else None
-        host = before_action or self._copy_host()
+        host = before_action or copy_host(self.engine.plugins, self.step, self.shared, self.metrics)
         metrics = host.metrics
         if "train" in self.metrics:
             # Those of a window that was closed before an action may have been computed since.
@@ -596,7 +584,9 @@ class Loop:
             # Records from before the action are no part of it.
             if self._do_records_change_host_states:
                 self.dispatcher.flush(wait=True)
-            self._before_action = self._copy_host()
+            self._before_action = copy_host(
+                self.engine.plugins, self.step, self.shared, self.metrics
+            )
         try:
             self._run_action(action)
         except Exception:
@@ -607,20 +597,6 @@ class Loop:
         self._before_action = None
         self._scheduler.mark_done(action, self.step)
         self._untried_actions.discard(action.name)
-
-    def _copy_host(self) -> HostSnapshot:
-        """Return what the run holds on the host now."""
-        host_states: dict[str, Any] = {
-            plugin.name: {
-                "version": getattr(plugin.plugin, "state_version", 1),
-                "state": deepcopy(state),
-            }
-            for plugin, state in self.engine.plugins.call("get_host_state", self.step)
-        }
-        shared = {name: _select_json(values) for name, values in self.shared.items()}
-        if any(shared.values()):
-            host_states[SHARED] = {"version": 1, "state": shared}
-        return HostSnapshot(host_states, deepcopy(self.metrics))
 
     def _run_action(self, action: BoundAction) -> None:
         """Call an action, and do what it returns."""
@@ -689,16 +665,6 @@ class Loop:
         self.dispatcher.enqueue(jax.tree.leaves(values), finish)
 
 
-def _has_logger_with_host_state(plugins: PluginManager) -> bool:
-    """Return whether a plugin receives records and has a host state, which may change with each."""
-    with_state = {hook.plugin.name for hook in plugins.implementations("get_host_state")}
-    return any(
-        hook.plugin.name in with_state
-        for kind in get_args(RecordKind)
-        for hook in plugins.implementations(f"log_{kind}")
-    )
-
-
 def _cast_numbers(new_state: TrainState, state: TrainState) -> TrainState:
     """Return a state in which Python numbers, such as a new learning rate, are arrays like those
     that they replace."""
@@ -710,15 +676,3 @@ def _cast_numbers(new_state: TrainState, state: TrainState) -> TrainState:
         return jnp.asarray(new, old.dtype) if is_number else new
 
     return jax.tree.map(cast, new_state, state)
-
-
-def _select_json(values: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the values that JSON can hold, as they are now."""
-    selected = {}
-    for name, value in values.items():
-        try:
-            check_json_value(value, name)
-        except ConfigurationError:
-            continue
-        selected[name] = deepcopy(value)
-    return selected

@@ -2,10 +2,11 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.fit.records import Record
+from fulgurite.fit.records import Record, RecordKind, check_json_value
+from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import parse
 from fulgurite.triggers import StepRange
@@ -120,3 +121,66 @@ def read_shared(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
             f"run.shared, which is no dictionary of dictionaries: resume from another checkpoint"
         )
     return shared
+
+
+@dataclass(frozen=True)
+class HostSnapshot:
+    """What a run held on the host at a moment, beside its position in the data.
+
+    Attributes:
+        host_states: `host_states` of a snapshot: what plugins hold, and what they share as far as
+            JSON can hold it.
+        metrics: the newest metrics by source.
+    """
+
+    host_states: dict[str, Any]
+    metrics: dict[str, Any]
+
+
+def copy_host(
+    plugins: PluginManager,
+    step: int,
+    shared: dict[str, dict[str, Any]],
+    metrics: dict[str, dict[str, Any]],
+) -> HostSnapshot:
+    """Return what a run holds on the host now.
+
+    Args:
+        plugins: those whose host states are taken.
+        step: the run's step, for errors.
+        shared: what plugins share.
+        metrics: the newest metrics by source.
+    """
+    host_states: dict[str, Any] = {
+        plugin.name: {
+            "version": getattr(plugin.plugin, "state_version", 1),
+            "state": deepcopy(state),
+        }
+        for plugin, state in plugins.call("get_host_state", step)
+    }
+    shared_json = {name: _select_json(values) for name, values in shared.items()}
+    if any(shared_json.values()):
+        host_states[SHARED] = {"version": 1, "state": shared_json}
+    return HostSnapshot(host_states, deepcopy(metrics))
+
+
+def has_logger_with_host_state(plugins: PluginManager) -> bool:
+    """Return whether a plugin receives records and has a host state, which may change with each."""
+    with_state = {hook.plugin.name for hook in plugins.implementations("get_host_state")}
+    return any(
+        hook.plugin.name in with_state
+        for kind in get_args(RecordKind)
+        for hook in plugins.implementations(f"log_{kind}")
+    )
+
+
+def _select_json(values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the values that JSON can hold, as they are now."""
+    selected = {}
+    for name, value in values.items():
+        try:
+            check_json_value(value, name)
+        except ConfigurationError:
+            continue
+        selected[name] = deepcopy(value)
+    return selected
