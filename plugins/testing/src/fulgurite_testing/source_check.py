@@ -1,6 +1,7 @@
 """The check of a data source: that a run that resumes gets the batches of one that went on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -49,8 +50,9 @@ def check_source(build_source: Callable[[], Any], *, num_batches: int = 12) -> N
     Raises:
         SourceFailure: it names the batch, and the position that it was resumed from.
     """
+    # A thread that reads ahead writes before and after the copies are made, as it comes.
+    _check_not_overwritten(*_read(lambda: _read_nothing_ahead(build_source), None, num_batches))
     items, copies = _read(build_source, None, num_batches)
-    _check_not_overwritten(items, copies)
     promise = _get_promise(build_source)
     if promise is None:
         raise SourceFailure(
@@ -91,6 +93,10 @@ def _read(
             items.append(item)
             copies.append(jax.tree.map(np.array, item.batch))
     return items, copies
+
+
+def _read_nothing_ahead(build_source: Callable[[], Any]) -> fg.DataSource:
+    return replace(as_data(build_source()), prefetch=0)
 
 
 def _get_promise(build_source: Callable[[], Any]) -> str | None:
