@@ -165,6 +165,8 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
         ("index.json", ("pending_actions",), ["log", "log"], "an action twice"),
         ("index.json", ("weights_only",), True, "weights_only is true, and there are arrays"),
         ("index.json", ("metrics", "test", "loss"), "low", "metrics.test.loss is 'low'"),
+        ("COMMIT", ("timings", "train"), 10**400, "timings.train is 1000"),
+        ("COMMIT", ("wall_time",), 1e300, "wall_time is 1e+300"),
     ],
 )
 def test_a_value_that_is_never_written_is_damage_that_names_file_and_field(

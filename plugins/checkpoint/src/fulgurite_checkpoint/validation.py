@@ -16,6 +16,7 @@ from fulgurite.tree.specs import is_array, is_real_dtype
 from fulgurite.triggers import is_exact
 
 _LARGEST_COUNT = 2**31
+_LARGEST_SECONDS = 1e12
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -321,12 +322,15 @@ def check_commit_fields(content: Mapping[str, Any]) -> None:
         check_object(position, "logger_positions")
     parse_metrics(content["metrics"])
     for name, seconds in check_object(content["timings"], "timings").items():
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise ValueError(f"timings.{name} is {seconds!r}; it must be a number")
-    wall_time = content["wall_time"]
-    if isinstance(wall_time, bool) or not isinstance(wall_time, int | float):
-        raise ValueError(f"wall_time is {wall_time!r}; it must be a number")
+        _check_seconds(seconds, f"timings.{name}")
+    _check_seconds(content["wall_time"], "wall_time")
     monitor = content["monitor"]
     is_pair = isinstance(monitor, list) and len(monitor) == 2
     if monitor is not None and not (is_pair and all(isinstance(part, str) for part in monitor)):
         raise ValueError(f"monitor is {monitor!r}; it must be a metric and a mode")
+
+
+def _check_seconds(seconds: Any, name: str) -> None:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not abs(seconds) <= _LARGEST_SECONDS:
+        raise ValueError(f"{name} is {seconds!r:.100}; it must be a number of seconds")
