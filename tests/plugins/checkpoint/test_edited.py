@@ -127,13 +127,15 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
             except FulguriteError as error:
                 assert "checkpoint" in str(error)
                 return
-        assert int(result.state.step) == 5
         assert np.isfinite(result.metrics["train"]["loss"])
+        if is_known_to_plugin_alone(name, edited_place):
+            return  # such as the time that was used, of which an hour ends the run
+        assert int(result.state.step) == 5
         messages = [*result.messages, *(str(warning.message) for warning in caught)]
         is_reported = any(
             "step-3" in text or "the checkpoint was saved" in text for text in messages
         )
-        if not is_reported and not is_known_to_plugin_alone(name, edited_place):
+        if not is_reported:
             assert collect_result(run, result) == undisturbed
 
     check()
