@@ -185,10 +185,7 @@ def _format_best(row: RunRow) -> str:
 def _format_wall_time(row: CheckpointRow) -> str:
     if row.saved is None:
         return ""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved))
-    except (OverflowError, ValueError, OSError):
-        return "no date"  # a number that whoever wrote it made up
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.saved))
 
 
 def _format_metrics(row: CheckpointRow) -> str:
