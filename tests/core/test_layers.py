@@ -21,9 +21,9 @@ PACKAGES = sorted(
 LAYERS = """
     errors tracebacks timing waits
     tree.paths tree.select tree.specs tree.typecheck tree.vectors
-    rng triggers redact sharding metrics.base metrics.basic metrics.conversion metrics.direction metrics data.sources data.iterator
+    rng triggers redact sharding metrics.base metrics.weights metrics.basic metrics.conversion metrics.direction metrics data.sources data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
-    model.media model.mode model.sow model.context model.ambient_rng model.module
+    model.media model.mode model.sow model.output model.loss model.context model.ambient_rng model.module
     training.compilations training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.trace training.step
     execution.executables execution.flops execution.dispatch execution.flat_state execution.compiled_step execution.program

@@ -15,7 +15,8 @@ from fulgurite.model.ambient_rng import make_rng
 from fulgurite.model.context import Context
 from fulgurite.model.media import Media
 from fulgurite.model.mode import is_training, training_mode
-from fulgurite.model.module import Module, OptimizerSpec, Output, Task
+from fulgurite.model.module import Module, OptimizerSpec, Task
+from fulgurite.model.output import Output
 from fulgurite.model.sow import sow
 from fulgurite.plugins.markers import hookimpl, hookspec
 from fulgurite.rng import RngStream, RngStreams

@@ -62,7 +62,7 @@ from fulgurite.fit.start import (
     restore_host_states,
 )
 from fulgurite.model.context import Context
-from fulgurite.model.module import Output
+from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.strategy import PluginShardingStrategy
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams

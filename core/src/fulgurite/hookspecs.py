@@ -24,7 +24,8 @@ from fulgurite.fit.snapshot import CheckpointSource, Snapshot
 from fulgurite.metrics import CollectingMetric, Metric, RunningMetric
 from fulgurite.model.context import Context
 from fulgurite.model.media import Media
-from fulgurite.model.module import OptimizerSpec, Output
+from fulgurite.model.module import OptimizerSpec
+from fulgurite.model.output import Output
 from fulgurite.plugins.markers import Combine, hookspec
 from fulgurite.rng import RngStream
 from fulgurite.sharding import ShardingStrategy

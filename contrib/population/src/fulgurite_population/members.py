@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -9,6 +10,9 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.metrics.conversion import sum_values
+from fulgurite.model.loss import apply_weight
+from fulgurite.training.forward import count_examples
 from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
@@ -91,23 +95,25 @@ class Members(fg.Module):
 
         def evaluate(member: Any, model_state: Any, key: Any) -> fg.Output:
             member_ctx = make_member_ctx(ctx, key, model_state)
-            member_ctx = replace(member_ctx, losses={})
+            member_ctx = replace(member_ctx, losses={}, loss_weights={})
             output = member.validation_step(batch, member_ctx)
-            if eqx.is_array_like(output):
+            if not isinstance(output, fg.Output):
                 output = fg.Output(output)
-            terms = {} if output.loss is None else {"loss": output.loss}
+            output = apply_weight(output, "validation_step of a member")
+            terms: dict[str, Any] = {} if output.loss is None else {"loss": output.loss}
             terms |= output.losses | (member_ctx.losses or {})
             losses = {name: jnp.mean(term) for name, term in terms.items()}
-            values = list(losses.values())
             return fg.Output(
-                sum(values[1:], start=values[0]) if values else None,
+                sum_values(losses.values()) if losses else None,
                 losses=losses,
+                loss_weights=output.loss_weights | member_ctx.loss_weights,
                 metrics=flatten(output.metrics),
                 preds=output.preds,
             )
 
         outputs = self.map(evaluate, self.members, ctx.model_state, self.make_keys())
-        metrics = describe_members(outputs, self.is_alive, count_examples(batch, ctx.mask))
+        get_weight = partial(count_examples, batch, ctx)
+        metrics = describe_members(outputs, self.is_alive, get_weight)
         loss = None if outputs.loss is None else average_members(outputs.loss, self.is_alive)
         preds = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs.preds)
         return fg.Output(loss, metrics=metrics, preds=preds, model_state=ctx.model_state)
@@ -255,19 +261,6 @@ def average_members(values: Array, is_counted: Bool[Array, " members"]) -> Array
         is_counted: which members count.
     """
     return jnp.sum(jnp.where(is_counted, values, 0)) / jnp.sum(is_counted).astype(values.dtype)
-
-
-def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
-    """Return the number of examples of a batch, float32.
-
-    Args:
-        batch: arrays with a leading example axis.
-        mask: which examples are no padding, or None.
-    """
-    if mask is not None:
-        return jnp.sum(mask, dtype=jnp.float32)
-    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
-    return jnp.float32(next((shape[0] for shape in shapes if shape), 1))
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:

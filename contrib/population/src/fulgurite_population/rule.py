@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -9,6 +10,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
+from fulgurite.training.forward import count_examples
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_population.hyperparameters import set_hyperparameters
@@ -16,7 +18,6 @@ from fulgurite_population.members import (
     PLUGINS_WITHIN,
     Members,
     average_members,
-    count_examples,
     list_paths,
     make_member_ctx,
     map_together,
@@ -176,9 +177,9 @@ class PopulationUpdate(fg.UpdateRule):
             batch: of the step.
             ctx: of the step.
         """
-        num_examples = count_examples(batch, ctx.mask)
         is_measured = is_updated if self.on_nonfinite == "skip" else None
-        metrics = describe_members(output, module.is_alive, num_examples, is_measured)
+        get_weight = partial(count_examples, batch, ctx)
+        metrics = describe_members(output, module.is_alive, get_weight, is_measured)
         if self.on_nonfinite == "skip":
             num_skipped = state.nonfinite.skipped + module.skipped
             for index in range(len(module.seeds)):
@@ -192,12 +193,19 @@ class PopulationUpdate(fg.UpdateRule):
             zeros = jax.tree.map(jnp.zeros_like, values)
             members = select_members(is_updated, values, zeros)
             gradients[name] = replace(module, members=members, frozen_at=None, skipped=None)
-        loss = None if output.loss is None else average_members(output.loss, is_updated)
+        total: Any = output.loss
+        loss = None if total is None else average_members(total, is_updated)
         return output.replace(
             loss=loss,
             losses={
                 name: average_members(value, is_updated) for name, value in output.losses.items()
             },
+            weight=None,
+            loss_weights={
+                name: average_members(value, is_updated)
+                for name, value in output.loss_weights.items()
+            },
+            is_update=None if output.is_update is None else jnp.any(output.is_update),
             metrics=metrics,
             media={
                 f"{name}[{index}]": take_metric(value, index)

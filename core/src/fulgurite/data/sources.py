@@ -67,24 +67,32 @@ class MaskedBatch:
     mask: Any
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["spec"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["value", "num_examples"], meta_fields=["spec"]
+)
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch with something static that the step sees as `ctx.spec`, such as which task it is of.
+    """A batch with what its arrays do not say.
 
     Each `spec` is an executable of its own. A source whose batches differ declares one of each
     kind: `DataSource(source, batch_examples=...)`.
 
     Example:
-        batch = fg.Batch({"x": np.zeros((4, 3))}, spec="images")
+        batch = fg.Batch({"x": np.zeros((4, 2))}, spec="images")
+        graph = {"nodes": np.zeros((5, 3)), "edges": np.zeros((2, 8), int)}
+        batch = fg.Batch(graph, num_examples=1)
 
     Attributes:
         value: a pytree of arrays `(batch, ...)`.
-        spec: hashable, and compared by `==`.
+        spec: something static that the step sees as `ctx.spec`, such as which task the batch is
+            of; hashable, and compared by `==`.
+        num_examples: how much the batch counts in means over batches, where its arrays do not all
+            begin with the axis of the examples.
     """
 
     value: Any
-    spec: Hashable
+    spec: Hashable = None
+    num_examples: Any = None
 
 
 @jax.tree_util.register_dataclass

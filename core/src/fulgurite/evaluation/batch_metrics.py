@@ -1,6 +1,6 @@
 """The metrics of one batch of an evaluation, and their results over all batches."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -11,12 +11,14 @@ from fulgurite.errors import ModelError
 from fulgurite.evaluation.evaluator import Evaluator, MetricFunctions
 from fulgurite.metrics.base import CollectingMetric, Metric, RunningMetric, flatten_nested
 from fulgurite.metrics.basic import Mean
-from fulgurite.metrics.conversion import as_metric, to_number
+from fulgurite.metrics.conversion import GetWeight, as_metric, to_number
+from fulgurite.metrics.weights import collect_weights
 from fulgurite.model.context import Context
-from fulgurite.model.module import Output, evaluate_metric_fn
+from fulgurite.model.module import evaluate_metric_fn
+from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
-from fulgurite.training.forward import count_examples
-from fulgurite.training.metric_window import merge_losses_and_metrics
+from fulgurite.training.forward import get_weight
+from fulgurite.training.metric_window import check_unique_names, collect_losses
 
 
 def collect_batch_metrics(
@@ -37,19 +39,20 @@ def collect_batch_metrics(
         batch: without its mask.
         ctx: the context of the step.
     """
-    values = _choose_values(evaluator, output, batch, ctx)
-    values |= _collect_plugin_metrics(plugins, module, output, batch, ctx)
-    num_examples = count_examples(batch, ctx.mask)
-    merged: dict[str, Metric] = {}
-    collected: dict[str, CollectingMetric] = {}
-    for name, value in values.items():
-        if isinstance(value, CollectingMetric):
-            collected[name] = value
-        elif isinstance(value, RunningMetric):
-            # An evaluation has no order of steps: its value is the mean over the batches.
-            merged[name] = _as_mean(value.compute(), num_examples)
-        else:
-            merged[name] = as_metric(name, value, num_examples)
+    find_weight = cache(partial(get_weight, output, batch, ctx))
+    with collect_weights():
+        values = _choose_values(evaluator, output, batch, ctx, find_weight)
+        values |= _collect_plugin_metrics(plugins, module, output, batch, ctx)
+        merged: dict[str, Metric] = {}
+        collected: dict[str, CollectingMetric] = {}
+        for name, value in values.items():
+            if isinstance(value, CollectingMetric):
+                collected[name] = value
+            elif isinstance(value, RunningMetric):
+                # An evaluation has no order of steps: its value is the mean over the batches.
+                merged[name] = _as_mean(value.compute(), find_weight())
+            else:
+                merged[name] = as_metric(name, value, find_weight)
     return merged, collected
 
 
@@ -75,18 +78,18 @@ def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choose_values(
-    evaluator: Evaluator, output: Output, batch: Any, ctx: Context
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context, find_weight: GetWeight
 ) -> dict[str, Any]:
     """Return losses and metrics by name: the evaluator's own replace the module's, by kind."""
-    total = output.loss
-    terms = output.losses
     metrics = output.metrics
-    if evaluator.losses is not None:
-        total = None
-        terms = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
     if evaluator.metrics is not None:
         metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
-    return merge_losses_and_metrics(total, terms, metrics)
+    if evaluator.losses is None:
+        losses: dict[str, Any] = {**collect_losses(output, find_weight)}
+    else:
+        losses = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
+    check_unique_names(losses, metrics)
+    return losses | metrics
 
 
 def _call_functions(

@@ -397,7 +397,7 @@ class EvaluationRunner:
         """Give the module in inference mode, the batch without its mask, and the context of the
         step; errors name the batch."""
         module, model_state, key, step = target
-        batch, mask, spec = split_batch(ArrayData.gather(device_arrays, batch))
+        batch, mask, spec, num_examples = split_batch(ArrayData.gather(device_arrays, batch))
         # Media are shown of the first batch; nothing else is due in an evaluation.
         due_flags: dict[str, Any] = {name: jnp.asarray(False) for name in self._due_names}
         if MEDIA_ACTION in due_flags:
@@ -409,6 +409,7 @@ class EvaluationRunner:
             model_state=model_state,
             mask=mask,
             spec=spec,
+            num_examples=num_examples,
             rng_path=((self._evaluator.name, index),),
             due_flags=due_flags,
             rng_step=step if self._evaluator.new_rng_each_time else None,

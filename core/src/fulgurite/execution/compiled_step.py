@@ -16,7 +16,7 @@ from fulgurite.data.sources import ArrayData
 from fulgurite.errors import DataError
 from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
-from fulgurite.model.module import Output
+from fulgurite.model.output import Output
 from fulgurite.training.services import Services
 from fulgurite.training.step import TrainStep
 from fulgurite.tree.paths import leaves_with_paths

@@ -21,6 +21,7 @@ from fulgurite.metrics.basic import (
     Min,
     Std,
     Sum,
+    SumOfMeans,
 )
 from fulgurite.metrics.conversion import as_metric
 from fulgurite.metrics.direction import Mode, find_mode, resolve_mode
@@ -40,6 +41,7 @@ __all__ = [
     "RunningMetric",
     "Std",
     "Sum",
+    "SumOfMeans",
     "Value",
     "Values",
     "apply_mask",

@@ -20,6 +20,7 @@ from fulgurite.metrics.base import (
     expand_leading,
     to_float,
 )
+from fulgurite.metrics.weights import note_weight
 
 
 class Sum(Metric):
@@ -49,8 +50,10 @@ class Sum(Metric):
     def from_values(values: Values, mask: Mask | None = None) -> "Sum":
         """Return the sum of the values that `mask` does not exclude."""
         total = jnp.sum(apply_mask(to_float(values), mask, 0.0))
-        # -0 would not survive merging 0.
-        return Sum(jnp.where(total == 0, 0, total), jnp.zeros_like(total))
+        # -0 would not survive merging 0. Adding its magnitude keeps the gradient, which a constant
+        # in the place of a loss that happens to be 0 would cut off.
+        positive = total + jax.lax.stop_gradient(jnp.abs(total))
+        return Sum(jnp.where(total == 0, positive, total), jnp.zeros_like(total))
 
     def merge(self, other: Any) -> "Sum":
         rounded, lost = _add_exactly(self.total, other.total)
@@ -97,9 +100,29 @@ class Mean(Metric):
         return Mean(Sum.from_values(numbers * weights, weights != 0), Sum.from_values(weights))
 
     def compute(self) -> Any:
+        weight = self.weight.compute()
         # The mean of nothing is NaN, and meant to be.
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self.total.compute() / self.weight.compute()
+            return note_weight(self.total.compute() / weight, weight)
+
+
+class SumOfMeans(Metric):
+    """The sum of means that weigh examples in different ways, such as the terms of a loss.
+
+    Example:
+        cross_entropy = fg.metrics.Mean.from_values(losses, weight=num_tokens)
+        penalty = fg.metrics.Mean.from_values(0.1)
+        fg.metrics.SumOfMeans((cross_entropy, penalty)).compute()
+
+    Attributes:
+        means: each is merged by itself.
+    """
+
+    means: tuple[Mean, ...]
+
+    def compute(self) -> Any:
+        first, *others = [mean.compute() for mean in self.means]
+        return sum(others, start=first)
 
 
 class Accuracy(Metric):

@@ -1,5 +1,7 @@
 """What a step returns as metrics, converted to metrics."""
 
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -9,17 +11,22 @@ import numpy as np
 from jaxtyping import Array
 
 from fulgurite.errors import ModelError
-from fulgurite.metrics.base import CollectingMetric, Metric
-from fulgurite.metrics.basic import Mean
+from fulgurite.metrics.base import CollectingMetric, Metric, RunningMetric
+from fulgurite.metrics.basic import Mean, SumOfMeans
+from fulgurite.metrics.weights import find_weight
+
+GetWeight = Callable[[], Array]
+"""Returns what the bare numbers of a batch are means over, such as the number of its examples; an
+error where that is not known. It is called only where there is such a number."""
 
 
-def as_metric(name: str, value: Any, weight: Array) -> Metric:
+def as_metric(name: str, value: Any, get_weight: GetWeight) -> Metric:
     """Convert what a step returned as a metric.
 
     Args:
         name: the name of the metric, for errors.
-        value: a `Metric`, or a scalar, which becomes a mean over the examples of its batch.
-        weight: the number of these examples.
+        value: a `Metric`, or a scalar, which becomes a mean.
+        get_weight: returns how much the scalar counts.
     """
     if isinstance(value, Metric):
         return as_array_fields(name, value)
@@ -29,7 +36,8 @@ def as_metric(name: str, value: Any, weight: Array) -> Metric:
             "validation step or an evaluator, not from a training step"
         )
     if eqx.is_array_like(value) and jnp.ndim(value) == 0:
-        return Mean.from_values(value, weight=weight)
+        weight = find_weight(value)
+        return Mean.from_values(value, weight=get_weight() if weight is None else weight)
     if eqx.is_array_like(value):
         description = f"an array of shape {jnp.shape(value)}"
     else:
@@ -38,6 +46,64 @@ def as_metric(name: str, value: Any, weight: Array) -> Metric:
         f"metric {name!r} is {description}: return a scalar, or "
         "fg.metrics.Mean.from_values(array, ctx.mask)"
     )
+
+
+def as_metrics(values: Mapping[str, Any], get_weight: GetWeight) -> dict[str, Any]:
+    """Convert what a step returned as metrics by name; running metrics stay as they are.
+
+    Args:
+        values: metrics and scalars by name.
+        get_weight: returns how much a scalar counts.
+    """
+    get_weight = cache(get_weight)
+    return {
+        name: as_array_fields(name, value)
+        if isinstance(value, RunningMetric)
+        else as_metric(name, value, get_weight)
+        for name, value in values.items()
+    }
+
+
+def as_loss_metric(total: Any, terms: Mapping[str, Any], weights: Mapping[str, Any]) -> Metric:
+    """Return the metric of a loss, whose result over several batches is the sum of the means of its
+    terms.
+
+    Args:
+        total: the sum of the terms.
+        terms: scalars by name.
+        weights: what each term is a mean over, by name.
+    """
+    groups = group_by_weight(terms, weights)
+    if len(groups) == 1:
+        ((weight, _),) = groups
+        return Mean.from_values(total, weight=weight)
+    means = [
+        Mean.from_values(sum_values([terms[name] for name in names]), weight=weight)
+        for weight, names in groups
+    ]
+    return SumOfMeans(tuple(means))
+
+
+def group_by_weight(
+    terms: Mapping[str, Any], weights: Mapping[str, Any]
+) -> list[tuple[Any, list[str]]]:
+    """Return each weight with the names of the terms that are means over it.
+
+    Args:
+        terms: by name.
+        weights: what each term is a mean over, by name. Those that are one object are one weight.
+    """
+    groups: dict[int, tuple[Any, list[str]]] = {}
+    for name in terms:
+        _, names = groups.setdefault(id(weights[name]), (weights[name], []))
+        names.append(name)
+    return list(groups.values())
+
+
+def sum_values(values: Iterable[Any]) -> Any:
+    """Return the sum of at least one value."""
+    first, *others = values
+    return sum(others, start=first)
 
 
 def as_array_fields(name: str, metric: Any) -> Any:

@@ -10,9 +10,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, Real
 
 from fulgurite.errors import ModelError, PluginError, did_you_mean
+from fulgurite.metrics.basic import Mean
+from fulgurite.model.loss import split_loss
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.rng import RngPhase, RngStreams, fold_name
 
@@ -38,6 +40,7 @@ class Context:
         model_state: the `eqx.nn.State` of the model, or None.
         mask: bool `(batch,)`, False for padding; None when the source does not pad.
         spec: what is static in the batch, of a `fulgurite.Batch`; None for any other batch.
+        num_examples: what `fulgurite.Batch` says of the batch; None where its arrays say it.
         rng_path: names and indices that are folded into its keys, besides stream, step and phase.
         due_flags: what `is_due` returns, by name.
         rng_step: the step that is folded into its keys, if any.
@@ -45,6 +48,7 @@ class Context:
         optimizer: the name of the only optimizer whose loss this forward pass is for; None where
             it is for all.
         losses: what `add_loss` collected; None outside of the forward pass.
+        loss_weights: what each of them is a mean over, where that is known.
         step_number: the number of the step that is traced, for notes on errors.
         plugin_states: the states of plugins before the step, by name; empty in evaluation.
         plugin_state: the state of the plugin that receives this context; None for others and in
@@ -58,12 +62,14 @@ class Context:
     model_state: eqx.nn.State | None = None
     mask: Bool[Array, " batch"] | None = None
     spec: Hashable = None
+    num_examples: Real[ArrayLike, ""] | None = None
     rng_path: tuple[tuple[str, Any], ...] = ()
     due_flags: dict[str, Bool[Array, ""]] = field(default_factory=dict)
     rng_step: Int[Array, ""] | None = None
     evaluation: str | None = None
     optimizer: str | None = None
     losses: dict[str, Float[Array, ""]] | None = None
+    loss_weights: dict[str, Array] = field(default_factory=dict)
     step_number: int | None = None
     plugin_states: dict[str, Any] = field(default_factory=dict)
     plugin_state: Any = None
@@ -130,7 +136,9 @@ class Context:
         never are."""
         return self.due_flags.get(MEDIA_ACTION)
 
-    def add_loss(self, name: str, value: Float[Array, "..."], *, accumulate: bool = False) -> None:
+    def add_loss(
+        self, name: str, value: Float[Array, "..."] | Mean, *, accumulate: bool = False
+    ) -> None:
         """Add a term to the loss from anywhere in the step.
 
         A value computed inside `vmap`, `scan`, `checkpoint`, `cond`, `grad` or an inner `jit`
@@ -138,11 +146,11 @@ class Context:
 
         Args:
             name: of the term, as it is logged.
-            value: a number. Of an array the mean is taken, with a warning. One value per example
-                of a padded batch is an error:
-                `fg.metrics.Mean.from_values(value, ctx.mask).compute()` leaves the padding out.
+            value: a number, or an `fg.metrics.Mean`, as of `Output.loss`. Of an array the mean is
+                taken, with a warning. One value per example of a padded batch is an error:
+                `fg.metrics.Mean.from_values(value, ctx.mask)` leaves the padding out.
             accumulate: whether the value is added to those of the same name, as of a layer that is
-                called several times.
+                called several times. Their sum counts as a bare number.
 
         Raises:
             ModelError: the term has no such name or value, was added already without `accumulate`,
@@ -153,6 +161,7 @@ class Context:
                 f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in "
                 "training_step"
             )
+        value, weight = split_loss(name, value)
         if not isinstance(name, str) or not eqx.is_array_like(value):
             raise ModelError(
                 f"ctx.add_loss({name!r}, {value!r}): pass a name and an array or number"
@@ -168,6 +177,8 @@ class Context:
             # An operation also on a number: by it JAX notices a value that leaked.
             term = jnp.mean(average_loss(name, jnp.asarray(value), self.mask))
             self.losses[name] = self.losses[name] + term if name in self.losses else term
+            if weight is not None and not accumulate:
+                self.loss_weights[name] = weight
         except jax.errors.UnexpectedTracerError as error:
             raise _make_leak_error(name) from error
 
@@ -177,15 +188,21 @@ class Context:
         Args:
             name: of the pass; it is folded into the keys.
             index: the number of the pass, if there are several of this name.
-            changes: replace `training`, `model_state`, `mask` or `optimizer`.
+            changes: replace `training`, `model_state`, `mask`, `num_examples` or `optimizer`.
         """
-        return replace(self, rng_path=(*self.rng_path, (name, index)), losses=None, **changes)
+        return replace(
+            self,
+            rng_path=(*self.rng_path, (name, index)),
+            losses=None,
+            loss_weights={},
+            **changes,
+        )
 
     def for_forward(self) -> "Context":
         """Return this context for the present level of tracing, ready to collect loss terms."""
         # An `eqx.nn.State` can be updated once; the train state keeps the one that it has.
         model_state = jax.tree.map(lambda leaf: leaf, self.model_state)
-        return replace(self, losses={}, model_state=model_state)
+        return replace(self, losses={}, loss_weights={}, model_state=model_state)
 
     def for_plugin(self, name: str) -> "Context":
         """Return this context with the keys and the state of a plugin."""
@@ -210,7 +227,7 @@ def average_loss(name: str, value: Array, mask: Bool[Array, " batch"] | None) ->
     """
     if value.shape == ():
         return value
-    hint = "average them, as by fg.metrics.Mean.from_values(value, ctx.mask).compute()"
+    hint = "average them, as by fg.metrics.Mean.from_values(value, ctx.mask)"
     if mask is not None and value.shape[:1] == mask.shape:
         raise ModelError(
             f"the loss term {name!r} has {value.shape[0]} values of a padded batch, including the "

@@ -2,66 +2,22 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Key, PyTree
 
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import CollectingMetric, Mean, Metric, RunningMetric
 from fulgurite.model.context import Context
+from fulgurite.model.loss import apply_weight, scale_loss
+from fulgurite.model.output import Output
 from fulgurite.tree.select import Selector, select
 from fulgurite.tree.typecheck import check_batch
-
-
-class Output(eqx.Module):
-    """What a step returns.
-
-    Example:
-        accuracy = fg.metrics.Accuracy.from_logits(logits, labels)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        output = fg.Output(losses.mean(), metrics={"accuracy": accuracy})
-
-    Attributes:
-        loss: the scalar to minimise; after the engine's forward pass, the sum of all terms. A step
-            that has nothing else may return it alone.
-        metrics: by name: a `Metric` (merged over the window), a `RunningMetric` one (carried from
-            step to step), or a scalar, taken as a mean over the batch's examples. A dictionary of
-            these gives `name/key` for each.
-        losses: further terms by name, added to `loss`; the multi-optimizer plugin gives each its
-            own optimizer. After the forward pass, all terms.
-        preds: whatever the model predicted, for hooks and `predict`. Leaves the compiled step only
-            where `Engine.step(returns=...)` asks for it.
-        aux: any further arrays of the step, for whoever calls `Engine.step(returns=("aux",))`.
-        model_state: the new `eqx.nn.State`, for models that carry one.
-        media: what to show, by name: an `fg.Media`, such as those of
-            `fulgurite_logging.media`, or a function without arguments that is
-            evaluated only where the result is shown; dictionaries as of metrics. After the forward
-            pass, zeros at all other steps.
-        raw_grads: the gradients as they were computed, before they are clipped or otherwise
-            transformed; set by the update rule.
-        grads: the gradients as the optimizer receives them; set by the update rule.
-        updates: what the optimizer returned; set by the update rule.
-    """
-
-    loss: Float[Array, ""] | None = None
-    metrics: dict[str, Any] = eqx.field(default_factory=dict)
-    losses: dict[str, Float[Array, ""]] = eqx.field(default_factory=dict)
-    preds: PyTree = None
-    aux: PyTree = None
-    model_state: eqx.nn.State | None = None
-    media: dict[str, Any] = eqx.field(default_factory=dict)
-    raw_grads: PyTree = None
-    grads: PyTree = None
-    updates: PyTree = None
-
-    def replace(self, **changes: Any) -> "Output":
-        """Return a copy with some fields changed."""
-        return replace(self, **changes)
 
 
 @dataclass(frozen=True)
@@ -244,10 +200,9 @@ class Task(Module):
         forward = self.forward or apply_model
         result = forward(self.model, batch, ctx)
         output = result if isinstance(result, Output) else Output(preds=result)
-        weight = self.weight(ctx.step) if callable(self.weight) else self.weight
-        loss = weight * compute_value(
-            evaluate_metric_fn("loss", self.loss, output.preds, batch, ctx.mask)
-        )
+        factor = self.weight(ctx.step) if callable(self.weight) else self.weight
+        value = evaluate_metric_fn("loss", self.loss, output.preds, batch, ctx.mask)
+        loss = scale_loss("loss", value, factor)
         metrics = {
             name: evaluate_metric_fn(name, metric, output.preds, batch, ctx.mask)
             for name, metric in metric_fns.items()
@@ -301,10 +256,15 @@ def prefix_output(name: str, result: Any) -> Output:
         result: what its function returned, a scalar or an `Output`.
     """
     output = result if isinstance(result, Output) else Output(result)
+    output = apply_weight(output, f"the loss {name!r}")
+    weights = output.loss_weights
+    if "loss" in weights:
+        weights = {name: weights["loss"], **{key: weights[key] for key in output.losses}}
     terms = {} if output.loss is None else {name: output.loss}
     return output.replace(
         loss=None,
         losses={**terms, **output.losses},
+        loss_weights=weights,
         metrics={f"{name}/{key}": value for key, value in output.metrics.items()},
         media={f"{name}/{key}": value for key, value in output.media.items()},
     )
@@ -313,16 +273,20 @@ def prefix_output(name: str, result: Any) -> Output:
 def merge_outputs(outputs: Sequence[Output]) -> Output:
     """Return one output with the losses, metrics and media of all, and the first predictions."""
     losses: dict[str, Any] = {}
+    loss_weights: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     media: dict[str, Any] = {}
     preds = None
     for output in outputs:
         losses |= output.losses
+        loss_weights |= output.loss_weights
         metrics |= output.metrics
         media |= output.media
         if preds is None:
             preds = output.preds
-    return Output(losses=losses, metrics=metrics, media=media, preds=preds)
+    return Output(
+        losses=losses, loss_weights=loss_weights, metrics=metrics, media=media, preds=preds
+    )
 
 
 def get_method(module: Any, name: str) -> Callable[..., Any]:
@@ -388,11 +352,6 @@ def evaluate_metric_fn(
 def is_metric(value: Any) -> bool:
     """Return whether a value is a metric of any kind."""
     return isinstance(value, Metric | RunningMetric | CollectingMetric)
-
-
-def compute_value(value: Any) -> Any:
-    """Return the number that a metric stands for; any other value unchanged."""
-    return value.compute() if is_metric(value) else value
 
 
 def is_floating_array(leaf: Any) -> bool:

@@ -8,18 +8,24 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Float
 
 from fulgurite.data.sources import Batch, MaskedBatch
 from fulgurite.errors import DataError, ModelError
 from fulgurite.metrics.base import flatten_nested
+from fulgurite.metrics.basic import Mean
+from fulgurite.metrics.conversion import sum_values
+from fulgurite.metrics.weights import collect_weights
 from fulgurite.model.ambient_rng import provide_rngs
 from fulgurite.model.context import Context, average_loss
+from fulgurite.model.loss import as_weight, resolve_weights, split_loss
 from fulgurite.model.media import render_if_due
-from fulgurite.model.module import Output, get_method
+from fulgurite.model.module import get_method
+from fulgurite.model.output import Output
 from fulgurite.plugins.manager import HookImpl, PluginManager, merge_by_name, plugin_error_context
 from fulgurite.sharding import ShardingStrategy
-from fulgurite.training.metric_window import merge_losses_and_metrics
+from fulgurite.training.metric_window import check_unique_names
+from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.specs import format_tree
 from fulgurite.tree.typecheck import check_batch
 
@@ -49,22 +55,42 @@ def forward(
         The output. Its `losses` are all terms by name: the module's own, those of plugins, those of
         `ctx.add_loss`; its `loss` is their sum. No term at all is an error in training.
     """
+    with collect_weights():
+        return _forward(hooks, sharding, step, module, batch, ctx)
+
+
+def _forward(
+    hooks: PluginManager,
+    sharding: ShardingStrategy,
+    step: Step,
+    module: Any,
+    batch: Any,
+    ctx: Context,
+) -> Output:
+    """Do so; the arguments are those of `forward`."""
     ctx = ctx.for_forward()
     module = sharding.constrain_params(module)
     function = get_method(module, step) if isinstance(step, str) else step
     where = f"{type(module).__name__}.{function.__name__}"
     check_batch(function, batch)
     output = call_with_around_hooks(hooks, function, module, batch, ctx)
-    if eqx.is_array_like(output):
-        output = Output(output)  # a bare loss
-    _check_output(output, where)
+    output = _as_output(output, where)
     output = output.replace(
         metrics=flatten_nested(output.metrics), media=flatten_nested(output.media)
     )
+    output = resolve_weights(output)
+    output = output.replace(weight=as_weight(output.weight, where))
     output = sharding.constrain_output(output)
-    terms = _collect_loss_terms(hooks, module, output, batch, ctx, where)
-    total = _sum_terms(terms)
-    merge_losses_and_metrics(total, terms, output.metrics)
+    terms, weights = _collect_loss_terms(hooks, module, output, batch, ctx, where)
+    bare_terms = [name for name in terms if name not in weights]
+    if bare_terms:
+        weight = get_weight(output, batch, ctx)
+        weights |= dict.fromkeys(bare_terms, weight)
+        output = output.replace(weight=weight)
+    if ctx.training:
+        terms = _hide_weightless(terms, weights, bare_terms)
+    total = sum_values(terms.values()) if terms else None
+    check_unique_names(terms, output.metrics)
     model_state = output.model_state
     if model_state is None:
         model_state = ctx.model_state
@@ -77,7 +103,9 @@ def forward(
     media = {}
     if output.media and ctx.media_due is not None:
         media = render_if_due(output.media, ctx.media_due)
-    return output.replace(loss=total, losses=terms, model_state=model_state, media=media)
+    return output.replace(
+        loss=total, losses=terms, loss_weights=weights, model_state=model_state, media=media
+    )
 
 
 def as_loss_scalar(name: Any, value: Any, module: Any, mask: Any) -> Array:
@@ -110,11 +138,13 @@ class BatchParts(NamedTuple):
         value: what the step receives.
         mask: bool `(batch,)`, or None where the source does not pad.
         spec: what is static, of a `Batch`; else None.
+        num_examples: of a `Batch` that says so; else None.
     """
 
     value: Any
     mask: Any
-    spec: Hashable
+    spec: Hashable = None
+    num_examples: Any = None
 
     @property
     def structure(self) -> Hashable:
@@ -130,8 +160,8 @@ def split_batch(batch: Any) -> BatchParts:
         mask = batch.mask
         batch = batch.batch
     if isinstance(batch, Batch):
-        return BatchParts(batch.value, mask, batch.spec)
-    return BatchParts(batch, mask, None)
+        return BatchParts(batch.value, mask, batch.spec, batch.num_examples)
+    return BatchParts(batch, mask)
 
 
 def _check_mask(batch: MaskedBatch) -> None:
@@ -144,17 +174,63 @@ def _check_mask(batch: MaskedBatch) -> None:
         )
 
 
-def count_examples(batch: Any, mask: Bool[Array, " batch"] | None) -> Array:
-    """Return the number of examples in a batch, float32.
+def get_weight(output: Output, batch: Any, ctx: Context) -> Array:
+    """Return what the bare numbers of an output are means over.
 
     Args:
-        batch: arrays with a leading example axis.
-        mask: which examples are no padding; without one, the first leaf's leading dimension counts.
+        output: of a forward pass.
+        batch: the batch without its mask.
+        ctx: the context of the step.
+
+    Raises:
+        DataError: neither the output nor the batch says it.
     """
-    if mask is not None:
-        return jnp.sum(mask, dtype=jnp.float32)
-    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
-    return jnp.float32(next((shape[0] for shape in shapes if shape), 1))
+    if output.weight is None:
+        return count_examples(batch, ctx)
+    return jnp.asarray(output.weight)
+
+
+def count_examples(batch: Any, ctx: Context) -> Float[Array, ""]:
+    """Return the number of examples in a batch: those that are no padding, or what its source says,
+    or the length with which its arrays begin.
+
+    Args:
+        batch: the batch without its mask.
+        ctx: the context of the step.
+
+    Raises:
+        DataError: its arrays begin with different lengths.
+    """
+    if ctx.mask is not None:
+        return jnp.sum(ctx.mask, dtype=jnp.float32)
+    if ctx.num_examples is not None:
+        return jnp.asarray(ctx.num_examples, jnp.float32)
+    return jnp.float32(get_common_length(batch))
+
+
+def get_common_length(batch: Any) -> int:
+    """Return the length with which all arrays of a batch begin; single numbers have none, and a
+    batch of nothing else is one example.
+
+    Args:
+        batch: the batch without its mask.
+
+    Raises:
+        DataError: its arrays begin with different lengths.
+    """
+    lengths = {
+        path or "the array": jnp.shape(leaf)[0]
+        for path, leaf in leaves_with_paths(batch)
+        if jnp.shape(leaf)
+    }
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{path} with {length}" for path, length in lengths.items())
+        raise DataError(
+            f"the arrays of a batch begin with different lengths ({listed}), so nobody knows how "
+            "many examples it has: have the source yield fg.Batch(value, num_examples=...), or "
+            "return fg.Output(loss, weight=...) for what the loss is a mean over"
+        )
+    return next(iter(lengths.values()), 1)
 
 
 def call_with_around_hooks(
@@ -179,7 +255,11 @@ def call_with_around_hooks(
 
     def call(module: Any, batch: Any) -> Any:
         with provide_rngs(ctx):
-            return step(module, batch, ctx)
+            output = step(module, batch, ctx)
+        if isinstance(output, Output | Mean):
+            # Here, where a loss is still the very number whose weight was noted.
+            output = resolve_weights(_as_output(output, step.__qualname__))
+        return output
 
     for hook in reversed(hooks.implementations("around_forward")):
         call = partial(_call_hook_around, hook, call, ctx)
@@ -193,8 +273,10 @@ def _call_hook_around(
     return hook(ctx.step_number, call=call, module=module, batch=batch, ctx=plugin_ctx)
 
 
-def _check_output(output: Any, where: str) -> None:
-    """Check what a step returned."""
+def _as_output(output: Any, where: str) -> Output:
+    """Return what a step returned as an output; an error for anything else than that or a loss."""
+    if isinstance(output, Mean) or eqx.is_array_like(output):
+        return Output(output)
     if not isinstance(output, Output):
         raise ModelError(f"{where} returned {type(output).__name__}: return fg.Output(...)")
     for field in ("losses", "metrics", "media"):
@@ -204,24 +286,29 @@ def _check_output(output: Any, where: str) -> None:
                 f"the {field} of {where} are of type {type(value).__name__}: "
                 "return a dictionary, by name"
             )
+    return output
 
 
 def _collect_loss_terms(
     hooks: PluginManager, module: Any, output: Output, batch: Any, ctx: Context, where: str
-) -> dict[str, Array]:
-    """Return all terms by name: of the output, of plugins, of `ctx.add_loss`."""
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return all terms by name: of the output, of plugins, of `ctx.add_loss`; and the weights of
+    those that bring one."""
     terms: dict[str, Array] = {}
     if output.loss is not None:
         terms["loss"] = as_loss_scalar("loss", output.loss, module, ctx.mask)
+    weights = {**output.loss_weights, **ctx.loss_weights}
     plugin_terms = []
     for hook in hooks.implementations("loss_terms"):
         plugin_ctx = ctx.for_plugin(hook.plugin.name)
         answer = hook(ctx.step_number, module=module, output=output, batch=batch, ctx=plugin_ctx)
         with plugin_error_context(hook.plugin, "hook loss_terms", ctx.step_number):
-            scalars = {
-                name: as_loss_scalar(name, value, module, ctx.mask)
-                for name, value in (answer or {}).items()
-            }
+            scalars = {}
+            for name, value in (answer or {}).items():
+                number, weight = split_loss(name, value)
+                scalars[name] = as_loss_scalar(name, number, module, ctx.mask)
+                if weight is not None:
+                    weights[name] = weight
         plugin_terms.append((hook.plugin, scalars))
     for source in (output.losses, merge_by_name(plugin_terms, "loss term"), ctx.losses or {}):
         for name, value in source.items():
@@ -233,12 +320,20 @@ def _collect_loss_terms(
             f"{where} returned no loss: return fg.Output(loss, ...) or call ctx.add_loss(name, "
             "value)"
         )
-    return terms
+    return terms, {name: weights[name] for name in terms if name in weights}
 
 
-def _sum_terms(terms: dict[str, Array]) -> Array | None:
-    """Return the sum of all terms; None without any."""
-    if not terms:
-        return None
-    first, *rest = terms.values()
-    return sum(rest, start=first)
+def _hide_weightless(
+    terms: dict[str, Array], weights: dict[str, Array], bare_terms: list[str]
+) -> dict[str, Array]:
+    """Return the terms with 0 for those that are means over nothing, which may be NaN.
+
+    Args:
+        terms: by name.
+        weights: of the terms.
+        bare_terms: those that are means over the examples, of which every batch has some.
+    """
+    return {
+        name: value if name in bare_terms else jnp.where(weights[name] == 0, 0, value)
+        for name, value in terms.items()
+    }

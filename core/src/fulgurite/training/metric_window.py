@@ -1,7 +1,8 @@
 """The open metric window: what the steps since the last log trigger have merged, on the device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -10,9 +11,9 @@ from jaxtyping import Array, Bool, Int
 
 from fulgurite.errors import ModelError
 from fulgurite.metrics.base import Metric, MetricAccumulator, RunningMetric, Value
-from fulgurite.metrics.basic import ExponentialMovingAverage, LastValue
-from fulgurite.metrics.conversion import as_array_fields, as_metric
-from fulgurite.model.module import Output
+from fulgurite.metrics.basic import ExponentialMovingAverage, LastValue, Mean
+from fulgurite.metrics.conversion import GetWeight, as_loss_metric, as_metric, as_metrics
+from fulgurite.model.output import Output
 
 
 class MetricWindow(eqx.Module):
@@ -86,7 +87,7 @@ class MetricWindow(eqx.Module):
 
 
 def collect_step_metrics(
-    output: Output, extra: dict[str, Any], weight: Array
+    output: Output, extra: dict[str, Any], get_weight: GetWeight
 ) -> tuple[dict[str, Metric], dict[str, RunningMetric]]:
     """Return the metrics and the running metrics of a step, by name: its own, those of plugins,
     every loss term, the batch loss and its moving average.
@@ -94,13 +95,13 @@ def collect_step_metrics(
     Args:
         output: what the step returned.
         extra: the metrics of plugins.
-        weight: the number of examples in the batch, over which a bare scalar is a mean.
+        get_weight: returns what a bare number is a mean over.
     """
-    values = {name: term for name, term in output.losses.items() if name != "loss"}
-    values |= output.metrics
+    get_weight = cache(get_weight)
+    values = collect_losses(output, get_weight) | output.metrics
     if output.loss is not None:
+        assert not isinstance(output.loss, Mean)  # a number since the forward pass
         values = {
-            "loss": output.loss,
             "batch_loss": LastValue.from_values(output.loss),
             "loss_average": ExponentialMovingAverage.from_values(output.loss),
             **values,
@@ -110,34 +111,44 @@ def collect_step_metrics(
         raise ModelError(
             f"the step and a plugin both give the metric {duplicates[0]!r}; rename that of the step"
         )
-    metrics: dict[str, Metric] = {}
-    running: dict[str, RunningMetric] = {}
-    for name, value in {**values, **extra}.items():
-        if isinstance(value, RunningMetric):
-            running[name] = as_array_fields(name, value)
-        else:
-            metrics[name] = as_metric(name, value, weight)
-    return metrics, running
+    accumulator = MetricAccumulator.from_metrics(as_metrics({**values, **extra}, get_weight))
+    return accumulator.metrics, accumulator.running
 
 
-def merge_losses_and_metrics(
-    total: Any, terms: Mapping[str, Any], metrics: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the loss, its terms and the metrics by name. A metric may replace the loss, but no
-    term.
+def collect_losses(output: Output, get_weight: GetWeight) -> dict[str, Metric]:
+    """Return the metrics of the loss and of its terms by name.
 
     Args:
-        total: the loss, or None.
-        terms: the terms of the loss.
-        metrics: what else the step measured.
+        output: of a forward pass, or of a `train_step` of one's own, which may lack the weights.
+        get_weight: returns what a term of unknown weight is a mean over.
     """
-    duplicates = sorted((terms.keys() & metrics.keys()) - {"loss"})
+    terms = dict(output.losses)
+    if output.loss is not None and not terms:
+        terms = {"loss": output.loss}
+    weights = {
+        name: output.loss_weights[name] if name in output.loss_weights else get_weight()
+        for name in terms
+    }
+    metrics = {
+        name: as_metric(name, term, partial(weights.__getitem__, name))
+        for name, term in terms.items()
+        if name != "loss"
+    }
+    if output.loss is not None:
+        metrics["loss"] = as_loss_metric(output.loss, terms, weights)
+    return metrics
+
+
+def check_unique_names(terms: Iterable[str], metrics: Iterable[str]) -> None:
+    """Raise a `ModelError` if a metric has the name of a term of the loss. It may replace the loss.
+
+    Args:
+        terms: the names of the terms.
+        metrics: the names of what else the step measured.
+    """
+    duplicates = sorted({*terms} & {*metrics} - {"loss"})
     if duplicates:
         raise ModelError(
             f"{duplicates[0]!r} is both a term of the loss, which is recorded too, and a metric; "
             "rename one"
         )
-    values = dict(terms)
-    if total is not None:
-        values["loss"] = total
-    return {**values, **metrics}

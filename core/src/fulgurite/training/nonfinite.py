@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from fulgurite.model.module import Output
+from fulgurite.model.output import Output
 from fulgurite.tree.paths import leaves_with_paths
 
 NonFinitePolicy = Literal["raise", "skip", "ignore"]

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Array, Key
 
 from fulgurite.model.context import Context
-from fulgurite.model.module import Output
+from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import RngStreams
 from fulgurite.sharding import ShardingStrategy

@@ -2,6 +2,7 @@
 place."""
 
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,11 +13,13 @@ from jaxtyping import Array, Bool, Int
 from fulgurite.errors import ModelError, PluginError
 from fulgurite.metrics import Metric, RunningMetric
 from fulgurite.metrics.base import flatten_nested
+from fulgurite.metrics.weights import collect_weights
 from fulgurite.model.context import Context
+from fulgurite.model.loss import resolve_weights
 from fulgurite.model.media import Media, render_if_due
-from fulgurite.model.module import Output
+from fulgurite.model.output import Output
 from fulgurite.plugins.manager import HookImpl
-from fulgurite.training.forward import count_examples, split_batch
+from fulgurite.training.forward import get_weight, split_batch
 from fulgurite.training.metric_window import MetricWindow, collect_step_metrics
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState
@@ -128,7 +131,7 @@ class TrainStep:
         return outcome._replace(state=outcome.state.replace(metric_window=window))
 
     def _update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepOutcome:
-        batch, mask, spec = split_batch(batch)
+        batch, mask, spec, num_examples = split_batch(batch)
         ctx = Context(
             self._services.make_rng_streams(state.key),
             state.step,
@@ -136,6 +139,7 @@ class TrainStep:
             model_state=state.model_state,
             mask=mask,
             spec=spec,
+            num_examples=num_examples,
             due_flags=dict(zip(self._services.settings.due_names, due, strict=True)),
             rng_step=state.step,
             step_number=self.step_number,
@@ -152,9 +156,10 @@ class TrainStep:
         )
         term_index += self._find_offset(names)
         plugin_metrics, plugin_media = self._collect_plugin_metrics(new, output, batch, ctx)
-        metrics, running_metrics = collect_step_metrics(
-            output, plugin_metrics, count_examples(batch, mask)
-        )
+        with collect_weights():
+            metrics, running_metrics = collect_step_metrics(
+                output, plugin_metrics, partial(get_weight, output, batch, ctx)
+            )
         output = _drop_model_state(output).replace(media={**output.media, **plugin_media})
         return StepOutcome(new, output, metrics, running_metrics, is_bad, term_index)
 
@@ -191,6 +196,7 @@ class TrainStep:
                     f"{function} returned {type(answer).__name__}: return (state, fg.Output(...))"
                 )
         new, output = answer
+        output = resolve_weights(output)
         if output.raw_grads is None:
             # A rule of one's own need not tell them apart.
             output = output.replace(raw_grads=output.grads)

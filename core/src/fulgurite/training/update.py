@@ -1,18 +1,21 @@
 """The inside of a step: from a batch to new parameters."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
 
 from fulgurite.errors import ModelError
 from fulgurite.model.context import Context
-from fulgurite.model.module import OptimizerSpec, Output, is_floating_array
+from fulgurite.model.module import OptimizerSpec, is_floating_array
+from fulgurite.model.output import Output
 from fulgurite.training.state import TrainState
 from fulgurite.triggers import StepRange
 
@@ -258,4 +261,20 @@ def compute_gradients(
         output = forward(eqx.combine(params, static), batch, ctx)
         return output.loss, output
 
-    return jax.grad(total, has_aux=True)(params)
+    grads, output = jax.grad(total, has_aux=True)(params)
+    return hide_weightless(grads, output.loss_weights.values()), output
+
+
+def hide_weightless(grads: PyTree, weights: Iterable[Array]) -> PyTree:
+    """Return zeros in the place of the gradient of a loss that is a mean over nothing, which may
+    be NaN.
+
+    Args:
+        grads: the gradient of the sum of terms.
+        weights: what each term is a mean over. Where they are several, nothing is hidden: the
+            gradient of one of them is not known here.
+    """
+    first, *others = [*weights, None]
+    if not isinstance(first, Tracer) or any(weight is not first for weight in others[:-1]):
+        return grads
+    return jax.tree.map(lambda grad: jnp.where(first == 0, 0, grad), grads)

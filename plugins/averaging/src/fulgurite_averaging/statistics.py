@@ -46,7 +46,7 @@ class _Collector(fg.Module):
         with fg.training_mode(True, self.module) as module:
             module = jax.tree.map(_without_momentum, module, is_leaf=_is_batch_norm)
             output = module.training_step(batch, ctx)
-        weight = count_examples(batch, ctx.mask)
+        weight = count_examples(batch, ctx)
         moments = {}
         for number, layer in enumerate(_list_layers(module)):
             mean, variance = output.model_state.get(_get_index(layer))

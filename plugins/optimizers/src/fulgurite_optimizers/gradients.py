@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -11,15 +11,16 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
+from fulgurite.metrics.conversion import as_metrics, group_by_weight, sum_values
 from fulgurite.model.module import get_loss_fns, prefix_output
-from fulgurite.training.forward import count_examples
-from fulgurite.training.update import Forward
+from fulgurite.training.forward import get_weight
+from fulgurite.training.update import Forward, hide_weightless
 from fulgurite.tree.paths import leaves_with_paths
 from jax.extend.core import Jaxpr, Literal
 from jaxtyping import Array, Float, PyTree
 
-from fulgurite_optimizers.metrics import Metrics, as_metrics
-from fulgurite_optimizers.microbatches import MicrobatchResult, run_microbatches
+from fulgurite_optimizers.metrics import Metrics
+from fulgurite_optimizers.microbatches import MicrobatchResult, WeightedMeans, run_microbatches
 from fulgurite_optimizers.phase import Phase
 
 LossTerms = dict[str, Float[Array, ""]]
@@ -38,6 +39,7 @@ class PhaseGradients(NamedTuple):
         grads: the gradient of its loss, a tree like the module with None for what the phase does
             not update.
         terms: the terms of its loss by name.
+        weights: what each term is a mean over, by name.
         metrics: by name.
         model_state: the new model state.
         preds: the predictions, None with microbatches.
@@ -47,6 +49,7 @@ class PhaseGradients(NamedTuple):
 
     grads: PyTree
     terms: LossTerms
+    weights: LossTerms
     metrics: Metrics
     model_state: Any
     preds: PyTree
@@ -103,7 +106,7 @@ class Gradients:
         def compute_losses(params: Any) -> Any:
             output = forward(eqx.combine(params, static), batch, ctx)
             parts = {name: self._select_part(name, output, batch, ctx) for name in masks}
-            return {name: sum_terms(part.terms) for name, part in parts.items()}, parts
+            return {name: sum_values(part.terms.values()) for name, part in parts.items()}, parts
 
         losses, linear, parts = jax.linearize(compute_losses, params, has_aux=True)
         pullbacks = {
@@ -115,7 +118,10 @@ class Gradients:
             self._warn_zero_gradients(
                 name, lambda _: (pullback(jnp.ones_like(losses[name])), None), params
             )
-            return parts[name]._replace(grads=pullback(jnp.ones_like(losses[name])))
+            grads = hide_weightless(
+                pullback(jnp.ones_like(losses[name])), parts[name].weights.values()
+            )
+            return parts[name]._replace(grads=grads)
 
         return compute_gradient
 
@@ -170,16 +176,17 @@ class Gradients:
             return loss.differentiate(params, batch, ctx, check)
 
         def compute_microbatch(batch: Any, ctx: fg.Context) -> MicrobatchResult:
-            part = loss.differentiate(params, batch, ctx, check)
-            return MicrobatchResult(
-                (part.grads, part.terms), part.metrics, part.model_state, part.media
-            )
+            part, means = loss.differentiate_by_weight(params, batch, ctx, check)
+            return MicrobatchResult(means, part.metrics, part.model_state, part.media)
 
         result = run_microbatches(compute_microbatch, batch, ctx, phase.accumulate.numbers[0])
-        grads, terms = result.means
+        groups = [group.values for group in result.means]
+        terms = {term: value for _, group in groups for term, value in group.items()}
+        weights = {term: group.weight for group in result.means for term in group.values[1]}
         return PhaseGradients(
-            grads,
+            jax.tree.map(lambda *grads: sum_values(grads), *[grads for grads, _ in groups]),
             terms,
+            weights,
             result.metrics,
             result.model_state,
             preds=None,
@@ -202,10 +209,15 @@ class Gradients:
     ) -> PhaseGradients:
         if not terms:
             raise ModelError(f"the phase {name!r} got no loss: return one from its function")
-        metrics = as_metrics(output.metrics, count_examples(batch, ctx.mask))
+        get_step_weight = cache(partial(get_weight, output, batch, ctx))
+        weights = {
+            term: output.loss_weights[term] if term in output.loss_weights else get_step_weight()
+            for term in terms
+        }
+        metrics = as_metrics(output.metrics, get_step_weight)
         media, self._media_structures[name] = jax.tree.flatten(output.media)
         return PhaseGradients(
-            None, terms, metrics, output.model_state, output.preds, output.aux, media
+            None, terms, weights, metrics, output.model_state, output.preds, output.aux, media
         )
 
     def _find_owners(self, terms: LossTerms) -> dict[str, str]:
@@ -293,7 +305,7 @@ class PhaseLoss:
         """
         module = eqx.combine(params, self.static)
         part = self.gradients.compute_part(self.forward, self.name, module, batch, ctx)
-        return sum_terms(part.terms), part
+        return sum_values(part.terms.values()), part
 
     def differentiate(
         self,
@@ -313,7 +325,54 @@ class PhaseLoss:
         compute_grads = jax.grad(partial(self.compute, batch=batch, ctx=ctx), has_aux=True)
         check(compute_grads, params)
         grads, part = compute_grads(params)
-        return part._replace(grads=grads)
+        return part._replace(grads=hide_weightless(grads, part.weights.values()))
+
+    def differentiate_by_weight(
+        self,
+        params: PyTree,
+        batch: Any,
+        ctx: fg.Context,
+        check: Callable[[Callable[[Any], Any], Any], None],
+    ) -> tuple[PhaseGradients, list[WeightedMeans]]:
+        """Return what the forward pass gives the phase, without gradients, and for each weight the
+        gradient of the terms that are means over it, with these terms by name.
+
+        Args:
+            params: what the phase updates, a tree like the module with None elsewhere.
+            batch: the microbatch.
+            ctx: its context.
+            check: called with the function that computes the gradients, and with `params`.
+        """
+        # Filled while it is traced: only arrays pass through `jax.grad`.
+        groups: list[list[str]] = []
+
+        def compute_groups(params: PyTree) -> tuple[list[Array], PhaseGradients]:
+            _, part = self.compute(params, batch, ctx)
+            groups[:] = [names for _, names in group_by_weight(part.terms, part.weights)]
+            return [sum_values(part.terms[name] for name in names) for names in groups], part
+
+        def compute_total(params: PyTree) -> tuple[Array, PhaseGradients]:
+            sums, part = compute_groups(params)
+            return sum_values(sums), part
+
+        compute_grads = jax.grad(compute_total, has_aux=True)
+        check(compute_grads, params)
+        grads, part = compute_grads(params)
+        grads_by_group = [grads]
+        if len(groups) > 1:
+            sums, linear, part = jax.linearize(compute_groups, params, has_aux=True)
+            mask = jax.tree.map(lambda _: True, params)
+            grads_by_group = [
+                SharedPullback(index, linear, params, mask)(jnp.ones_like(loss))
+                for index, loss in enumerate(sums)
+            ]
+        means = [
+            WeightedMeans(
+                part.weights[names[0]], (grads, {name: part.terms[name] for name in names})
+            )
+            for names, grads in zip(groups, grads_by_group, strict=True)
+        ]
+        return part, means
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,14 +380,14 @@ class SharedPullback:
     """The gradient of one loss, from a forward pass that several losses share.
 
     Attributes:
-        name: of the phase.
-        linear: from tangents of the parameters to those of all losses by name.
+        name: of the phase, or the index of the loss.
+        linear: from tangents of the parameters to those of all losses by name or index.
         params: what all phases update.
         mask: True for what this phase updates.
     """
 
-    name: str
-    linear: Callable[[PyTree], dict[str, Array]]
+    name: Any
+    linear: Callable[[PyTree], Any]
     params: PyTree
     mask: PyTree[bool]
 
@@ -340,12 +399,6 @@ class SharedPullback:
 
     def _compute_tangent(self, tangents: PyTree) -> Float[Array, ""]:
         return self.linear(tangents)[self.name]
-
-
-def sum_terms(terms: LossTerms) -> Float[Array, ""]:
-    """Return the sum of the terms of a loss."""
-    first, *others = terms.values()
-    return sum(others, start=first)
 
 
 def _find_zero_outputs(jaxpr: Jaxpr, names: list[str]) -> list[str]:

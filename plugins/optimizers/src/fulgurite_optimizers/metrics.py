@@ -9,26 +9,10 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
 from fulgurite.metrics import MetricAccumulator
-from fulgurite.metrics.conversion import as_metric
 from jaxtyping import Array, Bool
 
 Metrics = dict[str, Any]
 """`fg.metrics.Metric` or `RunningMetric`, by name."""
-
-
-def as_metrics(values: dict[str, Any], weight: Array) -> Metrics:
-    """Return metrics, of which a bare scalar becomes a mean over the examples of its batch.
-
-    Args:
-        values: metrics or scalars, by name.
-        weight: the number of examples that a scalar counts for.
-    """
-    return {
-        name: value
-        if isinstance(value, fg.metrics.RunningMetric)
-        else as_metric(name, value, weight)
-        for name, value in values.items()
-    }
 
 
 def merge_disjoint(module_metrics: Metrics, phase_metrics: Metrics) -> Metrics:

@@ -9,23 +9,35 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import DataError
 from fulgurite.metrics import MetricAccumulator
-from fulgurite.training.forward import count_examples
+from fulgurite.tree.specs import format_tree
 from jaxtyping import Array, Float, PyTree
 
 from fulgurite_optimizers.metrics import zeros_like_spec
+
+
+class WeightedMeans(NamedTuple):
+    """Arrays that are means over the same values.
+
+    Attributes:
+        weight: the number or the total weight of these values.
+        values: the means.
+    """
+
+    weight: Float[Array, ""]
+    values: Any
 
 
 class MicrobatchResult(NamedTuple):
     """What is computed from a batch or a microbatch.
 
     Attributes:
-        means: arrays that are means over the examples.
+        means: at least one group.
         metrics: by name. Over several microbatches, running ones are averaged.
         model_state: the new model state.
         media: arrays of media; of several microbatches those of the first.
     """
 
-    means: Any
+    means: list[WeightedMeans]
     metrics: dict[str, Any]
     model_state: Any
     media: list[Array]
@@ -46,49 +58,64 @@ def run_microbatches(
         ctx: the context of the batch.
         n: the number of microbatches; it divides the number of examples.
     """
+    if ctx.num_examples is not None:
+        raise DataError(
+            f"a fg.Batch with num_examples cannot be split into {n} microbatches, because nobody "
+            "knows how many examples each has: accumulate over steps, "
+            f"GradientAccumulation({n}, 'steps')"
+        )
     parts = split_into_parts(batch, n)
     masks = None if ctx.mask is None else split_into_parts(ctx.mask, n)
 
-    def compute_part(index: Any, model_state: Any) -> tuple[Array, MicrobatchResult]:
+    def compute_part(index: Any, model_state: Any) -> tuple[Any, MicrobatchResult]:
         batch, mask = jax.tree.map(lambda leaf: leaf[index], (parts, masks))
         part_ctx = ctx.fork("microbatch", index, model_state=model_state, mask=mask)
         result = compute(batch, part_ctx)
         accumulator = MetricAccumulator.from_metrics(result.metrics)
-        result = result._replace(
-            means=(result.means, accumulator.running), metrics=accumulator.metrics
-        )
-        return count_examples(batch, mask), result
+        first, *others = result.means
+        means = [first._replace(values=(first.values, accumulator.running)), *others]
+        has_examples = True if mask is None else jnp.any(mask)
+        return has_examples, result._replace(means=means, metrics=accumulator.metrics)
 
-    def accumulate(index: Any, carry: tuple[Array, MicrobatchResult]) -> Any:
-        total_weight, sums = carry
-        weight, result = compute_part(index, sums.model_state)
-        has_examples = weight > 0
+    def accumulate(index: Any, sums: MicrobatchResult) -> MicrobatchResult:
+        has_examples, result = compute_part(index, sums.model_state)
         is_first = index == 0
         model_state = jax.tree.map(
             lambda old, new: jnp.where(has_examples, new, old),
             sums.model_state,
             result.model_state,
         )
-        means = jax.tree.map(partial(_add_weighted, weight=weight), sums.means, result.means)
+        means = [_add_group(old, new) for old, new in zip(sums.means, result.means, strict=True)]
         metrics = MetricAccumulator(sums.metrics, {}).update(
             MetricAccumulator(result.metrics, {}), restart=is_first
         )
         media = jax.tree.map(
             lambda new, old: jnp.where(is_first, new, old), result.media, sums.media
         )
-        return total_weight + weight, MicrobatchResult(means, metrics.metrics, model_state, media)
+        return MicrobatchResult(means, metrics.metrics, model_state, media)
 
     _, spec = jax.eval_shape(compute_part, jnp.int32(0), ctx.model_state)
     zero_means = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, _get_accumulation_dtype(leaf.dtype)), spec.means
+        lambda leaf: jnp.zeros(leaf.shape, get_accumulation_dtype(leaf.dtype)), spec.means
     )
     metrics, media = jax.tree.map(zeros_like_spec, (spec.metrics, spec.media))
     zeros = MicrobatchResult(zero_means, metrics, ctx.model_state, media)
-    total_weight, sums = jax.lax.fori_loop(0, n, accumulate, (jnp.float32(0), zeros))
-    means, running = jax.tree.map(
-        lambda leaf, like: _divide(leaf, total_weight).astype(like.dtype), sums.means, spec.means
+    sums = jax.lax.fori_loop(0, n, accumulate, zeros)
+    means = [
+        group._replace(
+            values=jax.tree.map(
+                lambda leaf, like, weight=group.weight: divide(leaf, weight).astype(like.dtype),
+                group.values,
+                group_spec.values,
+            )
+        )
+        for group, group_spec in zip(sums.means, spec.means, strict=True)
+    ]
+    first, *others = means
+    values, running = first.values
+    return sums._replace(
+        means=[first._replace(values=values), *others], metrics={**sums.metrics, **running}
     )
-    return sums._replace(means=means, metrics={**sums.metrics, **running})
 
 
 def split_into_parts(batch: PyTree, n: int) -> PyTree:
@@ -102,6 +129,14 @@ def split_into_parts(batch: PyTree, n: int) -> PyTree:
         n: the number of parts; it divides the number of examples.
     """
 
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape}
+    if len(lengths) > 1:
+        raise DataError(
+            f"a batch of {format_tree(batch)} cannot be split into {n} parts, because its arrays "
+            "begin with different lengths: what is not one entry an example, such as the weights "
+            "of classes, is a field of the module"
+        )
+
     def split_leaf(leaf: Any) -> Any:
         if not leaf.shape or leaf.shape[0] % n:
             raise DataError(
@@ -114,27 +149,34 @@ def split_into_parts(batch: PyTree, n: int) -> PyTree:
     return jax.tree.map(split_leaf, batch)
 
 
-def _get_accumulation_dtype(dtype: Any) -> Any:
+def get_accumulation_dtype(dtype: Any) -> Any:
     """Return the dtype of a sum: half precision has too few digits for it, and too small a
     range."""
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
-def _add_weighted(total: Array, new: Array, weight: Float[Array, ""]) -> Array:
-    """Return a sum with one microbatch more.
+def add_weighted(total: Array, new: Array, weight: Float[Array, ""]) -> Array:
+    """Return a sum with one mean more.
 
     Args:
         total: the sum before.
-        new: the mean of the microbatch; NaN is possible where it is nothing but padding. A count,
-            as a running metric has it, replaces the one before.
-        weight: the number of examples of the microbatch.
+        new: a mean, which may be NaN where it is one over nothing. A count, as a running metric has
+            it, replaces the one before.
+        weight: what it is a mean over.
     """
     if not jnp.issubdtype(total.dtype, jnp.inexact):
         return new
-    return total + jnp.where(weight > 0, weight.astype(total.dtype) * new.astype(total.dtype), 0)
+    return total + jnp.where(weight == 0, 0, weight.astype(total.dtype) * new.astype(total.dtype))
 
 
-def _divide(total: Array, weight: Float[Array, ""]) -> Array:
+def divide(total: Array, weight: Float[Array, ""]) -> Array:
+    """Return a sum divided by its weight; over nothing it is 0."""
     if not jnp.issubdtype(total.dtype, jnp.inexact):
         return total
-    return total / weight.astype(total.dtype)
+    divisor = jnp.where(weight == 0, 1, weight)
+    return jnp.where(weight == 0, 0, total / divisor.astype(total.dtype))
+
+
+def _add_group(sums: WeightedMeans, new: WeightedMeans) -> WeightedMeans:
+    values = jax.tree.map(partial(add_weighted, weight=new.weight), sums.values, new.values)
+    return WeightedMeans(sums.weight + new.weight, values)

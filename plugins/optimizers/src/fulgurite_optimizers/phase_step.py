@@ -9,21 +9,27 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import optax
+from fulgurite.errors import ModelError
 from fulgurite.metrics import ExponentialMovingAverage, LastValue
-from fulgurite.training.forward import count_examples
-from jaxtyping import Array, Float, Int, PyTree
+from fulgurite.metrics.conversion import (
+    as_loss_metric,
+    as_metric,
+    as_metrics,
+    group_by_weight,
+    sum_values,
+)
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from fulgurite_optimizers.gradients import ComputeGradient, LossTerms, PhaseGradients, sum_terms
+from fulgurite_optimizers.gradients import ComputeGradient, LossTerms, PhaseGradients
 from fulgurite_optimizers.metrics import (
     Metrics,
-    as_metrics,
     empty_metrics,
     make_optional,
     merge_disjoint,
     merge_metrics,
     zeros_like_spec,
 )
-from fulgurite_optimizers.microbatches import split_into_parts
+from fulgurite_optimizers.microbatches import add_weighted, divide, split_into_parts
 from fulgurite_optimizers.phase import Phase
 from fulgurite_optimizers.steps import StepsState
 
@@ -53,10 +59,12 @@ class PhaseResult(NamedTuple):
         grads: the gradients of the last update, as the optimizer received them; like `params`.
         updates: the last update; like `params`.
         losses: the terms of its loss by name, as they are logged.
+        weights: what each of them is a mean over, by name.
         metrics: by name.
         preds: the predictions of the last update, None where the phase does not run in every step.
         aux: likewise, the further arrays of the step.
         media: the arrays of its media, for `Gradients.unflatten_media`.
+        is_update: bool, whether the optimizer ran.
     """
 
     params: PyTree
@@ -66,10 +74,12 @@ class PhaseResult(NamedTuple):
     grads: PyTree
     updates: PyTree
     losses: LossTerms
+    weights: LossTerms
     metrics: Metrics
     preds: PyTree
     aux: PyTree
     media: list[Array]
+    is_update: Bool[Array, ""]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +134,9 @@ class PhaseStep:
             model_state: of the module.
         """
         spec: PhaseResult = jax.eval_shape(self.run, params, state, model_state)
-        raw_grads, grads, updates, losses, media = jax.tree.map(
-            zeros_like_spec, (spec.raw_grads, spec.grads, spec.updates, spec.losses, spec.media)
+        raw_grads, grads, updates, losses, weights, media = jax.tree.map(
+            zeros_like_spec,
+            (spec.raw_grads, spec.grads, spec.updates, spec.losses, spec.weights, spec.media),
         )
         if media:
             media = jax.lax.cond(
@@ -141,30 +152,32 @@ class PhaseStep:
             grads=grads,
             updates=updates,
             losses=losses,
+            weights=weights,
             metrics=empty_metrics(spec.metrics),
             preds=None,
             aux=None,
             media=media,
+            is_update=jnp.bool_(False),
         )
 
     def _update_repeatedly(self, module: PyTree, state: PhaseState, ctx: fg.Context) -> PhaseResult:
         result = None
         model_state = ctx.model_state
         shares = _divide_batch(self.phase, self.batch, ctx.mask)
-        num_updates: Any = self.phase.repeat
         has_examples = None
         if self.phase.split and ctx.mask is not None:
             # Padding may leave a share without an example: then there is nothing to learn from it.
             has_examples = [jnp.any(mask) for _, mask in shares]
-            num_updates = sum(flag.astype(jnp.float32) for flag in has_examples)
         for index, (batch, mask) in enumerate(shares):
             repeat_ctx = ctx.fork("repeat", index, model_state=model_state, mask=mask)
             new = self._update_once(module, state, batch, repeat_ctx)
-            new = new._replace(losses=jax.tree.map(lambda loss: loss / num_updates, new.losses))
             if result is not None:
-                losses = jax.tree.map(jnp.add, result.losses, new.losses)
+                losses = jax.tree.map(
+                    _average, result.losses, result.weights, new.losses, new.weights
+                )
+                weights = jax.tree.map(jnp.add, result.weights, new.weights)
                 metrics = merge_metrics(result.metrics, new.metrics)
-                new = new._replace(losses=losses, metrics=metrics)
+                new = new._replace(losses=losses, weights=weights, metrics=metrics)
                 if has_examples is not None:
                     new = jax.tree.map(partial(jnp.where, has_examples[index]), new, result)
             result = new
@@ -183,51 +196,91 @@ class PhaseStep:
         grads, transform_state = self.phase.gradient_transform.update(
             part.grads, state.gradient_transform, params
         )
-        extra_args = {}
-        # The mean gradient of several steps does not belong to the loss of this one.
-        if not isinstance(state.optimizer, StepsState):
-            extra_args = {"value": sum_terms(part.terms), "grad": grads}
+        if isinstance(state.optimizer, StepsState):
+            # The mean gradient of several steps does not belong to the loss of this one.
+            extra_args = {"weight": self._get_only_weight(part)}
+        else:
+            extra_args = {"value": sum_values(part.terms.values()), "grad": grads}
         updates, optimizer_state = optax.with_extra_args_support(self.phase.optimizer).update(
             grads, state.optimizer, params, **extra_args
         )
         params = eqx.apply_updates(eqx.filter(module, self.phase.param_mask(module)), updates)
-        is_update: Any = 1
+        is_update = jnp.bool_(True)
         if isinstance(optimizer_state, StepsState):
             is_update = optimizer_state.num_accumulated == 0
-        count = state.updates + is_update
-        losses = self._name_losses(part)
+        losses, weights = self._name_losses(part)
         return PhaseResult(
             params=params,
-            state=PhaseState(transform_state, optimizer_state, count),
+            state=PhaseState(transform_state, optimizer_state, state.updates + is_update),
             model_state=part.model_state,
             raw_grads=part.grads,
             grads=grads,
             updates=updates,
             losses=losses,
-            metrics=self._collect_metrics(part, losses, count_examples(batch, ctx.mask)),
+            weights=weights,
+            metrics=self._collect_metrics(part),
             preds=part.preds if self.phase.every == 1 else None,
             aux=part.aux if self.phase.every == 1 else None,
             media=part.media,
+            is_update=is_update,
         )
 
-    def _name_losses(self, part: PhaseGradients) -> LossTerms:
-        """Return the losses as they are logged; with several phases the sum is `PHASE/loss`."""
-        if self.is_only_phase:
-            return part.terms
-        further = {term: value for term, value in part.terms.items() if term != self.name}
-        return merge_disjoint(further, {f"{self.name}/loss": sum_terms(part.terms)})
+    def _get_only_weight(self, part: PhaseGradients) -> Array:
+        """Return what all terms of the loss are means over; an error if they differ."""
+        groups = group_by_weight(part.terms, part.weights)
+        if len(groups) > 1:
+            listed = " and ".join(", ".join(names) for _, names in groups)
+            raise ModelError(
+                f"the terms {listed} of the loss of the phase {self.name!r} are means over "
+                "different weights, and gradients of several steps are added up as one: accumulate "
+                "microbatches, GradientAccumulation(n), or return plain numbers and one weight, "
+                "fg.Output(losses=..., weight=...)"
+            )
+        ((weight, _),) = groups
+        return weight
 
-    def _collect_metrics(self, part: PhaseGradients, losses: LossTerms, weight: Array) -> Metrics:
+    def _name_losses(self, part: PhaseGradients) -> tuple[LossTerms, LossTerms]:
+        """Return the losses as they are logged, and their weights; with several phases the sum is
+        `PHASE/loss`."""
+        if self.is_only_phase:
+            return part.terms, part.weights
+        names = [term for term in part.terms if term != self.name]
+        total_name = f"{self.name}/loss"
+        losses = merge_disjoint(
+            {name: part.terms[name] for name in names},
+            {total_name: sum_values(part.terms.values())},
+        )
+        # That of the sum is in its metric, see `_collect_metrics`.
+        weights = {name: part.weights[name] for name in names}
+        return losses, {**weights, total_name: sum_values(part.weights.values())}
+
+    def _collect_metrics(self, part: PhaseGradients) -> Metrics:
         values: dict[str, Any] = {f"{self.name}/gradient_norm": _compute_norm(part.grads)}
+        metrics = {}
         if not self.is_only_phase:
-            loss = sum_terms(part.terms)
+            loss = sum_values(part.terms.values())
+            metrics = {
+                name: as_metric(name, value, partial(part.weights.__getitem__, name))
+                for name, value in part.terms.items()
+                if name != self.name
+            }
             values |= {
-                **losses,
+                f"{self.name}/loss": as_loss_metric(loss, part.terms, part.weights),
                 f"{self.name}/batch_loss": LastValue.from_values(loss),
                 f"{self.name}/loss_average": ExponentialMovingAverage.from_values(loss),
             }
-        metrics = merge_disjoint(part.metrics, as_metrics(values, weight))
+        weight = next(iter(part.weights.values()))
+        metrics |= as_metrics(values, lambda: weight)
+        metrics = merge_disjoint(part.metrics, metrics)
         return metrics if self.phase.every == 1 else make_optional(metrics)
+
+
+def _average(first: Array, first_weight: Array, second: Array, second_weight: Array) -> Array:
+    """Return the mean of two means by weight; 0 over nothing."""
+    total = add_weighted(
+        add_weighted(jnp.zeros_like(first), first, first_weight), second, second_weight
+    )
+    return divide(total, first_weight + second_weight)
 
 
 def _compute_norm(grads: PyTree) -> Float[Array, ""]:

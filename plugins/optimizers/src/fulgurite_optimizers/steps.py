@@ -1,11 +1,15 @@
 """An optimizer that gets the mean of the gradients of several steps."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
+
+from fulgurite_optimizers.metrics import zeros_like_spec
+from fulgurite_optimizers.microbatches import add_weighted, divide, get_accumulation_dtype
 
 
 class StepsState(NamedTuple):
@@ -13,11 +17,13 @@ class StepsState(NamedTuple):
 
     Attributes:
         num_accumulated: the number of gradients that are not applied yet.
-        grads: their sum.
+        weight: what they are means over, added up.
+        grads: their sum by weight, at least float32.
         inner: the state of the optimizer.
     """
 
     num_accumulated: Int[Array, ""]
+    weight: Float[Array, ""]
     grads: PyTree
     inner: PyTree
 
@@ -28,6 +34,7 @@ def accumulate_over_steps(
     """Return an optimizer whose every `n`-th update is that of `optimizer` for the mean of the last
     `n` gradients, and whose other updates are zero.
 
+    `update(grads, state, params, weight=weight)` takes a gradient that is a mean over `weight`.
     `update(None, state, params, finish=True)` returns the update for the mean of those that are
     left, if there are any. `GradientAccumulation` says why this is not `optax.MultiSteps`.
 
@@ -36,30 +43,39 @@ def accumulate_over_steps(
         n: the number of gradients for one update.
     """
 
-    def init(params: Any) -> StepsState:
-        return StepsState(
-            jnp.int32(0), jax.tree.map(jnp.zeros_like, params), optimizer.init(params)
+    def make_empty(params: Any, inner: Any) -> StepsState:
+        sums = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, get_accumulation_dtype(leaf.dtype)), params
         )
+        return StepsState(jnp.int32(0), jnp.float32(0), sums, inner)
+
+    def init(params: Any) -> StepsState:
+        return make_empty(params, optimizer.init(params))
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, finish: bool = False
+        updates: Any, state: Any, params: Any = None, *, weight: Any = None, finish: bool = False
     ) -> tuple[Any, StepsState]:
         if not finish:
-            state = state._replace(
-                num_accumulated=state.num_accumulated + 1,
-                grads=jax.tree.map(jnp.add, state.grads, updates),
+            weight = jnp.asarray(weight, jnp.float32)
+            state = StepsState(
+                state.num_accumulated + 1,
+                state.weight + weight,
+                jax.tree.map(partial(add_weighted, weight=weight), state.grads, updates),
+                state.inner,
             )
 
         def apply(state: StepsState) -> tuple[Any, StepsState]:
             mean = jax.tree.map(
-                lambda sum: sum / state.num_accumulated.astype(sum.dtype), state.grads
+                lambda total, param: divide(total, state.weight).astype(param.dtype),
+                state.grads,
+                params,
             )
             updates, inner = optimizer.update(mean, state.inner, params)
-            zeros = jax.tree.map(jnp.zeros_like, state.grads)
-            return updates, StepsState(jnp.int32(0), zeros, inner)
+            return updates, make_empty(params, inner)
 
         def wait(state: StepsState) -> tuple[Any, StepsState]:
-            return jax.tree.map(jnp.zeros_like, state.grads), state
+            spec, _ = jax.eval_shape(apply, state)
+            return jax.tree.map(zeros_like_spec, spec), state
 
         is_due = state.num_accumulated > 0 if finish else state.num_accumulated >= n
         return jax.lax.cond(is_due, apply, wait, state)

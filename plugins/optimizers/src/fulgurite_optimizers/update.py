@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.metrics import LastValue
+from fulgurite.metrics.conversion import sum_values
 from fulgurite.training.update import Forward
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, PyTree
 
-from fulgurite_optimizers.gradients import Gradients, sum_terms
+from fulgurite_optimizers.gradients import Gradients
 from fulgurite_optimizers.metrics import Metrics, merge_disjoint
 from fulgurite_optimizers.microbatches import split_into_parts
 from fulgurite_optimizers.phase import Phase
@@ -141,18 +142,22 @@ class PhasedUpdate(fg.UpdateRule):
         """Return the output of the step. The sum of the losses of several optimizers would mean
         nothing, so there is a total only of one."""
         losses = {}
+        weights = {}
         metrics: Metrics = {}
         for result in results.values():
             losses |= result.losses
+            weights |= result.weights
             metrics |= result.metrics
         for name, result in results.items():
             metrics = merge_disjoint(metrics, _collect_optimizer_metrics(name, result.state))
         preds = [result.preds for result in results.values() if result.preds is not None]
         aux = [result.aux for result in results.values() if result.aux is not None]
         return fg.Output(
-            loss=sum_terms(losses) if len(results) == 1 else None,
+            loss=sum_values(losses.values()) if len(results) == 1 else None,
             metrics=metrics,
             losses=losses,
+            loss_weights=weights,
+            is_update=_find_update([*results.values()]),
             media=self._gradients.unflatten_media(
                 {name: result.media for name, result in results.items()}
             ),
@@ -162,6 +167,13 @@ class PhasedUpdate(fg.UpdateRule):
             grads=_sum_trees([result.grads for result in results.values()]),
             updates=_sum_trees([result.updates for result in results.values()]),
         )
+
+
+def _find_update(results: list[PhaseResult]) -> Bool[Array, ""] | None:
+    """Return whether any phase updated parameters; None where one does in every step."""
+    if not all(isinstance(result.state.optimizer, StepsState) for result in results):
+        return None
+    return jnp.any(jnp.stack([result.is_update for result in results]))
 
 
 def _collect_optimizer_metrics(name: str, state: PhaseState) -> Metrics:

@@ -1,0 +1,67 @@
+"""What a step returns."""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, Real
+
+from fulgurite.metrics.basic import Mean
+
+
+class Output(eqx.Module):
+    """What a step returns.
+
+    Example:
+        accuracy = fg.metrics.Accuracy.from_logits(logits, labels)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        output = fg.Output(losses.mean(), metrics={"accuracy": accuracy})
+
+    Attributes:
+        loss: the scalar to minimise, or an `fg.metrics.Mean`, which says what it is a mean over;
+            after the engine's forward pass, the sum of all terms. A step that has nothing else may
+            return it alone.
+        metrics: by name: a `Metric` (merged over the window), a `RunningMetric` one (carried from
+            step to step), or a scalar, taken as a mean over `weight`. A dictionary of these gives
+            `name/key` for each.
+        losses: further terms by name, numbers or means, added to `loss`; the multi-optimizer plugin
+            gives each its own optimizer. After the forward pass, all terms as numbers.
+        weight: what the losses and metrics that are bare numbers are means over: the number of
+            tokens, or the sum of the weights of the examples. By default it is the number of
+            examples of the batch, without padding. Whatever divides a batch (accumulation, an
+            evaluation, a metric window) averages by it, so that the result is that of the
+            undivided batch. What weighs nothing counts for nothing, NaN included.
+        preds: whatever the model predicted, for hooks and `predict`. Leaves the compiled step only
+            where `Engine.step(returns=...)` asks for it.
+        aux: any further arrays of the step, for whoever calls `Engine.step(returns=("aux",))`.
+        model_state: the new `eqx.nn.State`, for models that carry one.
+        media: what to show, by name: an `fg.Media`, such as those of
+            `fulgurite_logging.media`, or a function without arguments that is
+            evaluated only where the result is shown; dictionaries as of metrics. After the forward
+            pass, zeros at all other steps.
+        raw_grads: the gradients as they were computed, before they are clipped or otherwise
+            transformed; set by the update rule.
+        grads: the gradients as the optimizer receives them; set by the update rule.
+        updates: what the optimizer returned; set by the update rule.
+        loss_weights: what each term of the loss is a mean over, by name; set by the forward pass.
+        is_update: bool, whether the step changed the parameters; None for always. Set by update
+            rules that wait, such as those of gradient accumulation.
+    """
+
+    loss: Float[Array, ""] | Mean | None = None
+    metrics: dict[str, Any] = eqx.field(default_factory=dict)
+    losses: dict[str, Any] = eqx.field(default_factory=dict)
+    weight: Real[ArrayLike, ""] | None = eqx.field(default=None, kw_only=True)
+    preds: PyTree = None
+    aux: PyTree = None
+    model_state: eqx.nn.State | None = None
+    media: dict[str, Any] = eqx.field(default_factory=dict)
+    raw_grads: PyTree = None
+    grads: PyTree = None
+    updates: PyTree = None
+    loss_weights: dict[str, Array] = eqx.field(default_factory=dict, kw_only=True)
+    is_update: Bool[Array, ""] | None = eqx.field(default=None, kw_only=True)
+
+    def replace(self, **changes: Any) -> "Output":
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
