@@ -331,7 +331,8 @@ def evaluate_metric_fn(
             )
         return value
     try:
-        value = jnp.asarray(value)
+        # An array stays the object that its weight was noted for.
+        value = value if isinstance(value, jax.Array) else jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"metric {name!r} is {type(value).__name__}, which is neither a number nor an array "

@@ -82,13 +82,20 @@ def _forward(
     output = output.replace(weight=as_weight(output.weight, where))
     output = sharding.constrain_output(output)
     terms, weights = _collect_loss_terms(hooks, module, output, batch, ctx, where)
+    is_stated = output.weight is not None
     bare_terms = [name for name in terms if name not in weights]
     if bare_terms:
         weight = get_weight(output, batch, ctx)
         weights |= dict.fromkeys(bare_terms, weight)
         output = output.replace(weight=weight)
     if ctx.training:
-        terms = _hide_weightless(terms, weights, bare_terms)
+        # Every batch has examples, but perhaps none with a token.
+        terms = {
+            name: jnp.where(weights[name] == 0, 0, value)
+            if is_stated or name not in bare_terms
+            else value
+            for name, value in terms.items()
+        }
     total = sum_values(terms.values()) if terms else None
     check_unique_names(terms, output.metrics)
     model_state = output.model_state
@@ -321,19 +328,3 @@ def _collect_loss_terms(
             "value)"
         )
     return terms, {name: weights[name] for name in terms if name in weights}
-
-
-def _hide_weightless(
-    terms: dict[str, Array], weights: dict[str, Array], bare_terms: list[str]
-) -> dict[str, Array]:
-    """Return the terms with 0 for those that are means over nothing, which may be NaN.
-
-    Args:
-        terms: by name.
-        weights: of the terms.
-        bare_terms: those that are means over the examples, of which every batch has some.
-    """
-    return {
-        name: value if name in bare_terms else jnp.where(weights[name] == 0, 0, value)
-        for name, value in terms.items()
-    }

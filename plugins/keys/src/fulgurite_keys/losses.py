@@ -9,6 +9,10 @@ import fulgurite_losses
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
+from fulgurite.metrics import Metric
+from fulgurite.metrics.conversion import sum_values
+from fulgurite.metrics.weights import note_weight
+from fulgurite.model.loss import scale_loss, split_loss
 from fulgurite_losses.examples import Examples
 from jaxtyping import Array
 
@@ -94,12 +98,17 @@ class Loss(Keyed):
             )
 
         losses = jax.tree.leaves(
-            jax.tree.map(compute, *[value for value in inputs if value is not None])
+            jax.tree.map(compute, *[value for value in inputs if value is not None]),
+            is_leaf=lambda node: isinstance(node, Metric),
         )
         if not losses:
             raise ConfigurationError(f"{self.describe()}: its keys find no array")
-        weight = self.weight(step) if callable(self.weight) else self.weight
-        return weight * (sum(losses[1:], start=losses[0]) / len(losses))
+        factor = self.weight(step) if callable(self.weight) else self.weight
+        if len(losses) == 1:
+            return scale_loss(self.describe(), losses[0], factor)
+        # One mask for all, so that their weights have a constant ratio.
+        numbers, weights = zip(*[split_loss(self.describe(), loss) for loss in losses], strict=True)
+        return note_weight(factor * (sum_values(numbers) / len(losses)), weights[0])
 
     def __call__(self, preds: Any, batch: Any, mask: Any = None) -> Any:
         """Return the loss as an evaluator calls it, with keys in `batch` and `preds` only."""

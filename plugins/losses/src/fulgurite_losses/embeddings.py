@@ -149,7 +149,8 @@ def info_nce(
     cosines = _normalize(examples.hide(queries)) @ _normalize(examples.hide(keys)).T
     # -inf in a row without any key would be NaN; such a row is masked itself.
     logits = jnp.where(examples.present, cosines / temperature, jnp.finfo(cosines.dtype).min)
-    return examples.reduce(-jnp.diagonal(jax.nn.log_softmax(logits)), reduction)
+    values = -jnp.diagonal(jax.nn.log_softmax(logits))
+    return examples.reduce(values, reduction, are_independent=False)
 
 
 def triplet_margin_loss(
@@ -238,7 +239,8 @@ def triplet_loss(
     is_negative = is_pair & ~is_same
     values = _MINERS[mining](distance, is_positive, is_negative, margin)
     is_anchor = jnp.any(is_positive, axis=1) & jnp.any(is_negative, axis=1)
-    return Examples(labels.shape, is_anchor, weight).reduce(values, reduction)
+    examples = Examples(labels.shape, is_anchor, weight)
+    return examples.reduce(values, reduction, are_independent=False)
 
 
 def _mine_all(

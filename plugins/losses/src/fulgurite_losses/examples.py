@@ -1,10 +1,12 @@
 """What all losses share: which examples count, how much, and how their values become one."""
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Values, apply_mask, to_float
+from fulgurite.metrics.weights import note_weight, share_weight
 from jaxtyping import Array, Bool, Float
 
 Reduction = Literal["mean", "weighted_mean", "sum", "none"]
@@ -35,6 +37,7 @@ class Examples:
             weight: numbers over all axes of the values or the leading ones; None for 1.
         """
         self.shape = shape
+        self._sources = (mask, weight)
         self.present = apply_mask(jnp.ones(shape, jnp.bool_), mask, False)
         weights = jnp.float32(1) if weight is None else to_float(weight)
         if weights.shape != shape[: weights.ndim]:
@@ -57,10 +60,23 @@ class Examples:
         """
         return apply_mask(values, self.present, fill)
 
-    def reduce(self, values: Float[Array, "..."], reduction: Reduction) -> Float[Array, "..."]:
+    def reduce(
+        self,
+        values: Float[Array, "..."],
+        reduction: Reduction,
+        *,
+        are_independent: bool = True,
+    ) -> Float[Array, "..."]:
         """Return the values of all examples as what `reduction` says.
 
-        Without any example a mean is 0, and so is its gradient.
+        Without any example a mean is 0, and so is its gradient. A step that returns the mean itself
+        as its loss thereby says what it is a mean over.
+
+        Args:
+            values: of the examples.
+            reduction: how they become one.
+            are_independent: whether each depends on its own example alone, so that the mean over a
+                batch is that of the means over its parts.
         """
         if reduction not in get_args(Reduction):
             raise ConfigurationError(
@@ -72,8 +88,14 @@ class Examples:
         total = jnp.sum(weighted)
         if reduction == "sum":
             return total
-        size = jnp.sum(self.present) if reduction == "mean" else jnp.sum(self.weights)
-        return total / jnp.where(size == 0, 1, size).astype(total.dtype)
+        size = share_weight(self._sources, (self.shape, reduction), partial(self._sum, reduction))
+        mean = total / jnp.where(size == 0, 1, size).astype(total.dtype)
+        # Over all values it is a mean over examples, as any number is by itself.
+        is_weighted = any(source is not None for source in self._sources)
+        return note_weight(mean, size) if is_weighted and are_independent else mean
+
+    def _sum(self, reduction: Reduction) -> Array:
+        return jnp.sum(self.present if reduction == "mean" else self.weights)
 
 
 def as_same_shape(preds: Any, targets: Any, loss_name: str) -> tuple[Array, Array]:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from fulgurite.training.forward import get_weight
 from fulgurite.training.update import Forward, hide_weightless
 from fulgurite.tree.paths import leaves_with_paths
 from jax.extend.core import Jaxpr, Literal
+from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Float, PyTree
 
 from fulgurite_optimizers.metrics import Metrics
@@ -172,8 +173,11 @@ class Gradients:
         # A trace of its own, once in the life of the rule. The step is not built from it: its first
         # executable would then come from another trace than the ones after it.
         check = partial(self._warn_zero_gradients, name)
-        if phase.accumulate is None or phase.accumulate.mode != "microbatch":
+        if phase.accumulate is None:
             return loss.differentiate(params, batch, ctx, check)
+        if phase.accumulate.mode == "steps":
+            part = loss.differentiate(params, batch, ctx, check)
+            return part._replace(weights=loss.unify_weights(part, params, batch, ctx))
 
         def compute_microbatch(batch: Any, ctx: fg.Context) -> MicrobatchResult:
             part, means = loss.differentiate_by_weight(params, batch, ctx, check)
@@ -286,12 +290,15 @@ class PhaseLoss:
         forward: the engine's forward pass.
         name: of the phase.
         static: the module without what the phase updates.
+        groups: the names of the terms that are means over the same weight, for each weight; known
+            once `compute` was traced, because only arrays pass through `jax.grad`.
     """
 
     gradients: Gradients
     forward: Forward
     name: str
     static: PyTree
+    groups: list[list[str]] = field(default_factory=list, init=False)
 
     def compute(
         self, params: PyTree, batch: Any, ctx: fg.Context
@@ -305,6 +312,7 @@ class PhaseLoss:
         """
         module = eqx.combine(params, self.static)
         part = self.gradients.compute_part(self.forward, self.name, module, batch, ctx)
+        self.groups[:] = [names for _, names in group_by_weight(part.terms, part.weights)]
         return sum_values(part.terms.values()), part
 
     def differentiate(
@@ -325,7 +333,41 @@ class PhaseLoss:
         compute_grads = jax.grad(partial(self.compute, batch=batch, ctx=ctx), has_aux=True)
         check(compute_grads, params)
         grads, part = compute_grads(params)
-        return part._replace(grads=hide_weightless(grads, part.weights.values()))
+        weights = {name: part.weights[names[0]] for names in self.groups for name in names}
+        return part._replace(grads=hide_weightless(grads, weights.values()), weights=weights)
+
+    def unify_weights(
+        self, part: PhaseGradients, params: PyTree, batch: Any, ctx: fg.Context
+    ) -> LossTerms:
+        """Return the weights of the terms, of which those that do not depend on the batch, such as
+        a penalty on the parameters, get the weight of the others: any is right for them.
+
+        Args:
+            part: what `differentiate` returned.
+            params: its argument.
+            batch: its argument.
+            ctx: its argument.
+        """
+        if len(self.groups) == 1:
+            return part.weights
+
+        names = [*part.terms]
+
+        def compute_terms(batch: Any, mask: Any) -> list[Array]:
+            _, part = self.compute(params, batch, replace(ctx, mask=mask))
+            return [part.terms[name] for name in names]
+
+        jaxpr = jax.make_jaxpr(compute_terms)(batch, ctx.mask).jaxpr
+        dependent = [
+            name
+            for index, name in enumerate(names)
+            if any(dce_jaxpr(jaxpr, [index == other for other in range(len(names))])[1])
+        ]
+        weights = dict(part.weights)
+        if dependent:
+            common = weights[dependent[0]]
+            weights |= {name: common for name in names if name not in dependent}
+        return weights
 
     def differentiate_by_weight(
         self,
@@ -343,23 +385,17 @@ class PhaseLoss:
             ctx: its context.
             check: called with the function that computes the gradients, and with `params`.
         """
-        # Filled while it is traced: only arrays pass through `jax.grad`.
-        groups: list[list[str]] = []
 
         def compute_groups(params: PyTree) -> tuple[list[Array], PhaseGradients]:
             _, part = self.compute(params, batch, ctx)
-            groups[:] = [names for _, names in group_by_weight(part.terms, part.weights)]
-            return [sum_values(part.terms[name] for name in names) for names in groups], part
+            sums = [sum_values(part.terms[name] for name in names) for names in self.groups]
+            return sums, part
 
-        def compute_total(params: PyTree) -> tuple[Array, PhaseGradients]:
-            sums, part = compute_groups(params)
-            return sum_values(sums), part
-
-        compute_grads = jax.grad(compute_total, has_aux=True)
+        compute_grads = jax.grad(partial(self.compute, batch=batch, ctx=ctx), has_aux=True)
         check(compute_grads, params)
         grads, part = compute_grads(params)
         grads_by_group = [grads]
-        if len(groups) > 1:
+        if len(self.groups) > 1:
             sums, linear, part = jax.linearize(compute_groups, params, has_aux=True)
             mask = jax.tree.map(lambda _: True, params)
             grads_by_group = [
@@ -370,7 +406,7 @@ class PhaseLoss:
             WeightedMeans(
                 part.weights[names[0]], (grads, {name: part.terms[name] for name in names})
             )
-            for names, grads in zip(groups, grads_by_group, strict=True)
+            for names, grads in zip(self.groups, grads_by_group, strict=True)
         ]
         return part, means
 
