@@ -125,6 +125,10 @@ class Averaged:
         )
 
     @fg.hookimpl
+    def after_finalize(self, module, plugin_state):
+        return self.after_update(module, plugin_state, None)
+
+    @fg.hookimpl
     def module_views(self, state):
         return {"averaged": eqx.combine(state.plugin_states["averaged"], state.module)}
 

@@ -62,6 +62,10 @@ TESTED = {
     "transform_batch": "test_hooks.py::test_transform_batch_is_folded_in_training_alone",
     "loss_terms": "test_hooks.py::test_loss_terms_are_part_of_the_loss",
     "after_update": "test_hooks.py::test_after_update_is_folded_over_the_module",
+    "after_finalize": (
+        "../plugins/averaging/test_averaging.py"
+        "::test_an_average_is_updated_once_for_each_update_of_accumulated_gradients"
+    ),
     "step_metrics": "test_hooks.py::test_step_metrics_are_prefixed_with_the_name_of_the_plugin",
     "evaluation_metrics": "test_hooks.py::test_plugins_measure_evaluations",
     "around_forward": "test_hooks.py::test_around_forward_is_nested_wherever_the_module_runs",

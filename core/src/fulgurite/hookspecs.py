@@ -14,7 +14,7 @@ import jax
 import optax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Int, Key, PyTree
 
 from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.fit.actions import ScheduledAction
@@ -237,6 +237,29 @@ def after_update(
         plugin_state: this plugin's own part of the train state.
         output: what the module's step returned, with all loss terms.
         ctx: the step's context, with keys of this plugin's own.
+    """
+
+
+@hookspec(
+    "traced",
+    Combine.FOLD,
+    tuple,
+    "Once at the end of training, if the update rule then applied the gradients that were left.",
+)
+def after_finalize(
+    module: PyTree, plugin_state: PyTree, model_state: PyTree, step: Int[Array, ""]
+) -> tuple[PyTree, PyTree]:
+    """Return the module after its last update, possibly changed, and this plugin's new state.
+
+    What is left of an accumulation over steps is applied where training ends. This is no step, so
+    there is no output, and `after_update` is not called: a plugin that must see each update of the
+    parameters, such as an average or a constraint, implements both.
+
+    Args:
+        module: the module after that update, as the plugins before left it.
+        plugin_state: this plugin's own part of the train state.
+        model_state: the `eqx.nn.State` of the model, or None.
+        step: int32 scalar, the number of completed steps.
     """
 
 

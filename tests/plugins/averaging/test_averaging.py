@@ -106,12 +106,76 @@ def test_3s12_lookahead(step: int) -> None:
         Scalar(jnp.ones(()), jnp.int32(7)),
         lookahead.init_plugin_state(Scalar(jnp.ones(()), jnp.int32(7))),
     )
-    streams: Any = None
-    for number in range(step):
+    for _ in range(step):
         module = eqx.tree_at(lambda module: module.weight, module, module.weight - 0.1)
-        ctx = fg.Context(streams, jnp.int32(number), training=True)
-        module, slow = lookahead.after_update(module, slow, ctx)
-    np.testing.assert_allclose((module.weight, slow.weight), expected[step - 1], rtol=1e-6)
+        module, slow = lookahead.after_update(module, slow, fg.Output())
+    np.testing.assert_allclose((module.weight, slow.slow.weight), expected[step - 1], rtol=1e-6)
+
+
+class Slope(fg.Module):
+    """A weight whose gradient is the mean of the batch."""
+
+    weight: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean(batch["x"]) * self.weight)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1.0)
+
+
+def list_accumulated_weights(gradients: list[float], n: int) -> list[float]:
+    """Return the weight after each update by the mean of `n` gradients, the last of what is left."""
+    groups = [gradients[start : start + n] for start in range(0, len(gradients), n)]
+    weights = [0.0]
+    for group in groups:
+        weights.append(weights[-1] - sum(group) / len(group))
+    return weights[1:]
+
+
+@pytest.mark.parametrize("num_steps", [8, 10])
+@pytest.mark.parametrize("n", [2, 4])
+def test_an_average_is_updated_once_for_each_update_of_accumulated_gradients(
+    num_steps: int, n: int
+) -> None:
+    """The remainder at the end of training, of 10 steps by 4, is one more update."""
+    gradients = [1.0, 2.0, -1.0, 0.5, 3.0, -2.0, 4.0, 1.5, -3.0, 2.5][:num_steps]
+    batches = [{"x": np.full((2, 1), gradient, np.float32)} for gradient in gradients]
+    plugins = [
+        GradientAccumulation(n, "steps"),
+        Average(EMA(0.5)),
+        Average(Mean(), name="mean"),
+        Average(EMA(0.5, every=2), name="second"),
+    ]
+    engine = fg.Engine(steps=num_steps, autoload=False, plugins=plugins)
+    result = engine.fit(Slope(jnp.zeros(())), batches)
+    weights = list_accumulated_weights(gradients, n)
+    ema = second = 0.0
+    for number, weight in enumerate(weights, start=1):
+        ema = (ema + weight) / 2
+        second = (second + weight) / 2 if number % 2 == 0 else second
+    views = {
+        name: float(result.view(name).module.weight) for name in ("averaged", "mean", "second")
+    }
+    assert views == pytest.approx(
+        {"averaged": ema, "mean": sum(weights) / len(weights), "second": second}, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("num_steps", [8, 10])
+def test_lookahead_moves_every_few_updates_of_accumulated_gradients(num_steps: int) -> None:
+    gradients = [1.0, 2.0, -1.0, 0.5, 3.0, -2.0, 4.0, 1.5, -3.0, 2.5][:num_steps]
+    batches = [{"x": np.full((2, 1), gradient, np.float32)} for gradient in gradients]
+    plugins = [GradientAccumulation(2, "steps"), Lookahead(2, 0.5)]
+    engine = fg.Engine(steps=num_steps, autoload=False, plugins=plugins)
+    weight = slow = 0.0
+    for number, start in enumerate(range(0, num_steps, 2), start=1):
+        weight -= sum(gradients[start : start + 2]) / 2
+        if number % 2 == 0:
+            slow = weight = slow + (weight - slow) / 2
+    result = engine.fit(Slope(jnp.zeros(())), batches)
+    assert float(result.module.weight) == pytest.approx(weight, rel=1e-6)
+    assert float(result.view("slow").module.weight) == pytest.approx(slow, rel=1e-6)
 
 
 def test_3s16_a_skipped_update_leaves_the_average() -> None:

@@ -113,8 +113,8 @@ class UpdateRule:
         """Return the state at the end of training, after remaining work, such as applying
         accumulated gradients. Traced.
 
-        This is no step, because where training ends may be known only after its last one: the
-        `after_update` of plugins is not called, since there is no output to give them.
+        This is no step, because where training ends may be known only after its last one: whoever
+        calls this calls the hook `after_finalize` of plugins in the place of `after_update`.
         """
         return state
 

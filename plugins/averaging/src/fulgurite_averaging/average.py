@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, check_one_of
 from jaxtyping import Array, Int, PyTree
 
-from fulgurite_averaging.rules import EMA, Mean, Rule, is_update_due
+from fulgurite_averaging.rules import EMA, Mean, Rule
 
 Statistics = Literal["averaged", "current"]
 
@@ -25,12 +25,14 @@ class AverageState(eqx.Module):
             float32.
         model_state: likewise of the model state; None if it is not averaged.
         count: int32, how often the average was updated.
+        num_updates: int32, how often the weights were updated since the average began.
         after: int32, the step after which it begins.
     """
 
     module: PyTree
     model_state: PyTree
     count: Int[Array, ""]
+    num_updates: Int[Array, ""]
     after: Int[Array, ""]
 
 
@@ -93,6 +95,7 @@ class Average:
             module=_as_averages(module),
             model_state=_as_averages(self._select_statistics(model_state)),
             count=jnp.int32(0),
+            num_updates=jnp.int32(0),
             after=jnp.int32(after if isinstance(after, int) else _NEVER),
         )
 
@@ -132,14 +135,43 @@ class Average:
             output: of the step, with the new model state.
             ctx: the context of the step.
         """
-        step = ctx.step + 1
+        is_update = True if output.is_update is None else output.is_update
         new = (module, self._select_statistics(output.model_state))
-        averages = (plugin_state.module, plugin_state.model_state)
-        is_due = is_update_due(self.rule, step, plugin_state.after)
-        weight = jnp.where(is_due, self.rule.compute_weight(plugin_state.count), 0.0)
+        return module, self._update(plugin_state, new, ctx.step + 1, is_update)
+
+    @fg.hookimpl
+    def after_finalize(
+        self, module: Any, plugin_state: AverageState, model_state: Any, step: Array
+    ) -> tuple[Any, AverageState]:
+        """Update the average by the weights after the update at the end of training.
+
+        Args:
+            module: the module after that update.
+            plugin_state: the average.
+            model_state: of the module.
+            step: the number of completed steps.
+        """
+        new = (module, self._select_statistics(model_state))
+        return module, self._update(plugin_state, new, step, True)
+
+    def _update(self, state: AverageState, new: Any, step: Array, is_update: Any) -> AverageState:
+        """Return the average after a step.
+
+        Args:
+            state: the average before.
+            new: module and model state after the step.
+            step: the number of completed steps.
+            is_update: whether the step changed the weights. One that only accumulates gradients
+                does not count.
+        """
+        averages = (state.module, state.model_state)
+        is_counted = is_update & (step > state.after)
+        num_updates = state.num_updates + is_counted
+        is_due = is_counted & (num_updates % self.rule.every == 0)
+        weight = jnp.where(is_due, self.rule.compute_weight(state.count), 0.0)
         if isinstance(self.rule, Mean):
             # Until it begins, the mean is the weights themselves.
-            weight = jnp.where(step <= plugin_state.after, 1.0, weight)
+            weight = jnp.where(step <= state.after, 1.0, weight)
 
         def update() -> Any:
             return jax.tree.map(
@@ -152,13 +184,13 @@ class Average:
             averages = update()
         else:
             averages = jax.lax.cond(weight > 0, update, lambda: averages)
-        new_state = AverageState(
+        return AverageState(
             module=averages[0],
             model_state=averages[1],
-            count=plugin_state.count + is_due,
-            after=plugin_state.after,
+            count=state.count + is_due,
+            num_updates=num_updates,
+            after=state.after,
         )
-        return module, new_state
 
     @fg.hookimpl
     def module_views(self, state: fg.TrainState) -> dict[str, Any]:

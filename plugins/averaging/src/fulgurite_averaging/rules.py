@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,10 @@ class EMA:
 
     Attributes:
         decay: between 0 and 1, for each time that the average is updated.
-        half_life: the number of steps after which weights count half, instead of `decay`.
-        every: the steps between two updates of the average.
+        half_life: the number of updates of the weights after which they count half, instead of
+            `decay`.
+        every: the updates of the weights between two updates of the average. Every step is one,
+            unless gradients are accumulated over steps.
         warmup: whether the decay is at most `(1 + t) / (10 + t)` at update t of the average, from 0
             (TensorFlow's `num_updates`).
         debiased: whether the initial weights do not count (Adam's correction): the first average is
@@ -75,7 +77,8 @@ class EMA:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of the weights at all steps from a step on, as in stochastic weight averaging (SWA).
+    """The mean of the weights after all updates from a step on, as in stochastic weight averaging
+    (SWA).
 
     Until then it is the current weights.
 
@@ -89,7 +92,7 @@ class Mean:
     Attributes:
         after: the step after which the average begins; a float below 1 is a part of the run that
             `fit` plans.
-        every: the steps between two updates of the average, counted from `after`.
+        every: the updates of the weights between two updates of the average, counted from `after`.
     """
 
     _: KW_ONLY
@@ -115,17 +118,6 @@ class Mean:
 
 
 Rule = EMA | Mean
-
-
-def is_update_due(rule: Rule, step: Int[Array, ""], after: Int[Array, ""]) -> Bool[Array, ""]:
-    """Return whether an average is updated at a step.
-
-    Args:
-        rule: of the average.
-        step: the number of completed updates.
-        after: the step after which the average begins.
-    """
-    return (step > after) & ((step - after) % rule.every == 0)
 
 
 def _check_every(every: int, name: str) -> None:

@@ -43,12 +43,20 @@ class Constraint:
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
         """Return the module with the constraint applied."""
+        return self._constrain(module), plugin_state
+
+    @fg.hookimpl
+    def after_finalize(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
+        """Do so after the update at the end of training."""
+        return self._constrain(module), plugin_state
+
+    def _constrain(self, module: Any) -> Any:
         assert isinstance(self.where, Selector)
 
         def constrain(leaf: Any, is_selected: bool) -> Any:
             return self(leaf) if is_selected and eqx.is_inexact_array(leaf) else leaf
 
-        return jax.tree.map(constrain, module, self.where(module)), plugin_state
+        return jax.tree.map(constrain, module, self.where(module))
 
     @abstractmethod
     def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -7,11 +7,11 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 from fulgurite.errors import NonFiniteError
 from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import Array, Bool, PyTree
 
-from fulgurite_optimizers.constraints import Constraint
 from fulgurite_optimizers.steps import StepsState
 
 
@@ -29,13 +29,14 @@ class FinalizeMixin:
 
 
 def finalize_updates(run: fg.Run) -> fg.ReplaceState | None:
-    """Replace the state by `run.update_rule.finalize(state)`, with constraints applied, if any
-    phase holds gradients of steps.
+    """Replace the state by `run.update_rule.finalize(state)`, as changed by the hook
+    `after_finalize` of plugins, if any phase holds gradients of steps.
 
     A result that is not finite is treated as in a step, by `Engine(on_nonfinite=)`.
     """
     nodes = jax.tree.leaves(run.state.opt_state, is_leaf=_is_steps_state)
-    if not any(_is_steps_state(node) for node in nodes):
+    pending = [node.num_accumulated for node in nodes if _is_steps_state(node)]
+    if not any(np.any(jax.device_get(count) > 0) for count in pending):
         return None
     arrays, static = eqx.partition(run.state, eqx.is_array)
     shardings = jax.tree.map(lambda array: array.sharding, arrays)
@@ -59,12 +60,21 @@ def _finalize_arrays(
     before = eqx.combine(arrays, static)
     state = run.update_rule.finalize(before)
     module = state.module
-    for hook in run.engine.plugins.implementations("after_update"):
-        constraint = hook.plugin.plugin
-        if isinstance(constraint, Constraint):
-            module, _ = constraint.after_update(module, None)
+    plugin_states = dict(state.plugin_states)
+    for hook in run.engine.plugins.implementations("after_finalize"):
+        name = hook.plugin.name
+        module, plugin_state = hook(
+            run.step,
+            module=module,
+            plugin_state=plugin_states.get(name),
+            model_state=state.model_state,
+            step=state.step,
+        )
+        if name in plugin_states:
+            plugin_states[name] = plugin_state
     is_fine = _check_finite(module) | ~_check_finite(before.module)
-    return eqx.filter(state.replace(module=module), eqx.is_array), is_fine
+    new = state.replace(module=module, plugin_states=plugin_states)
+    return eqx.filter(new, eqx.is_array), is_fine
 
 
 def _is_steps_state(node: Any) -> bool:
