@@ -23,6 +23,7 @@ from fulgurite.data.sources import (
     get_batch_examples,
     get_device_arrays,
     get_split,
+    has_smaller_last_batch,
 )
 from fulgurite.errors import (
     ConfigurationError,
@@ -41,6 +42,7 @@ from fulgurite.evaluation.evaluator import (
     ShouldStop,
     never_stop,
 )
+from fulgurite.evaluation.loss_trial import choose_sample
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
 from fulgurite.execution.dispatch import StepsPerExecution
@@ -60,6 +62,7 @@ from fulgurite.fit.start import (
     load_weights,
     plan_step_range,
     restore_host_states,
+    try_losses,
 )
 from fulgurite.model.context import Context
 from fulgurite.model.output import Output
@@ -660,6 +663,9 @@ class Engine:
         examples = get_batch_examples(request.data) or (first_batch,)
         program = self._get_program(request.model_init, examples, device_arrays)
         self._check_same_start(request, batches, first_batch)
+        sample = None
+        if has_smaller_last_batch(request.data) or program.update_rule.needs_mean_loss:
+            sample = choose_sample(first_batch)
         del first_batch  # a fit keeps no batch longer than its steps do
         state = request.state
         with Wait("the checkpoint"):
@@ -677,6 +683,8 @@ class Engine:
                 batches = stack.enter_context(self._iterate(request.data, start_step, position))
         state = fill_missing_state(self, state, program, request.model_init, request.init_from)
         program.check(state)
+        with self.plugins.timings.time("check"):
+            messages = try_losses(self.services, program, state, sample, device_arrays)
         return FitPlan(
             program=program,
             data_iterator=batches,
@@ -687,6 +695,7 @@ class Engine:
             device_arrays=device_arrays,
             resumed_from=snapshot,
             resume=request.resume,
+            messages=messages,
         )
 
     def _check_same_start(

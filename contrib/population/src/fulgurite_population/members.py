@@ -84,7 +84,12 @@ class Members(fg.Module):
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), plugin_state)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        """Raise an error: the plugin's update rule trains each member by its own step."""
+        """Raise an error: the plugin's update rule trains each member by its own step.
+
+        In inference mode it is `validation_step`.
+        """
+        if not ctx.training:
+            return self.validation_step(batch, ctx)
         raise ModelError(
             "a population is trained by its plugin: give the same Population(...) to "
             "fg.Engine(plugins=[...]), and train_step of the engine must call the update rule"

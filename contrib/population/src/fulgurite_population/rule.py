@@ -61,6 +61,7 @@ class PopulationUpdate(fg.UpdateRule):
         on_nonfinite: fg.NonFinitePolicy,
     ) -> None:
         self.rule = rule
+        self.needs_mean_loss = rule.needs_mean_loss
         self.hyperparameters = hyperparameters
         self.on_nonfinite: fg.NonFinitePolicy = on_nonfinite
         # By the identity of the rule within: another object would be another executable.

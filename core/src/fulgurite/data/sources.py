@@ -393,6 +393,14 @@ def get_array_data_spec(data: Any) -> Any:
     return shape_spec(next(iter(source))) if isinstance(source, ArrayData) else None
 
 
+def has_smaller_last_batch(data: Any) -> bool:
+    """Return whether it is known that the last batch of an epoch has fewer examples."""
+    source = as_data(data).source
+    if not isinstance(source, ArrayData) or source.remainder != "keep":
+        return False
+    return source.num_examples > source.batch_size and source.num_examples % source.batch_size > 0
+
+
 def get_device_arrays(data: Any) -> Any:
     """Return the arrays that the batches of `data` are gathered from on the device, or None."""
     source = as_data(data).source

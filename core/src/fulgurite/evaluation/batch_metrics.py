@@ -3,6 +3,7 @@
 from functools import cache, partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
@@ -12,7 +13,7 @@ from fulgurite.evaluation.evaluator import Evaluator, MetricFunctions
 from fulgurite.metrics.base import CollectingMetric, Metric, RunningMetric, flatten_nested
 from fulgurite.metrics.basic import Mean
 from fulgurite.metrics.conversion import GetWeight, as_metric, to_number
-from fulgurite.metrics.weights import collect_weights
+from fulgurite.metrics.weights import collect_weights, find_weight
 from fulgurite.model.context import Context
 from fulgurite.model.module import evaluate_metric_fn
 from fulgurite.model.output import Output
@@ -39,9 +40,9 @@ def collect_batch_metrics(
         batch: without its mask.
         ctx: the context of the step.
     """
-    find_weight = cache(partial(get_weight, output, batch, ctx))
+    get_default_weight = cache(partial(get_weight, output, batch, ctx))
     with collect_weights():
-        values = _choose_values(evaluator, output, batch, ctx, find_weight)
+        values = _choose_values(evaluator, output, batch, ctx, get_default_weight)
         values |= _collect_plugin_metrics(plugins, module, output, batch, ctx)
         merged: dict[str, Metric] = {}
         collected: dict[str, CollectingMetric] = {}
@@ -50,10 +51,58 @@ def collect_batch_metrics(
                 collected[name] = value
             elif isinstance(value, RunningMetric):
                 # An evaluation has no order of steps: its value is the mean over the batches.
-                merged[name] = _as_mean(value.compute(), find_weight())
+                merged[name] = _as_mean(value.compute(), get_default_weight())
             else:
-                merged[name] = as_metric(name, value, find_weight)
+                merged[name] = as_metric(name, value, get_default_weight)
     return merged, collected
+
+
+def may_have_bare_numbers(evaluator: Evaluator, output: Output) -> bool:
+    """Return whether losses or metrics may be numbers of which nobody says what they are means
+    over.
+
+    Args:
+        evaluator: its own functions may return anything.
+        output: what the step returned.
+    """
+    if evaluator.losses is not None or evaluator.metrics is not None or output.bare_terms:
+        return True
+    return output.has_bare_numbers and any(map(_is_number, output.metrics.values()))
+
+
+def collect_bare_numbers(
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context
+) -> dict[str, Any]:
+    """Return the numbers of which nobody says what they are means over, each under what it is in a
+    sentence; traced.
+
+    Args:
+        evaluator: its own metrics and losses replace those of the module's step.
+        output: what the module's step returned.
+        batch: without its mask.
+        ctx: the context of the step.
+    """
+    losses: dict[str, Any] = {name: output.losses[name] for name in output.bare_terms}
+    metrics = output.metrics if output.has_bare_numbers else {}
+    with collect_weights():
+        if evaluator.losses is not None:
+            losses = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
+        if evaluator.metrics is not None:
+            metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
+        labeled = {
+            "the loss" if name == "loss" else f"the loss {name!r}": value
+            for name, value in losses.items()
+        }
+        labeled |= {f"the metric {name!r}": value for name, value in metrics.items()}
+        return {
+            label: jnp.asarray(value)
+            for label, value in labeled.items()
+            if _is_number(value) and find_weight(value) is None
+        }
+
+
+def _is_number(value: Any) -> bool:
+    return eqx.is_array_like(value) and jnp.ndim(value) == 0
 
 
 def compute_collected(name: str, parts: list[CollectingMetric]) -> dict[str, Any]:
@@ -78,14 +127,14 @@ def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choose_values(
-    evaluator: Evaluator, output: Output, batch: Any, ctx: Context, find_weight: GetWeight
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context, get_default_weight: GetWeight
 ) -> dict[str, Any]:
     """Return losses and metrics by name: the evaluator's own replace the module's, by kind."""
     metrics = output.metrics
     if evaluator.metrics is not None:
         metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
     if evaluator.losses is None:
-        losses: dict[str, Any] = {**collect_losses(output, find_weight)}
+        losses: dict[str, Any] = {**collect_losses(output, get_default_weight)}
     else:
         losses = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
     check_unique_names(losses, metrics)

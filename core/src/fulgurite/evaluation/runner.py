@@ -4,7 +4,7 @@ read once."""
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -15,6 +15,8 @@ from jaxtyping import PyTree
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import (
     ArrayData,
+    Batch,
+    MaskedBatch,
     StatefulSource,
     as_data,
     get_array_data_spec,
@@ -24,10 +26,20 @@ from fulgurite.data.sources import (
 from fulgurite.errors import DataError, EvaluationInterrupted, ModelError, mark_as_shared
 from fulgurite.evaluation.batch_metrics import (
     as_numbers,
+    collect_bare_numbers,
     collect_batch_metrics,
     compute_collected,
+    may_have_bare_numbers,
 )
 from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop, never_stop
+from fulgurite.evaluation.loss_trial import (
+    FIX,
+    Sample,
+    choose_sample,
+    compute_trial,
+    describe_mismatches,
+    run_trial,
+)
 from fulgurite.evaluation.program import EvaluationProgram
 from fulgurite.evaluation.target import EvalTarget
 from fulgurite.metrics.base import CollectingMetric, MetricAccumulator, flatten_nested
@@ -35,7 +47,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import get_method
-from fulgurite.training.forward import call_with_around_hooks, forward, split_batch
+from fulgurite.training.forward import Step, call_with_around_hooks, forward, split_batch
 from fulgurite.training.services import Services
 from fulgurite.tree.specs import check_same_structure, format_tree, shape_signature, shape_spec
 from fulgurite.tree.typecheck import batch_error_context, check_batch
@@ -52,12 +64,16 @@ class EvaluationRunner:
     Args:
         services: what the engine provides.
         evaluator: what to evaluate; its data is not looked at.
+        step: of the module, or a function `step(module, batch, ctx)`.
     """
 
-    def __init__(self, services: Services, evaluator: Evaluator) -> None:
+    def __init__(
+        self, services: Services, evaluator: Evaluator, step: Step = "validation_step"
+    ) -> None:
         self._plugins = services.hooks
         self._make_rng_streams = services.make_rng_streams
         self._evaluator = evaluator
+        self._step: Step = step
         self._sharding = services.sharding
         self._due_names = services.settings.due_names
         self._compilations = services.compilations
@@ -67,6 +83,9 @@ class EvaluationRunner:
         self._batch_specs: dict[Any, dict[Any, Any]] = {}
         # The batch that is being traced, for errors.
         self._batch_index = 0
+        self._may_have_bare_numbers = False
+        # Of the targets whose bare numbers were tried.
+        self._tried_targets: set[Any] = set()
 
     def evaluate(
         self,
@@ -179,6 +198,72 @@ class EvaluationRunner:
             take(_remove_padding(preds, mask))
         return _concatenate_predictions(batches) if callback is None else None
 
+    def try_means(
+        self,
+        target: EvalTarget,
+        sample: Sample | None,
+        device_arrays: Any,
+        transform_batch: Callable[[Any, Context], Any] | None = None,
+    ) -> dict[str, str]:
+        """Return a sentence for each bare number of the step that is not a mean over examples, by
+        its name, tried on a few of them in inference mode.
+
+        Args:
+            target: the module and what belongs to it.
+            sample: the examples; None if there are none to try.
+            device_arrays: what indexed batches are gathered from.
+            transform_batch: what the batch goes through before it is divided.
+        """
+        if sample is None or jax.process_count() > 1:
+            return {}
+
+        def compute_numbers(target: Any, batch: Any, index: Any) -> dict[str, Any]:
+            with self._eval_context(target, batch, None, index) as (module, batch, ctx):
+                output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
+                return collect_bare_numbers(self._evaluator, output, batch, ctx)
+
+        def run(leaves: list[Any], batch: Any, device_arrays: Any) -> Any:
+            target_parts = target.join(leaves)
+            batch = ArrayData.gather(device_arrays, batch)
+            if transform_batch is not None:
+                with self._eval_context(target_parts, batch, None, 0) as (_, value, ctx):
+                    value = Batch(transform_batch(value, ctx), spec=ctx.spec)
+                batch = value if ctx.mask is None else MaskedBatch(value, ctx.mask)
+            return compute_trial(partial(compute_numbers, target_parts), batch, sample.size)
+
+        with self._sharding.mesh_context():
+            leaves = self._sharding.put_on_mesh(target.leaves)
+            batch = self._sharding.shard_eval_batch(sample.batch)
+            program = jax.jit(run)
+            arguments = (leaves, batch, device_arrays)
+            if not jax.eval_shape(program, *arguments)[0]:
+                return {}
+            return describe_mismatches(*run_trial(program, arguments), sample.size)
+
+    def _warn_of_bare_numbers(self, target: EvalTarget, batch: Any, device_arrays: Any) -> None:
+        """Say it once if the results depend on how the data is divided into batches."""
+        if not self._may_have_bare_numbers or target.key in self._tried_targets:
+            return
+        self._tried_targets.add(target.key)
+        name = self._evaluator.name
+        try:
+            sentences = self.try_means(target, choose_sample(batch), device_arrays)
+        except Exception as error:
+            message = (
+                f"evaluation {name!r} averages numbers over examples, and whether they are means "
+                f"over examples could not be tried on a few of them: {type(error).__name__}: "
+                f"{error}. {FIX}"
+            )
+        else:
+            if not sentences:
+                return
+            message = (
+                f"the results of evaluation {name!r} depend on how its data is divided into "
+                f"batches, because they are averaged over examples: "
+                f"{'; '.join(sentences.values())}. {FIX}"
+            )
+        self._compilations.notify(message)
+
     def _run_validation_steps(
         self,
         target: EvalTarget,
@@ -204,6 +289,8 @@ class EvaluationRunner:
                         f"evaluation {self._evaluator.name!r} was given up before batch {index}: "
                         "training is to stop"
                     )
+                if index == 1:
+                    self._warn_of_bare_numbers(target, batch, device_arrays)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if signature in programs:
@@ -361,7 +448,8 @@ class EvaluationRunner:
         (which there are may not change from batch to batch either), and whether there was a batch.
         """
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
-            output = forward(self._plugins, self._sharding, "validation_step", module, batch, ctx)
+            output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
+            self._may_have_bare_numbers |= may_have_bare_numbers(self._evaluator, output)
             metrics, collected = collect_batch_metrics(
                 self._evaluator, self._plugins, module, output, batch, ctx
             )

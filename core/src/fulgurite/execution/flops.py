@@ -60,6 +60,26 @@ def contains_primitive(program: ClosedJaxpr, name: str) -> bool:
     return _has_equation(program.jaxpr, name)
 
 
+def uses_low_precision(program: ClosedJaxpr) -> bool:
+    """Return whether a program computes anything in floating-point numbers of less than 32 bits.
+
+    Args:
+        program: such as the `jaxpr` of the hook `on_compile`.
+    """
+    return _has_low_precision(program.jaxpr)
+
+
+def _has_low_precision(jaxpr: Jaxpr) -> bool:
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            dtype = getattr(variable.aval, "dtype", None)
+            if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+                return True
+        if any(map(_has_low_precision, _iter_jaxprs(equation))):
+            return True
+    return False
+
+
 def _has_equation(jaxpr: Jaxpr, name: str) -> bool:
     for equation in jaxpr.eqns:
         if equation.primitive.name == name:

@@ -55,6 +55,7 @@ class Program:
         layout: how states cross `jax.jit`.
         module_text: the module as text, in which everything that is no array shows by its value.
         dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
+        has_tried_losses: whether it was tried if the losses are means over examples.
 
     Args:
         services: of the engine.
@@ -99,6 +100,7 @@ class Program:
                 out_shardings=services.sharding.replicated,
             )
         self.dispatch_choice: DispatchChoice | None = None
+        self.has_tried_losses = False
         self._loop_choice = choose_loop(
             self._step_programs, is_sharded=services.sharding.mesh is not None
         )

@@ -95,6 +95,7 @@ class Loop:
     _num_records_before_action: int = 0
     _pending_error: Exception | None = None
     _abandoned_wait: WaitAbandoned | None = None
+    _save_requested: bool = False
 
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         self.engine = engine
@@ -105,6 +106,7 @@ class Loop:
         self.requested_length = plan.requested_length
         self.resumed_from = plan.resumed_from
         self.resume = plan.resume
+        self._start_messages = plan.messages
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stop_reason: str | None = None
         self.dispatcher = RecordDispatcher(
@@ -140,7 +142,6 @@ class Loop:
         self._scheduler = Scheduler(self._actions, self.step, self._due_names, self._sync, signals)
         self._compiled_step = plan.program.get_compiled_step(self._choose_steps_per_execution(plan))
         self._loop_state = LoopState.STEPPING
-        self._save_requested = False
         self._last_dispatch: tuple[StepResults | None, Any] = (None, None)
         self._do_records_change_host_states = has_logger_with_host_state(engine.plugins)
         self._rate = StepRate()
@@ -296,7 +297,8 @@ class Loop:
         self.dispatcher.open(self.step, run=self.run)
         if self.run.manifest is not None:
             self.run.log_config("fulgurite", self.run.manifest, stream="telemetry")
-        for message in (*self.engine.plugins.messages, *self._scheduler.warnings):
+        messages = (*self.engine.plugins.messages, *self._scheduler.warnings, *self._start_messages)
+        for message in messages:
             self.run.notify("fulgurite", message)
         self._call_event("on_fit_start")
         if self.resumed_from is None:

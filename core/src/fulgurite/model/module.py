@@ -96,13 +96,7 @@ class Module(eqx.Module):
         a method `losses` returns. The core knows that method, which only a plugin trains, because
         an evaluation has no update rule that it could ask.
         """
-        has_training_step = type(self).training_step is not Module.training_step
-        if not has_training_step and callable(getattr(self, "losses", None)):
-            functions = get_loss_fns(self, batch, ctx)
-            outputs = [prefix_output(name, function()) for name, function in functions.items()]
-            return merge_outputs(outputs)
-        check_batch(type(self).training_step, batch)
-        return self.training_step(batch, ctx)
+        return run_training_losses(self, batch, ctx)
 
     def predict_step(self, batch: Any, ctx: Context) -> PyTree[Array]:
         """Return the predictions for one batch, each with a leading example axis.
@@ -216,6 +210,25 @@ class Task(Module):
                 "fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one"
             )
         return self.optimizer
+
+
+def has_training_losses(module: Any) -> bool:
+    """Return whether a module defines its losses, by a `training_step` or by a method `losses`."""
+    training_step = getattr(type(module), "training_step", Module.training_step)
+    has_training_step = training_step is not Module.training_step
+    return has_training_step or callable(getattr(module, "losses", None))
+
+
+def run_training_losses(module: Any, batch: Any, ctx: Context) -> Output:
+    """Return what `training_step` of a module returns, or without one the results of the functions
+    that its method `losses` returns."""
+    training_step = getattr(type(module), "training_step", Module.training_step)
+    if training_step is Module.training_step and callable(getattr(module, "losses", None)):
+        functions = get_loss_fns(module, batch, ctx)
+        outputs = [prefix_output(name, function()) for name, function in functions.items()]
+        return merge_outputs(outputs)
+    check_batch(training_step, batch)
+    return training_step(module, batch, ctx)
 
 
 def get_loss_fns(module: Any, batch: Any, ctx: Context) -> dict[str, Callable[[], Any]]:

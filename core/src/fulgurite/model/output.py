@@ -43,6 +43,8 @@ class Output(eqx.Module):
             transformed; set by the update rule.
         grads: the gradients as the optimizer receives them; set by the update rule.
         updates: what the optimizer returned; set by the update rule.
+        bare_terms: the names of the terms of the loss that are bare numbers, of which nobody says
+            what they are means over; set by the forward pass.
         loss_weights: what each term of the loss is a mean over, by name; set by the forward pass.
         is_update: bool, whether the step changed the parameters; None for always. Set by update
             rules that wait, such as those of gradient accumulation.
@@ -59,8 +61,15 @@ class Output(eqx.Module):
     raw_grads: PyTree = None
     grads: PyTree = None
     updates: PyTree = None
+    bare_terms: tuple[str, ...] = eqx.field(static=True, default=(), kw_only=True)
     loss_weights: dict[str, Array] = eqx.field(default_factory=dict, kw_only=True)
     is_update: Bool[Array, ""] | None = eqx.field(default=None, kw_only=True)
+
+    @property
+    def has_bare_numbers(self) -> bool:
+        """Whether nobody says what the bare numbers of the output are means over."""
+        # The forward pass sets the weight to the number of examples only for such a term.
+        return self.weight is None or bool(self.bare_terms)
 
     def replace(self, **changes: Any) -> "Output":
         """Return a copy with some fields changed."""

@@ -1,5 +1,6 @@
 """What was compiled: told to plugins, and limited."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ class RunView(Protocol):
 
     @property
     def step(self) -> int: ...
+
+    def notify(self, source: str, message: str) -> None: ...
 
 
 @dataclass(eq=False)
@@ -51,6 +54,13 @@ class Compilations:
             compiled=compiled,
             jaxpr=jaxpr,
         )
+
+    def notify(self, message: str) -> None:
+        """Tell the user something: as a message of the fit that is running, or as a warning."""
+        if self.run is None:
+            warnings.warn(message, stacklevel=2)
+        else:
+            self.run.notify("fulgurite", message)
 
     def check_limit(self, where: str, spec: Any, known_specs: Sequence[Any]) -> None:
         """Raise an error if one more executable would be too many.

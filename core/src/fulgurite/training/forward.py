@@ -88,12 +88,12 @@ def _forward(
         weight = get_weight(output, batch, ctx)
         weights |= dict.fromkeys(bare_terms, weight)
         output = output.replace(weight=weight)
+    if is_stated:
+        bare_terms = []
     if ctx.training:
         # Every batch has examples, but perhaps none with a token.
         terms = {
-            name: jnp.where(weights[name] == 0, 0, value)
-            if is_stated or name not in bare_terms
-            else value
+            name: value if name in bare_terms else jnp.where(weights[name] == 0, 0, value)
             for name, value in terms.items()
         }
     total = sum_values(terms.values()) if terms else None
@@ -111,7 +111,12 @@ def _forward(
     if output.media and ctx.media_due is not None:
         media = render_if_due(output.media, ctx.media_due)
     return output.replace(
-        loss=total, losses=terms, loss_weights=weights, model_state=model_state, media=media
+        loss=total,
+        losses=terms,
+        loss_weights=weights,
+        bare_terms=tuple(bare_terms),
+        model_state=model_state,
+        media=media,
     )
 
 

@@ -145,7 +145,7 @@ class TrainStep:
             step_number=self.step_number,
             plugin_states=state.plugin_states,
         )
-        batch = self._transform_batch(batch, ctx)
+        batch = self.transform_batch(batch, ctx)
         new, output = self._compute_update(state, batch, ctx)
         check_same_structure(_get_user_fields(state), _get_user_fields(new), "the training step")
         updated_module = new.module
@@ -172,7 +172,8 @@ class TrainStep:
         self.finite_check_names += names
         return len(self.finite_check_names) - len(names)
 
-    def _transform_batch(self, batch: Any, ctx: Context) -> Any:
+    def transform_batch(self, batch: Any, ctx: Context) -> Any:
+        """Return a batch as plugins change it; the arguments are those of their hook."""
         for hook in self._hooks.implementations("transform_batch"):
             batch = self._call(hook, ctx, batch=batch)
             if batch is None:

@@ -43,9 +43,12 @@ class UpdateRule:
     Attributes:
         checks_gradients: whether the rule itself looks whether gradients are finite. Then the
             engine looks at losses and parameters alone.
+        needs_mean_loss: whether it divides batches or adds up gradients of several, so that a loss
+            that is a bare number must be a mean over examples. The engine then tries it.
     """
 
     checks_gradients: bool = False
+    needs_mean_loss: bool = False
 
     @abstractmethod
     def init(self, module: PyTree) -> PyTree:
@@ -150,6 +153,7 @@ class UpdateRuleWrapper(UpdateRule):
     def __init__(self, rule: UpdateRule) -> None:
         self.rule = rule
         self.checks_gradients = rule.checks_gradients
+        self.needs_mean_loss = rule.needs_mean_loss
         # By the identity of the rule within: another object would be another executable.
         self._rewrapped: dict[int, Self] = {}
 

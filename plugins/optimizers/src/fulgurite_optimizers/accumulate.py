@@ -12,7 +12,13 @@ from fulgurite_optimizers.update import PhasedUpdate
 
 @dataclass(frozen=True)
 class GradientAccumulation(AccumulationSettings, FinalizeMixin):
-    """Updates once by the mean gradient of `n` microbatches or steps.
+    """Updates once by the gradient of `n` microbatches or steps: that of all their examples in one
+    batch.
+
+    Each part counts by what its loss is a mean over: the number of its examples, or what the step
+    says, `fg.Output(loss, weight=...)` or an `fg.metrics.Mean`. A loss that is a bare number must
+    be a mean over examples. That is tried on a few of them before the first step, and refused if it
+    is not so, as with a mean over tokens, a sum, or a loss that compares the examples of a batch.
 
     As a plugin it is for modules with one optimizer; with several, each has its own: `Phase(...,
     accumulate=...)`.
@@ -33,7 +39,8 @@ class GradientAccumulation(AccumulationSettings, FinalizeMixin):
             its own random keys; the model's state goes from one to the next; running metrics are
             averaged; the output has no `preds`, and the media of the first. With `steps`, only
             every `n`-th step changes the parameters. A remainder at the end of training is applied
-            and constrained there; this is not a step, so no other plugin's `after_update` sees it.
+            there; this is not a step, so plugins see it by the hook `after_finalize`.
+        assume_mean: whether a loss that is a bare number is taken for a mean over examples untried.
 
     Example:
 

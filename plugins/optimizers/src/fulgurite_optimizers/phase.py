@@ -19,10 +19,12 @@ class AccumulationSettings:
     Attributes:
         n: the number of microbatches or steps, or a mapping from steps of the run to numbers.
         mode: what is accumulated over.
+        assume_mean: whether a loss that is a bare number is taken for a mean over examples untried.
     """
 
     n: int | Mapping[int, int]
     mode: Literal["microbatch", "steps"] = "microbatch"
+    assume_mean: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         numbers = self.n
@@ -42,6 +44,11 @@ class AccumulationSettings:
     def numbers(self) -> list[int]:
         """Return the numbers of all times; the first holds from the beginning."""
         return list(self.n.values()) if isinstance(self.n, Mapping) else [self.n]
+
+    @property
+    def needs_mean_loss(self) -> bool:
+        """Whether it must be tried if the loss is a mean over examples."""
+        return not self.assume_mean and max(self.numbers) > 1
 
     @property
     def changes(self) -> dict[int, int]:

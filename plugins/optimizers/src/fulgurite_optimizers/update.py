@@ -38,6 +38,8 @@ class PhasedUpdate(fg.UpdateRule):
         self, phases: dict[str, Phase], *, simultaneous: bool, use_loss_functions: bool = True
     ) -> None:
         self._all_phases = phases
+        settings = [phase.accumulate for phase in phases.values() if phase.accumulate is not None]
+        self.needs_mean_loss = any(setting.needs_mean_loss for setting in settings)
         current = {name: _choose_accumulation(phase, 0) for name, phase in phases.items()}
         self._phases = {name: _resolve_accumulation(phase) for name, phase in current.items()}
         self._simultaneous = simultaneous

@@ -1,0 +1,138 @@
+"""Whether the bare numbers of a step are means over examples: tried on a few of them.
+
+A number that a step returns says nothing of what it is a mean over, and the engine averages it over
+examples. That is wrong for a mean over tokens, a sum, a loss that compares the examples of a batch,
+or the root of a mean; so where it matters it is tried once.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fulgurite.errors import DataError
+from fulgurite.execution.executables import compile_lowered
+from fulgurite.execution.flops import uses_low_precision
+from fulgurite.training.forward import get_common_length, split_batch
+
+NOISE = 2e-5
+"""How far two computations of a number may be apart, relative to it. Examples of unequal weight
+whose losses are alike, as those of an untrained model, differ by little more."""
+FIX = (
+    "If it is a mean over something else, say over what: return fg.Output(..., weight=...), or an "
+    "fg.metrics.Mean. A sum, the root of a mean, and a loss that compares examples are no averages "
+    "of those of parts"
+)
+"""What an error about a number that is not a mean over examples ends with."""
+LOW_PRECISION_NOISE = 1e-3
+"""The same where anything is computed in half precision."""
+
+ComputeNumbers = Callable[[Any, Any], dict[str, Any]]
+"""`compute_numbers(batch, index)` returns the bare numbers of a step by name; another index is
+another random key."""
+
+
+class Sample(NamedTuple):
+    """A few examples of a batch, in two halves that differ in how much of them is zero, such as
+    padding.
+
+    Attributes:
+        batch: the examples, those of the first half first.
+        size: the number of examples in each half.
+    """
+
+    batch: Any
+    size: int
+
+
+def choose_sample(batch: Any) -> Sample | None:
+    """Return two or four examples of a batch; None if it cannot be divided.
+
+    Args:
+        batch: as the data source yields it.
+    """
+    parts = split_batch(batch)
+    if parts.num_examples is not None:
+        return None
+    try:
+        length = get_common_length(parts.value)
+    except DataError:
+        return None
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(parts.value) if jnp.ndim(leaf)]
+    rows = np.arange(length) if parts.mask is None else np.flatnonzero(parts.mask)
+    if not leaves or len(rows) < 2:
+        return None
+    num_nonzero = np.sum(
+        [np.count_nonzero(leaf.reshape(length, -1), axis=1) for leaf in leaves], axis=0
+    )
+    rows = rows[np.argsort(num_nonzero[rows], kind="stable")]
+    size = 2 if len(rows) >= 4 else 1
+    chosen = np.concatenate([rows[:size], rows[-size:]])
+    return Sample(
+        jax.tree.map(lambda leaf: np.asarray(leaf)[chosen] if jnp.ndim(leaf) else leaf, batch), size
+    )
+
+
+def compute_trial(compute_numbers: ComputeNumbers, batch: Any, size: int) -> Any:
+    """Return the numbers of a sample with each of two random keys, and those of its halves; traced.
+
+    Args:
+        compute_numbers: the step.
+        batch: the sample, without its mask where the step gets that otherwise.
+        size: the number of examples in each half.
+    """
+
+    def split(leaf: Any) -> Any:
+        return leaf.reshape(2, size, *leaf.shape[1:]) if leaf.ndim else jnp.stack([leaf, leaf])
+
+    # Loops, so that each size is compiled once.
+    whole = jax.lax.map(lambda index: compute_numbers(batch, index), jnp.arange(2))
+    halves = jax.lax.map(lambda half: compute_numbers(half, 0), jax.tree.map(split, batch))
+    return whole, halves
+
+
+def run_trial(program: Any, arguments: tuple[Any, ...]) -> tuple[Any, Any, float]:
+    """Return what `compute_trial` gives, on the host, and how exact it is.
+
+    Args:
+        program: a jitted function that returns it.
+        arguments: of the program.
+    """
+    traced = program.trace(*arguments)
+    options = None
+    if jax.default_backend() == "cpu":
+        # It runs once: not to optimize it halves the time to compile it.
+        options = {"xla_backend_optimization_level": "0"}
+    compiled = compile_lowered(traced.lower(), arguments, options)
+    whole, halves = jax.device_get(compiled(*arguments))
+    return whole, halves, LOW_PRECISION_NOISE if uses_low_precision(traced.jaxpr) else NOISE
+
+
+def describe_mismatches(whole: Any, halves: Any, noise: float, size: int) -> dict[str, str]:
+    """Return a sentence for each number that is not the mean of those of the halves, by its name.
+
+    Args:
+        whole: the numbers of the sample by name, each with two random keys.
+        halves: the numbers of the halves, by name.
+        noise: how far two computations of a number may be apart, relative to it.
+        size: the number of examples in each half.
+    """
+    sentences = {}
+    for name in whole:
+        value, other = np.asarray(whole[name], np.float64)
+        parts = np.asarray(halves[name], np.float64)
+        scale = noise * max(abs(value), *np.abs(parts))
+        is_random = not np.isfinite(value) or abs(value - other) > scale
+        if is_random:
+            continue  # nothing can be said of it
+        mean = parts.mean()
+        tolerance = max(scale, 1e-3 * abs(parts[0] - parts[1]))
+        if abs(value - mean) <= tolerance:
+            continue
+        sentences[name] = (
+            f"{name} of {2 * size} examples is {value:.6g}, and the mean of {name} of each half of "
+            f"them is {mean:.6g}"
+        )
+    return sentences
