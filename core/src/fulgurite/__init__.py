@@ -22,6 +22,7 @@ from fulgurite.plugins.markers import hookimpl, hookspec
 from fulgurite.rng import RngStream, RngStreams
 from fulgurite.sharding import ProcessSync, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
+from fulgurite.training.forward import collect_metrics
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import (
@@ -95,6 +96,7 @@ __all__ = [
     "Trigger",
     "UpdateRule",
     "UpdateRuleWrapper",
+    "collect_metrics",
     "compute_gradients",
     "exclude",
     "hookimpl",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -10,9 +9,6 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, ModelError
-from fulgurite.metrics.conversion import sum_values
-from fulgurite.model.loss import apply_weight
-from fulgurite.training.forward import count_examples
 from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
@@ -104,22 +100,24 @@ class Members(fg.Module):
             output = member.validation_step(batch, member_ctx)
             if not isinstance(output, fg.Output):
                 output = fg.Output(output)
-            output = apply_weight(output, "validation_step of a member")
-            terms: dict[str, Any] = {} if output.loss is None else {"loss": output.loss}
-            terms |= output.losses | (member_ctx.losses or {})
-            losses = {name: jnp.mean(term) for name, term in terms.items()}
-            return fg.Output(
-                sum_values(losses.values()) if losses else None,
-                losses=losses,
+            output = output.replace(
+                losses=output.losses | (member_ctx.losses or {}),
                 loss_weights=output.loss_weights | member_ctx.loss_weights,
                 metrics=flatten(output.metrics),
-                preds=output.preds,
+            ).resolve()
+            terms = output.losses if output.loss is None else {"loss": output.loss, **output.losses}
+            bare_terms = tuple(terms.keys() - output.loss_weights.keys())
+            losses = {name: jnp.mean(term) for name, term in terms.items()}
+            output = output.replace(loss=sum(losses.values()) if losses else None, losses=losses)
+            return output.replace(
+                metrics=fg.collect_metrics(output, batch, member_ctx),
+                bare_terms=bare_terms if output.weight is None else (),
             )
 
         outputs = self.map(evaluate, self.members, ctx.model_state, self.make_keys())
-        get_weight = partial(count_examples, batch, ctx)
-        metrics = describe_members(outputs, self.is_alive, get_weight)
-        loss = None if outputs.loss is None else average_members(outputs.loss, self.is_alive)
+        metrics = describe_members(outputs.metrics, self.is_alive)
+        # The metrics have the loss; a bare one is there for the engine to try it.
+        loss = average_members(outputs.loss, self.is_alive) if outputs.bare_terms else None
         preds = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs.preds)
         return fg.Output(loss, metrics=metrics, preds=preds, model_state=ctx.model_state)
 

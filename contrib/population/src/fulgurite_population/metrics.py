@@ -5,13 +5,10 @@ from functools import partial
 from typing import Any
 
 import equinox as eqx
-import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.metrics import CollectingMetric, Metric, RunningMetric
-from fulgurite.metrics.conversion import GetWeight, as_metrics
-from fulgurite.training.metric_window import collect_losses
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 
@@ -160,21 +157,18 @@ def stack_rows(rows: list[Float[Array, " members"]]) -> Float[Array, "rows membe
 
 
 def describe_members(
-    outputs: fg.Output,
+    metrics: dict[str, Any],
     is_alive: Bool[Array, " members"],
-    get_weight: GetWeight,
     is_measured: Bool[Array, " members"] | None = None,
 ) -> dict[str, Any]:
     """Return the metrics to log: `NAME[2]` of each member, `NAME` and `NAME/std` over the members
-    that are alive. The loss and its terms are among them.
+    that are alive.
 
     Args:
-        outputs: what the steps of the members returned, stacked.
+        metrics: those of the members by name, stacked; the loss and its terms are among them.
         is_alive: which members count in mean and deviation.
-        get_weight: returns what a bare scalar is a mean over, for all members or for each.
         is_measured: which members have measured anything; None for all. Others leave the step out.
     """
-    metrics = {**_convert_scalars(outputs, get_weight), **_select_metrics(outputs)}
     standing = 2 * is_alive.astype(jnp.float32)
     if is_measured is not None:
         standing = jnp.where(is_alive & ~is_measured, 1, standing)
@@ -193,38 +187,6 @@ def describe_members(
             metric = select_members(is_measured, metric, _make_empty(metric))
         entries[name] = AcrossMembers.from_stacked(metric, standing)
     return entries
-
-
-def _select_metrics(outputs: fg.Output) -> dict[str, Any]:
-    """Return the metrics that are not bare numbers."""
-    return {name: value for name, value in outputs.metrics.items() if _is_metric(value)}
-
-
-def _is_metric(value: Any) -> bool:
-    return isinstance(value, Metric | RunningMetric | CollectingMetric)
-
-
-def _convert_scalars(outputs: fg.Output, get_weight: GetWeight) -> dict[str, Metric]:
-    """Return the metrics of the losses and of bare numbers, each stacked over the members."""
-    scalars = {
-        "loss": outputs.loss,
-        "losses": outputs.losses,
-        "loss_weights": outputs.loss_weights,
-        "weight": outputs.weight,
-        "metrics": {
-            name: value for name, value in outputs.metrics.items() if not _is_metric(value)
-        },
-    }
-
-    def convert(scalars: dict[str, Any]) -> dict[str, Metric]:
-        weight = scalars["weight"]
-        get_member_weight = get_weight if weight is None else lambda: weight
-        output = fg.Output(**scalars)
-        return collect_losses(output, get_member_weight) | as_metrics(
-            output.metrics, get_member_weight
-        )
-
-    return jax.vmap(convert)(scalars)
 
 
 def _make_empty(stacked: Any) -> Any:

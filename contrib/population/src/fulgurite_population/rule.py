@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,7 +9,6 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
-from fulgurite.training.forward import count_examples
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_population.hyperparameters import set_hyperparameters
@@ -102,7 +100,8 @@ class PopulationUpdate(fg.UpdateRule):
             member_ctx = replace(member_ctx, plugin_states=member_state.plugin_states)
             new, output = self.rule(forward, member_state, batch, member_ctx)
             _check_plugin_states(member_state, new)
-            output = output.replace(model_state=None)
+            metrics = fg.collect_metrics(output, batch, member_ctx)
+            output = output.replace(model_state=None, metrics=metrics)
             if not module.exact:
                 return _get_parts(new), output, None
             # The same look as in a run of its own: without it XLA fuses the rest of the step
@@ -125,7 +124,7 @@ class PopulationUpdate(fg.UpdateRule):
             parts = parts._replace(plugin_states=after.plugin_states)
         new = _put_parts(state, parts)
         new = new.replace(module=replace(new_module, members=new.module))
-        return new, self._merge_outputs(new_module, output, is_updated, new, batch, ctx)
+        return new, self._merge_outputs(new_module, output, is_updated, new)
 
     def _judge(
         self, module: Members, is_bad: Bool[Array, " members"], step: Array
@@ -164,8 +163,6 @@ class PopulationUpdate(fg.UpdateRule):
         output: fg.Output,
         is_updated: Bool[Array, " members"],
         state: fg.TrainState,
-        batch: Any,
-        ctx: fg.Context,
     ) -> fg.Output:
         """Return one output for all members: what the engine checks and logs is of those that were
         updated.
@@ -175,12 +172,9 @@ class PopulationUpdate(fg.UpdateRule):
             output: of the members, stacked.
             is_updated: which members were updated.
             state: after the step.
-            batch: of the step.
-            ctx: of the step.
         """
         is_measured = is_updated if self.on_nonfinite == "skip" else None
-        get_weight = partial(count_examples, batch, ctx)
-        metrics = describe_members(output, module.is_alive, get_weight, is_measured)
+        metrics = describe_members(output.metrics, module.is_alive, is_measured)
         if self.on_nonfinite == "skip":
             num_skipped = state.nonfinite.skipped + module.skipped
             for index in range(len(module.seeds)):

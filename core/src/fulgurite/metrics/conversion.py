@@ -106,6 +106,28 @@ def sum_values(values: Iterable[Any]) -> Any:
     return sum(others, start=first)
 
 
+def split_loss(name: str, value: Any) -> tuple[Any, Any]:
+    """Return a term of a loss as a number, and its weight: the number of values that it is a mean
+    over, or their total weight; None where nothing is known of it.
+
+    Args:
+        name: of the term, for errors.
+        value: a `Mean`, or anything else, which is returned as it is.
+    """
+    if isinstance(value, Mean):
+        total, weight = value.total.compute(), value.weight.compute()
+        is_empty = weight == 0
+        # The loss over nothing is 0, and so is its gradient.
+        mean = jnp.where(is_empty, 0, total / jnp.where(is_empty, 1, weight))
+        return mean, weight
+    if isinstance(value, Metric | RunningMetric):
+        raise ModelError(
+            f"the loss term {name!r} is a {type(value).__name__}: a loss is a floating-point "
+            "number, or an fg.metrics.Mean, whose values and weights add up over microbatches"
+        )
+    return value, find_weight(value)
+
+
 def as_array_fields(name: str, metric: Any) -> Any:
     """Return a metric with an array for each number in it; `name` is for errors."""
     for leaf in jax.tree.leaves(metric):

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key, Real
 
 from fulgurite.errors import ModelError, PluginError, did_you_mean
 from fulgurite.metrics.basic import Mean
-from fulgurite.model.loss import split_loss
+from fulgurite.metrics.conversion import split_loss
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.rng import RngPhase, RngStreams, fold_name
 

@@ -7,32 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fulgurite.errors import ModelError
-from fulgurite.metrics.base import Metric, RunningMetric, flatten_nested
+from fulgurite.metrics.base import flatten_nested
 from fulgurite.metrics.basic import Mean
-from fulgurite.metrics.weights import find_weight, note_weight
+from fulgurite.metrics.conversion import split_loss
+from fulgurite.metrics.weights import note_weight
 from fulgurite.model.output import Output
-
-
-def split_loss(name: str, value: Any) -> tuple[Any, Any]:
-    """Return a term of a loss as a number, and its weight: the number of values that it is a mean
-    over, or their total weight; None where nothing is known of it.
-
-    Args:
-        name: of the term, for errors.
-        value: a `Mean`, or anything else, which is returned as it is.
-    """
-    if isinstance(value, Mean):
-        total, weight = value.total.compute(), value.weight.compute()
-        is_empty = weight == 0
-        # The loss over nothing is 0, and so is its gradient.
-        mean = jnp.where(is_empty, 0, total / jnp.where(is_empty, 1, weight))
-        return mean, weight
-    if isinstance(value, Metric | RunningMetric):
-        raise ModelError(
-            f"the loss term {name!r} is a {type(value).__name__}: a loss is a floating-point "
-            "number, or an fg.metrics.Mean, whose values and weights add up over microbatches"
-        )
-    return value, find_weight(value)
 
 
 def scale_loss(name: str, value: Any, factor: Any) -> Any:
@@ -48,29 +27,6 @@ def scale_loss(name: str, value: Any, factor: Any) -> Any:
     return scaled if weight is None else note_weight(scaled, weight)
 
 
-def resolve_weights(output: Output) -> Output:
-    """Return the output of a step with numbers for losses, `loss_weights` of those whose weight is
-    known, and a `Mean` for each metric that is a number of known weight.
-
-    Args:
-        output: what a step returned, or a plugin that is called around it.
-    """
-    weights = dict(output.loss_weights)
-    loss, loss_weight = split_loss("loss", output.loss)
-    if loss_weight is not None:
-        weights["loss"] = loss_weight
-    losses = {}
-    for name, value in output.losses.items():
-        losses[name], weight = split_loss(name, value)
-        if weight is not None:
-            weights[name] = weight
-    metrics = {}
-    for name, value in output.metrics.items():
-        weight = find_weight(value)
-        metrics[name] = value if weight is None else Mean.from_values(value, weight=weight)
-    return output.replace(loss=loss, losses=losses, loss_weights=weights, metrics=metrics)
-
-
 def apply_weight(output: Output, source: str) -> Output:
     """Return an output in which all that is a bare number has the weight of the output, if that
     says one.
@@ -79,7 +35,7 @@ def apply_weight(output: Output, source: str) -> Output:
         output: what a step or a function of a loss returned.
         source: whose output it is, for errors.
     """
-    output = resolve_weights(output)
+    output = output.resolve()
     weight = as_weight(output.weight, source)
     if weight is None:
         return output

@@ -7,6 +7,8 @@ import equinox as eqx
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, Real
 
 from fulgurite.metrics.basic import Mean
+from fulgurite.metrics.conversion import split_loss
+from fulgurite.metrics.weights import find_weight
 
 
 class Output(eqx.Module):
@@ -64,6 +66,24 @@ class Output(eqx.Module):
     bare_terms: tuple[str, ...] = eqx.field(static=True, default=(), kw_only=True)
     loss_weights: dict[str, Array] = eqx.field(default_factory=dict, kw_only=True)
     is_update: Bool[Array, ""] | None = eqx.field(default=None, kw_only=True)
+
+    def resolve(self) -> "Output":
+        """Return the output with numbers for losses, `loss_weights` of those whose weight is known,
+        and a `Mean` for each metric that is a number of known weight."""
+        weights = dict(self.loss_weights)
+        loss, loss_weight = split_loss("loss", self.loss)
+        if loss_weight is not None:
+            weights["loss"] = loss_weight
+        losses = {}
+        for name, value in self.losses.items():
+            losses[name], weight = split_loss(name, value)
+            if weight is not None:
+                weights[name] = weight
+        metrics = {}
+        for name, value in self.metrics.items():
+            weight = find_weight(value)
+            metrics[name] = value if weight is None else Mean.from_values(value, weight=weight)
+        return self.replace(loss=loss, losses=losses, loss_weights=weights, metrics=metrics)
 
     @property
     def has_bare_numbers(self) -> bool:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,19 +12,19 @@ from jaxtyping import Array, Float
 
 from fulgurite.data.sources import Batch, MaskedBatch
 from fulgurite.errors import DataError, ModelError
-from fulgurite.metrics.base import flatten_nested
+from fulgurite.metrics.base import CollectingMetric, flatten_nested
 from fulgurite.metrics.basic import Mean
-from fulgurite.metrics.conversion import sum_values
+from fulgurite.metrics.conversion import as_metrics, split_loss, sum_values
 from fulgurite.metrics.weights import collect_weights
 from fulgurite.model.ambient_rng import provide_rngs
 from fulgurite.model.context import Context, average_loss
-from fulgurite.model.loss import as_weight, resolve_weights, split_loss
+from fulgurite.model.loss import as_weight
 from fulgurite.model.media import render_if_due
 from fulgurite.model.module import get_method
 from fulgurite.model.output import Output
 from fulgurite.plugins.manager import HookImpl, PluginManager, merge_by_name, plugin_error_context
 from fulgurite.sharding import ShardingStrategy
-from fulgurite.training.metric_window import check_unique_names
+from fulgurite.training.metric_window import check_unique_names, collect_losses
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.specs import format_tree
 from fulgurite.tree.typecheck import check_batch
@@ -78,7 +78,7 @@ def _forward(
     output = output.replace(
         metrics=flatten_nested(output.metrics), media=flatten_nested(output.media)
     )
-    output = resolve_weights(output)
+    output = output.resolve()
     output = output.replace(weight=as_weight(output.weight, where))
     output = sharding.constrain_output(output)
     terms, weights = _collect_loss_terms(hooks, module, output, batch, ctx, where)
@@ -186,6 +186,28 @@ def _check_mask(batch: MaskedBatch) -> None:
         )
 
 
+def collect_metrics(output: Output, batch: Any, ctx: Context) -> dict[str, Any]:
+    """Return the losses and metrics of an output as metrics by name, for a rule that trains several
+    modules in one step.
+
+    Args:
+        output: what a step returned, or the forward pass.
+        batch: the batch without its mask.
+        ctx: the context of the step.
+    """
+    with collect_weights():
+        output = output.resolve()
+        get_step_weight = cache(partial(get_weight, output, batch, ctx))
+        collecting = {
+            name: value
+            for name, value in output.metrics.items()
+            if isinstance(value, CollectingMetric)
+        }
+        metrics = {name: value for name, value in output.metrics.items() if name not in collecting}
+        losses = collect_losses(output, get_step_weight)
+        return losses | as_metrics(metrics, get_step_weight) | collecting
+
+
 def get_weight(output: Output, batch: Any, ctx: Context) -> Array:
     """Return what the bare numbers of an output are means over.
 
@@ -270,7 +292,7 @@ def call_with_around_hooks(
             output = step(module, batch, ctx)
         if isinstance(output, Output | Mean):
             # Here, where a loss is still the very number whose weight was noted.
-            output = resolve_weights(_as_output(output, step.__qualname__))
+            output = _as_output(output, step.__qualname__).resolve()
         return output
 
     for hook in reversed(hooks.implementations("around_forward")):

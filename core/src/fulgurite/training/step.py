@@ -15,7 +15,6 @@ from fulgurite.metrics import Metric, RunningMetric
 from fulgurite.metrics.base import flatten_nested
 from fulgurite.metrics.weights import collect_weights
 from fulgurite.model.context import Context
-from fulgurite.model.loss import resolve_weights
 from fulgurite.model.media import Media, render_if_due
 from fulgurite.model.output import Output
 from fulgurite.plugins.manager import HookImpl
@@ -197,7 +196,7 @@ class TrainStep:
                     f"{function} returned {type(answer).__name__}: return (state, fg.Output(...))"
                 )
         new, output = answer
-        output = resolve_weights(output)
+        output = output.resolve()
         if output.raw_grads is None:
             # A rule of one's own need not tell them apart.
             output = output.replace(raw_grads=output.grads)
