@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, check_positive_int, did_you_mean
-from fulgurite.metrics import Mode, resolve_mode
+from fulgurite.metrics import Mode, is_better, rank, resolve_mode
 from fulgurite.tree.paths import map_to_paths
 from jaxtyping import Array, PyTree
 
@@ -180,18 +180,17 @@ class Evolution:
             values: the metric of each member.
             is_alive: bool `(members,)`; others are replaced, as members without a finite value are.
         """
-        sign = 1 if self.mode == "min" else -1
+        assert self.mode is not None
         scores = [
-            sign * value if alive and math.isfinite(value) else math.inf
-            for value, alive in zip(values, is_alive, strict=True)
+            value if alive else math.nan for value, alive in zip(values, is_alive, strict=True)
         ]
-        order = sorted(range(len(scores)), key=lambda index: (scores[index], index))
+        order = rank(scores, self.mode)
         num_replaced = max(1, int(self.share * len(scores)))
         parents = list(range(len(scores)))
         worst = order[-num_replaced:]
-        for rank, index in enumerate(reversed(worst)):
-            parent = order[rank]
-            if scores[parent] < scores[index]:
+        for place, index in enumerate(reversed(worst)):
+            parent = order[place]
+            if is_better(scores[parent], scores[index], self.mode):
                 parents[index] = parent
         return parents
 

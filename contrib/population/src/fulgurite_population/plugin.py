@@ -17,7 +17,7 @@ from fulgurite.errors import (
     check_positive_int,
     did_you_mean,
 )
-from fulgurite.metrics import Mode, resolve_mode
+from fulgurite.metrics import Mode, rank, resolve_mode
 from fulgurite.tree.paths import map_to_paths
 
 from fulgurite_population.evolution import Evolution
@@ -304,15 +304,13 @@ class Population:
         mode = resolve_mode(monitor, mode, "best")
         source, _, name = monitor.partition("/")
         frozen = self.list_frozen(result)
-        values = {
-            index: float(result.metrics[source][f"{name}[{index}]"])
+        values = [
+            math.nan if index in frozen else float(result.metrics[source][f"{name}[{index}]"])
             for index in range(len(self.seeds))
-            if index not in frozen
-        }
-        values = {index: value for index, value in values.items() if math.isfinite(value)}
-        if not values:
+        ]
+        index = rank(values, mode)[0]
+        if not math.isfinite(values[index]):
             raise ConfigurationError(f"best: no member has a finite {monitor!r}")
-        index = (min if mode == "min" else max)(values, key=values.__getitem__)
         return Best(index, values[index], result.module.take(index))
 
     def take_state(

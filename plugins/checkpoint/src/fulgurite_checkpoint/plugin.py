@@ -78,7 +78,7 @@ class Checkpointer(RunPlugin):
         keep_period: checkpoints whose step is a multiple of this are never removed.
         monitor: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept,
             and `step="best"` refers to it. Only metrics measured at exactly the saved step count,
-            and NaN never wins.
+            and a value that is not finite never wins.
         mode: whether the largest (`max`) or the smallest (`min`) is the best. None to tell it from
             the metric's name: a loss is to be small, an accuracy large; a name that does not tell
             is an error.

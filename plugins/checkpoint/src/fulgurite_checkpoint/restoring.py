@@ -14,6 +14,7 @@ import jax
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError, PathError
 from fulgurite.fit.run import EngineView
+from fulgurite.metrics.direction import Mode
 from fulgurite.tree.paths import Path as TreePath
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import describe_plugins, get_arguments
@@ -104,7 +105,7 @@ def find_newest(root: Path, read: Callable[[Entry], T]) -> T | None:
     return None
 
 
-def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, str] | None) -> Entry:
+def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, Mode] | None) -> Entry:
     """Return the checkpoint of a step, or the best one.
 
     Args:
@@ -126,7 +127,7 @@ def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, str] | None
     raise CheckpointError(f"there is no checkpoint of step {step} in {root}. There is: {steps}")
 
 
-def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, str] | None) -> Entry:
+def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, Mode] | None) -> Entry:
     commits = [entry.commit for entry in entries if entry.commit]
     if monitor is None and commits:
         monitor = commits[-1].monitor
@@ -146,7 +147,7 @@ def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, str] | None
     }
     if metric in measured_names:
         raise CheckpointError(
-            f"the metric {metric!r} is NaN, or no number, in every checkpoint of {root}: choose "
+            f"the metric {metric!r} is not a finite number in any checkpoint of {root}: choose "
             f"another monitor or a step"
         )
     raise CheckpointError(

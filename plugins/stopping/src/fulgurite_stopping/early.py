@@ -9,7 +9,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_callable
-from fulgurite.metrics.direction import Mode, find_mode, resolve_mode
+from fulgurite.metrics.direction import Mode, find_mode, is_better, resolve_mode
 from fulgurite.tree.specs import copy_arrays
 from fulgurite.triggers import as_trigger, is_exact
 
@@ -58,9 +58,10 @@ class EarlyStopping:
         better: `better(value, best)` says whether a value is an improvement, instead of `mode` and
             `min_delta`.
         threshold: training ends as soon as a value is better than this.
-        divergence: training ends as soon as a value is worse than this.
+        divergence: training ends as soon as a value is worse than this. NaN and infinities are
+            worse than any number.
         check_finite: whether a value that is NaN or infinite ends training. Such a value is never
-            the best.
+            the best, also in the mode in which it would be the smallest or the largest.
         not_before: the first step that can end training. Values before it count for the best only.
         every: when to check; None to check with the evaluator of that name. Give it for metrics
             that another plugin reports.
@@ -204,7 +205,7 @@ class EarlyStopping:
         """
         progress = self._progress
         is_finite = math.isfinite(value)
-        if is_finite and (progress.best is None or self._is_improvement(value, progress.best)):
+        if is_finite and self._is_improvement(value, progress.best):
             progress.best = value
             progress.best_step = step
             progress.num_failed = 0
@@ -242,14 +243,13 @@ class EarlyStopping:
             state.replace(plugin_states={**state.plugin_states, self._full_name: best})
         )
 
-    def _is_improvement(self, value: float, best: float) -> bool:
-        if self.better is not None:
+    def _is_improvement(self, value: float, best: float | None) -> bool:
+        if best is not None and self.better is not None:
             return bool(self.better(value, best))
         return self._is_better(value, best, self.min_delta)
 
-    def _is_better(self, value: float, other: float, margin: float = 0.0) -> bool:
-        difference = other - value if self.mode == "min" else value - other
-        return difference > margin
+    def _is_better(self, value: float, other: float | None, margin: float = 0.0) -> bool:
+        return is_better(value, other, self.mode or "min", atol=margin)
 
     def _find_mode_of_class(self, run: fg.Run) -> Mode:
         """Return the mode that the class of the metric tells."""

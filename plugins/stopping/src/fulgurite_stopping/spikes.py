@@ -33,12 +33,15 @@ class _Progress:
 
 @dataclass(frozen=True, eq=False)
 class SpikeDetection:
-    """Looks in every step whether the loss is more than `factor` times the median of the last
-    `window` losses, and acts on it.
+    """Looks in every step whether the loss is far above the last `window` losses, and acts on it.
+
+    A spike is above their median by more than `factor - 1` times their size, which is the median of
+    their absolute values. Where losses are positive, that is more than `factor` times the median;
+    a constant loss of -5 has spikes above 5 with `factor=3`.
 
     It looks in the compiled step. The number of spikes so far is logged as
     `train/spike_detection/spikes`, and acted on at the next log step, so that nothing waits for the
-    device; `skip` acts at once. Meant for losses that are positive.
+    device; `skip` acts at once.
 
     Example:
         from fulgurite_stopping import SpikeDetection
@@ -50,7 +53,7 @@ class SpikeDetection:
 
     Attributes:
         monitor: `train/loss`, or `train/NAME` of a single loss term.
-        factor: how many times the median a spike is at least.
+        factor: how far above the median a spike is, as said above.
         window: the number of losses of which the median is taken; there are no spikes before as
             many steps.
         action: `warn` tells of a spike. `skip` leaves the update out, as one that is not finite,
