@@ -247,6 +247,9 @@ def test_evolution_orders_members():
     assert best_is_large.choose_parents([3.0, 1.0, 2.0, 4.0], [True] * 4) == [0, 3, 2, 3]
     nan = float("nan")
     assert evolution.choose_parents([nan, 1.0, 2.0, 3.0], [True, True, False, True]) == [3, 1, 1, 3]
+    infinite = -float("inf")
+    assert evolution.choose_parents([infinite, -1.0, -2.0, 3.0], [True] * 4) == [2, 1, 2, 1]
+    assert best_is_large.choose_parents([-1.0, nan, -infinite, -2.0], [True] * 4) == [0, 1, 0, 3]
 
 
 @pytest.mark.parametrize(
