@@ -180,9 +180,7 @@ def test_the_best_is_a_finite_number(
 ) -> None:
     """With infinities too: an early stopper calls them not finite."""
     steps = len(values)
-    counting(
-        tmp_path, Scores(values), steps=steps, max_to_keep=1, monitor="test/score", mode=mode
-    )
+    counting(tmp_path, Scores(values), steps=steps, max_to_keep=1, monitor="test/score", mode=mode)
     assert steps_in(tmp_path) == sorted({best, steps})
 
 

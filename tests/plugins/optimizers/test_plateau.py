@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.errors import ConfigurationError
 from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import ReduceOnPlateau
 
@@ -61,7 +61,9 @@ def test_a_plateau_is_found_in_both_modes_and_for_values_of_either_sign() -> Non
         ReduceOnPlateau(f"test/{name}", 1, mode=mode, factor=0.5, patience=1, **tolerances)  # type: ignore[arg-type]
         for name, (mode, tolerances, _, _) in CASES.items()
     ]
-    history = fit(Evaluator("test", every=1, fn=measure), *plugins, losses=[1.0] * 5, steps=5).history
+    history = fit(
+        Evaluator("test", every=1, fn=measure), *plugins, losses=[1.0] * 5, steps=5
+    ).history
     scales = {name: history[f"reduce_on_plateau/test/{name}/scale"].tolist() for name in CASES}
     assert scales == {name: scale for name, (_, _, _, scale) in CASES.items()}
 
@@ -94,3 +96,78 @@ def test_a_cooldown_counts_nothing_and_the_smallest_scale_is_kept() -> None:
 def test_numbers_that_make_no_sense_are_an_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"ReduceOnPlateau: {next(iter(options))} is"):
         ReduceOnPlateau("test/loss", 1, **options)
+
+
+@pytest.mark.parametrize(
+    ("losses", "log_every", "every", "scales"),
+    [
+        ([9, 9, 1, 1, 0, 0, 1, 1], 2, 4, [1, 0.5]),  # not 9 and 0, those of the windows before
+        ([1] * 4, 2, 2, [1, 0.5]),
+        ([1] * 3, 1, 1, [1, 0.5, 0.25]),
+        ([9, 1, 9, 1], fg.EveryEpoch(), fg.EveryEpoch(), [1, 0.5]),
+    ],
+)
+def test_a_metric_of_training_is_that_of_the_window_that_ends_at_the_step(
+    losses: list[float], log_every: Any, every: Any, scales: list[float]
+) -> None:
+    plateau = ReduceOnPlateau("train/loss", every, factor=0.5, patience=1)
+    length = {"epochs": 2} if isinstance(every, fg.EveryEpoch) else {"steps": len(losses)}
+    data = losses[:2] if isinstance(every, fg.EveryEpoch) else losses
+    result = fit(plateau, losses=data, log_every=log_every, **length)
+    assert result.history["reduce_on_plateau/scale"].tolist() == scales
+
+
+@pytest.mark.parametrize(
+    ("every", "length", "message"),
+    [
+        (
+            3,
+            {"steps": 6},
+            "'train/loss' decides at step 3, and no metric window ends there: log at",
+        ),
+        (fg.At(2, 5), {"steps": 6}, "decides at step 5"),
+        (fg.EveryEpoch(), {"epochs": 2}, "decides at step 3"),
+        (fg.AtStart() | fg.Every(2), {"steps": 6}, "decides at step 0"),
+    ],
+)
+def test_a_decision_where_no_window_ends_is_refused_before_the_first_step(
+    every: Any, length: dict[str, int], message: str
+) -> None:
+    steps: list[int] = []
+    plugins = [
+        ReduceOnPlateau("train/loss", every),
+        fg.LambdaPlugin(every={1: lambda run: steps.append(run.step)}),
+    ]
+    with pytest.raises(ConfigurationError, match=message):
+        fit(*plugins, losses=[1.0] * 3, log_every=2, **length)
+    assert not steps
+
+
+def test_a_trial_decides_at_its_last_step_where_everything_is_done() -> None:
+    plateau = ReduceOnPlateau("train/loss", 3)
+    result = fit(plateau, losses=[1.0] * 3, log_every=2, fast_dev_run=1, steps=6)
+    assert result.history.steps("reduce_on_plateau/scale").tolist() == [1]
+
+
+def test_a_value_of_an_earlier_step_is_refused() -> None:
+    """Where an evaluator runs is known before the first step, where other plugins report is not,
+    nor where an epoch of unknown length ends."""
+    test = Evaluator("test", every=2, fn=lambda state, step: {"loss": 1.0})
+    with pytest.raises(ConfigurationError, match="step 3, and 'test' is not evaluated there"):
+        fit(test, ReduceOnPlateau("test/loss", 3), losses=[1.0], steps=4)
+    report = fg.LambdaPlugin(
+        every={fg.At(1): lambda run: run.report_evaluation("own", {"loss": 1})}
+    )
+    with pytest.raises(ConfigurationError, match="Its newest value is of step 1"):
+        fit(report, ReduceOnPlateau("own/loss", 2), losses=[1.0], steps=2)
+
+    class Unknown:
+        """Three batches an epoch, of which it does not tell."""
+
+        def __iter__(self) -> Any:
+            return iter([np.ones(2, np.float32)] * 3)
+
+    plateau = ReduceOnPlateau("train/loss", fg.EveryEpoch())
+    engine = fg.Engine(epochs=2, log_every=2, autoload=False, plugins=[plateau])
+    with pytest.raises(ConfigurationError, match=r"step 3, .* newest value is of step 2"):
+        engine.fit(Falling, fg.DataSource(Unknown(), resume="replay"))

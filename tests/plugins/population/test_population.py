@@ -222,11 +222,11 @@ def test_best_says_what_it_needs():
         ("train/los", 1, "Did you mean 'train/loss'"),
         (
             "train/loss",
-            2,
-            "logged first at step 2: give Engine\\(log_every=...\\) a number below 2",
+            3,
+            "'train/loss' decides at step 2, and no metric window ends there",
         ),
-        ("train/loss", None, "metrics of training are logged never"),
-        ("test/loss", 1, "the evaluator 'test' first runs at step 3: let it run every 2 steps"),
+        ("train/loss", None, "decides at step 2, and no metric window ends there"),
+        ("test/loss", 1, "decides at step 2, and 'test' is not evaluated there"),
     ],
 )
 def test_evolution_is_checked_before_the_first_step(monitor, log_every, message):

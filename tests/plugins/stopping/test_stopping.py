@@ -182,13 +182,48 @@ def test_the_direction_is_that_of_the_metrics_class_where_its_name_does_not_tell
         fit(EarlyStopping("test/score"), Evaluator("test", every=1, fn=lambda state, step: {}))
 
 
-def test_metrics_of_training_are_looked_at_as_they_were_logged() -> None:
+def test_metrics_of_training_are_those_of_the_window_that_ends_at_the_step() -> None:
     engine = fg.Engine(
         steps=6, log_every=1, autoload=False, plugins=[EarlyStopping("train/loss", patience=1)]
     )
     result = engine.fit(Counter, losses(3, 2, 2, 1, 1, 1))
-    assert int(result.state.step) == 4
-    assert str(result.stop_reason).endswith("it was 2 at step 3")
+    assert int(result.state.step) == 3
+    assert str(result.stop_reason).endswith("it was 2 at step 2")
+
+
+@pytest.mark.parametrize(
+    ("values", "log_every", "patience", "weight", "message"),
+    [
+        ((5, 1, 3), 1, 9, 2.0, "of step 2, where train/loss was 1;"),
+        ((5, 3, 1), 1, 9, 3.0, None),
+        ((-5, -1, -7, -6), 1, 9, 3.0, "of step 3, where train/loss was -7;"),
+        ((5, 5, 1, 2, 3, 3), 2, 9, 4.0, "of step 4, where train/loss was 1.5;"),
+        ((5, 1, 3, 2, 2), 1, 2, 2.0, "of step 2, where train/loss was 1;"),
+        ((5, 1, 3, 0, 0), 3, 9, 5.0, None),
+    ],
+)
+def test_the_best_weights_by_a_metric_of_training_are_those_at_the_end_of_its_window(
+    values: tuple[float, ...], log_every: int, patience: int, weight: float, message: str | None
+) -> None:
+    """The weight counts the updates; the last window, which ends with training, counts too."""
+    stopping = EarlyStopping("train/loss", patience=patience, restore_best=True)
+    engine = fg.Engine(steps=len(values), log_every=log_every, autoload=False, plugins=[stopping])
+    result = engine.fit(Counter, losses(*values))
+    assert float(result.module.weight) == weight
+    assert (message is None) == (not result.messages)
+    assert message is None or message in result.messages[0]
+
+
+def test_a_window_without_an_update_is_no_check() -> None:
+    engine = fg.Engine(
+        steps=4,
+        log_every=1,
+        autoload=False,
+        plugins=[EarlyStopping("train/loss", patience=1)],
+        on_nonfinite="skip",
+    )
+    result = engine.fit(Counter, losses(3, float("nan"), 2, 1))
+    assert (int(result.state.step), result.stop_reason) == (4, None)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from fulgurite.errors import (
     check_positive_int,
     did_you_mean,
 )
+from fulgurite.fit.monitor import get_decision_stage
 from fulgurite.metrics import Mode, rank, resolve_mode
 from fulgurite.tree.paths import map_to_paths
 
@@ -237,8 +238,9 @@ class Population:
                 fg.ScheduledAction("report", log_trigger, self.report_logged, stage="decide")
             )
         if self.evolution is not None:
+            stage = get_decision_stage(self.evolution.monitor)
             actions.append(
-                fg.ScheduledAction("evolve", self.evolution.every, self.evolve, stage="decide")
+                fg.ScheduledAction("evolve", self.evolution.every, self.evolve, stage=stage)
             )
         return actions
 

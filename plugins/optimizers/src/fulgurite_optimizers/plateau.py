@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
+from fulgurite.fit.monitor import check_measured, get_decision_stage, read_measured
 from fulgurite.metrics.direction import Mode, is_better, resolve_mode
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from fulgurite.triggers import as_trigger, is_exact
@@ -45,7 +46,8 @@ class ReduceOnPlateau:
 
     Attributes:
         monitor: `SOURCE/NAME` of a metric, such as `test/loss`.
-        every: when to check the metric: the trigger of its evaluator.
+        every: when to check the metric: the trigger of its evaluator, or for metrics of training
+            steps at which the engine logs. It must be measured at the very step.
         mode: whether a smaller (`min`) or a larger (`max`) value is better. None to tell it from
             the metric's name, as `Checkpointer` does.
         factor: what the scale is multiplied by, between 0 and 1.
@@ -125,12 +127,20 @@ class ReduceOnPlateau:
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """Read the metric after it was evaluated."""
-        return [fg.ScheduledAction("look", self.every, self.check_metric, "decide")]
+        """Read the metric after it was measured."""
+        stage = get_decision_stage(self.monitor)
+        return [fg.ScheduledAction("look", self.every, self.check_metric, stage)]
 
-    def check_metric(self, run: fg.Run) -> fg.ReplaceState:
-        """Update the scale by the newest value of the metric."""
-        value = run.get_metric(self.monitor)
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Refuse a metric that is not measured when it is read."""
+        check_measured(run, self.monitor, as_trigger(self.every), "ReduceOnPlateau")
+
+    def check_metric(self, run: fg.Run) -> fg.ReplaceState | None:
+        """Update the scale by the value of the metric at this step."""
+        value = read_measured(run, self.monitor, "ReduceOnPlateau")
+        if value is None:
+            return None
         old_state = run.state.plugin_states[self._state_name]
         new_state = jax.tree.map(
             lambda old, new: jax.device_put(new.astype(old.dtype), old.sharding),

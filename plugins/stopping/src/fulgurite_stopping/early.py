@@ -9,6 +9,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_callable
+from fulgurite.fit.monitor import check_measured, get_decision_stage, read_measured
 from fulgurite.metrics.direction import Mode, find_mode, is_better, resolve_mode
 from fulgurite.tree.specs import copy_arrays
 from fulgurite.triggers import as_trigger, is_exact
@@ -50,7 +51,8 @@ class EarlyStopping:
 
     Attributes:
         monitor: a metric `SOURCE/NAME`, such as `test/loss`. Those of `train` are looked at at each
-            log step, as they were logged the time before, so that nothing waits for the device.
+            log step, over the window that ends there, for which the loop waits; the weights of that
+            step are those at the end of the window.
         patience: the number of checks without an improvement after which training ends.
         min_delta: a change counts as an improvement if it is larger than this.
         mode: whether a smaller (`min`) or a larger (`max`) value is better. None to tell it from
@@ -64,7 +66,7 @@ class EarlyStopping:
             the best, also in the mode in which it would be the smallest or the largest.
         not_before: the first step that can end training. Values before it count for the best only.
         every: when to check; None to check with the evaluator of that name. Give it for metrics
-            that another plugin reports.
+            that another plugin reports, at the same steps.
         restore_best: whether training ends with the weights and the model state of the best value.
             They are kept on the devices, as part of the train state, which takes the memory of one
             more copy of the weights.
@@ -140,11 +142,12 @@ class EarlyStopping:
         """Check the metric after it was measured, and restore the best weights at the end."""
         follows = "log" if self._source == "train" else f"evaluator:{self._source}.evaluate"
         trigger = follows if self.every is None else self.every
-        actions = [fg.ScheduledAction("check", trigger, self.check_metric, "decide")]
+        stage = get_decision_stage(self.monitor)
+        actions = [fg.ScheduledAction("check", trigger, self.check_metric, stage)]
         if self.restore_best:
             after = (f"{self._full_name}.check",)
             actions.append(
-                fg.ScheduledAction("restore", fg.AtEnd(), self.restore, "decide", after=after)
+                fg.ScheduledAction("restore", fg.AtEnd(), self.restore, stage, after=after)
             )
         return actions
 
@@ -162,9 +165,11 @@ class EarlyStopping:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Forget what another fit has seen."""
+        """Forget what another fit has seen, and refuse a metric that is not measured at a check."""
         if not run.is_resumed:
             self._set_progress(_Progress())
+        if self.every is not None:
+            check_measured(run, self.monitor, as_trigger(self.every), "EarlyStopping")
         if self.mode is None and self.better is None:
             object.__setattr__(self, "mode", self._find_mode_of_class(run))
 
@@ -184,10 +189,10 @@ class EarlyStopping:
         self._set_progress(read_progress(_Progress, state))
 
     def check_metric(self, run: fg.Run) -> fg.StopTraining | fg.ReplaceState | None:
-        """Note the newest value, and return what follows from it."""
-        if self._source == "train" and "train" not in run.metrics:
-            return None  # the first window is not closed yet
-        value = run.get_metric(self.monitor)
+        """Note the value at this step, and return what follows from it."""
+        value = read_measured(run, self.monitor, "EarlyStopping")
+        if value is None:
+            return None
         best_step = self._progress.best_step
         reason = self.update(value, run.step)
         if reason is not None:
