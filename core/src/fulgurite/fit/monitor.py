@@ -1,4 +1,5 @@
-"""What a decision by a metric needs of it: a value that was measured at the step of the decision.
+"""What a decision by a metric needs of it: a value that was measured at the step of the decision,
+and the weights that were measured.
 
 A value of an earlier step would be taken for one of this step, and the weights of this step for
 those that it is of. So it is refused, where possible before the first step.
@@ -10,7 +11,7 @@ from itertools import islice
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.fit.actions import ActionStage
-from fulgurite.fit.run import Run
+from fulgurite.fit.run import EngineView, Run
 from fulgurite.triggers import StepRange, Trigger, is_exact
 
 # How many decisions are looked at before the first step. Triggers repeat: one that counts steps
@@ -76,6 +77,25 @@ def read_measured(run: Run, monitor: str, where: str) -> float | None:
         f"{_describe_unmeasured(monitor, run.step, where)}. Its newest value is of step "
         f"{measured_at}"
     )
+
+
+def find_module_view(engine: EngineView, monitor: str) -> str:
+    """Return the module view whose weights a metric measures: that of its evaluation, else
+    `current`.
+
+    Args:
+        engine: the engine that trains.
+        monitor: the metric, `SOURCE/NAME`.
+    """
+    source = _get_source(monitor)
+    registered = engine.plugins.plugins.get(f"evaluator:{source}")
+    evaluator = engine.evaluators.get(source)
+    # An evaluator with a function of its own chooses the weights itself.
+    for owner in (registered and registered.plugin, evaluator):
+        view = getattr(owner, "module_view", None)
+        if isinstance(view, str):
+            return view
+    return "current"
 
 
 def _is_due(triggers: Iterable[Trigger], step: int, step_range: StepRange) -> bool:

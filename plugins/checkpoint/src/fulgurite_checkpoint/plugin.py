@@ -192,6 +192,9 @@ class Checkpointer(RunPlugin):
             )
         checkpoint, snapshot = result
         snapshot = replace(snapshot, run_dir=reference.path)
+        if reference.step == "best":
+            view = checkpoint.find_module_view(self._best_by)
+            snapshot = replace(snapshot, module_view=view)
         if reference.map is None:
             self._fit.resumed_from = checkpoint
             self._fit.is_same_run = is_same_run

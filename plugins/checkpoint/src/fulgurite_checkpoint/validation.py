@@ -69,6 +69,13 @@ def check_object(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
+def check_texts_by_name(value: Any, name: str) -> dict[str, str]:
+    """Return a dictionary of texts; raise `ValueError` if it is not one."""
+    for key, text in check_object(value, name).items():
+        check_text(text, f"{name}.{key}")
+    return value
+
+
 def check_list(value: Any, name: str) -> list[Any]:
     """Return a list; raise `ValueError` if it is not one."""
     if not isinstance(value, list):

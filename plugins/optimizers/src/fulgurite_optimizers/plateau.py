@@ -224,7 +224,8 @@ class ScaledUpdate(UpdateRuleWrapper):
 
 
 def _make_state(scale: float, best: float, num_failed: int, cooldown: int) -> Any:
-    return PlateauState(*map(np.asarray, (scale, best, num_failed, cooldown)))
+    arrays: Any = map(np.asarray, (scale, best, num_failed, cooldown))
+    return PlateauState(*arrays)
 
 
 def _is_number(value: Any) -> bool:

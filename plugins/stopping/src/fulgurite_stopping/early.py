@@ -3,15 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_callable
-from fulgurite.fit.monitor import check_measured, get_decision_stage, read_measured
+from fulgurite.fit.monitor import (
+    check_measured,
+    find_module_view,
+    get_decision_stage,
+    read_measured,
+)
 from fulgurite.metrics.direction import Mode, find_mode, is_better, resolve_mode
-from fulgurite.tree.specs import copy_arrays
+from fulgurite.tree.specs import copy_arrays, tree_signature
 from fulgurite.triggers import as_trigger, is_exact
 
 from fulgurite_stopping.progress import read_progress
@@ -67,7 +73,8 @@ class EarlyStopping:
         not_before: the first step that can end training. Values before it count for the best only.
         every: when to check; None to check with the evaluator of that name. Give it for metrics
             that another plugin reports, at the same steps.
-        restore_best: whether training ends with the weights and the model state of the best value.
+        restore_best: whether training ends with the weights and the model state of the best value:
+            those that were measured, so with the average where the evaluator has a `module_view`.
             They are kept on the devices, as part of the train state, which takes the memory of one
             more copy of the weights.
         name: tells apart several such plugins for one metric.
@@ -170,6 +177,8 @@ class EarlyStopping:
             self._set_progress(_Progress())
         if self.every is not None:
             check_measured(run, self.monitor, as_trigger(self.every), "EarlyStopping")
+        if self.restore_best:
+            self._check_view(run)
         if self.mode is None and self.better is None:
             object.__setattr__(self, "mode", self._find_mode_of_class(run))
 
@@ -223,30 +232,62 @@ class EarlyStopping:
         return self._find_limit_passed(value) or self._find_lost_patience()
 
     def restore(self, run: fg.Run) -> fg.ReplaceState | None:
-        """Return the state with the best weights."""
+        """Return the state with the best weights: those that were measured."""
         progress = self._progress
-        if progress.best_step is None or progress.best_step == run.step:
+        view = find_module_view(run.engine, self.monitor)
+        is_last = progress.best_step == run.step
+        if progress.best_step is None or (is_last and view == "current"):
             return None
-        best = copy_arrays(run.state.plugin_states[self._full_name])
-        module = eqx.combine(best["module"], run.state.module)
+        if is_last:
+            best = self._copy_measured(run)
+        else:
+            best = copy_arrays(run.state.plugin_states[self._full_name])
+        weights = "the weights" if view == "current" else f"the weights {view!r}"
+        source = "" if is_last else "; they were kept in memory"
         run.notify(
             self.plugin_name,
-            f"training ends with the weights of step {progress.best_step}, where {self.monitor} "
-            f"was {progress.best:.6g}; they were kept in memory",
+            f"training ends with {weights} of step {progress.best_step}, where {self.monitor} was "
+            f"{progress.best:.6g}{source}",
         )
+        module = eqx.combine(best["module"], run.state.module)
         return fg.ReplaceState(run.state.replace(module=module, model_state=best["model_state"]))
 
     def _keep_weights(self, run: fg.Run) -> fg.ReplaceState:
         state = run.state
-        old = state.plugin_states[self._full_name]
-        best = jax.tree.map(
-            lambda old, new: jax.device_put(new, old.sharding),
-            old,
-            copy_arrays(_select_arrays(state.module, state.model_state)),
-        )
+        best = self._copy_measured(run)
         return fg.ReplaceState(
             state.replace(plugin_states={**state.plugin_states, self._full_name: best})
         )
+
+    def _copy_measured(self, run: fg.Run) -> dict[str, Any]:
+        """Return a copy of the weights that the metric measures now, as they are kept."""
+        measured = self._get_measured(run, run.state)
+        kept = run.state.plugin_states[self._full_name]
+        return jax.tree.map(
+            lambda old, new: jax.device_put(new, old.sharding), kept, copy_arrays(measured)
+        )
+
+    def _get_measured(self, run: fg.Run, state: fg.TrainState) -> dict[str, Any]:
+        view = find_module_view(run.engine, self.monitor)
+        measured = run.engine.apply_module_view(state, view)
+        return _select_arrays(measured.module, measured.model_state)
+
+    def _check_view(self, run: fg.Run) -> None:
+        """Raise a ConfigurationError if a run could not end with the weights that are measured."""
+        view = find_module_view(run.engine, self.monitor)
+        if view == "current":
+            return
+        state = run.state
+        get_measured = partial(self._get_measured, run)
+        measured = eqx.filter_eval_shape(get_measured, state)
+        kept = eqx.filter_eval_shape(_select_arrays, state.module, state.model_state)
+        if tree_signature(measured) != tree_signature(kept):
+            raise ConfigurationError(
+                f"EarlyStopping: {self.monitor} measures the weights {view!r}, which have other "
+                "arrays than the module, so that training cannot end with them: leave restore_best "
+                "out, and keep the best with fulgurite_checkpoint.Checkpointer(monitor="
+                f"{self.monitor!r})"
+            )
 
     def _is_improvement(self, value: float, best: float | None) -> bool:
         if best is not None and self.better is not None:
