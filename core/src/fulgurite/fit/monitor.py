@@ -9,20 +9,60 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite.fit.actions import ActionStage
+from fulgurite.fit.lambda_plugin import LambdaPlugin
 from fulgurite.fit.run import EngineView, Run
+from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.triggers import StepRange, Trigger, is_exact
 
 # How many decisions are looked at before the first step. Triggers repeat: one that counts steps
 # meets another one at its first step, or at none of a few, unless both are lists of steps.
 _NUM_DECISIONS = 1000
+# What the engine measures besides the metrics of the steps.
+_ENGINE_METRICS = ("skipped_steps", "steps_per_second")
 
 
 def get_decision_stage(monitor: str) -> ActionStage:
     """Return the stage in which an action decides by a metric `SOURCE/NAME`: for those of training
     `act`, behind the end of the metric window; else `decide`, behind the evaluations."""
     return "act" if _get_source(monitor) == "train" else "decide"
+
+
+def check_exists(run: Run, monitor: str, where: str) -> None:
+    """Raise a ConfigurationError if nothing in a run measures a metric, as far as that is known
+    before the first step.
+
+    Metrics come from training, from evaluators, and from plugins under their own names. A plugin of
+    the program may report under any name, so with one of those nothing is certain.
+
+    Args:
+        run: before its first step.
+        monitor: the metric, `SOURCE/NAME`.
+        where: which plugin looks at it, for the error.
+    """
+    source, _, name = monitor.partition("/")
+    if source == "train":
+        types = run.engine.get_metric_types(run.state, source)
+        known = {*types, *_ENGINE_METRICS}
+        # A metric of several numbers has one class for all of them.
+        if not any(name == whole or name.startswith((f"{whole}/", f"{whole}[")) for whole in known):
+            raise ConfigurationError(
+                f"{where}: training measures no {monitor!r}. {did_you_mean(name, known)}"
+            )
+        return
+    registered = run.engine.plugins.plugins.values()
+    evaluators = {
+        plugin.name.partition(":")[2]
+        for plugin in registered
+        if plugin.name.startswith("evaluator:")
+    } | {*run.engine.evaluators}
+    known = evaluators.union(*(plugin.aliases for plugin in registered))
+    if source not in known and all(map(_reports_under_its_name, registered)):
+        raise ConfigurationError(
+            f"{where}: nothing measures {monitor!r}: there is no evaluator {source!r}. "
+            f"{did_you_mean(source, {'train', *evaluators})}"
+        )
 
 
 def check_measured(
@@ -77,6 +117,12 @@ def read_measured(run: Run, monitor: str, where: str) -> float | None:
         f"{_describe_unmeasured(monitor, run.step, where)}. Its newest value is of step "
         f"{measured_at}"
     )
+
+
+def _reports_under_its_name(registered: RegisteredPlugin) -> bool:
+    """Return whether a plugin is one of ours, which log under their own names."""
+    plugin = registered.plugin
+    return type(plugin).__module__.startswith("fulgurite") and not isinstance(plugin, LambdaPlugin)
 
 
 def find_module_view(engine: EngineView, monitor: str) -> str:

@@ -105,8 +105,8 @@ def check_starting_point(resume: Resume, state: TrainState | None, init_from: In
     """
     if isinstance(resume, CheckpointRef) and resume.view is not None:
         raise ConfigurationError(
-            f"fit: resume names the weights {resume.view!r}, and a run resumes with everything that "
-            "it had: leave view out"
+            f"fit: resume names the weights {resume.view!r}, and a run resumes with everything "
+            "that it had: leave view out"
         )
     if state is not None and (init_from is not None or resume not in (None, "never")):
         raise ConfigurationError(
@@ -311,8 +311,8 @@ def _check_begins_with_module(reference: CheckpointRef, snapshot: Snapshot) -> N
     view = reference.view or (snapshot.module_view if is_map_of_weights else "current")
     if view != "current":
         raise ConfigurationError(
-            f"init_from: the checkpoint was asked for, or is the best, by the weights {view!r}, and "
-            "init_from reads the module that was trained. Begin with the former by "
+            f"init_from: the checkpoint was asked for, or is the best, by the weights {view!r}, "
+            "and init_from reads the module that was trained. Begin with the former by "
             "state = engine.load_weights(model, reference) and fit((state.module, "
             "state.model_state), data), in an engine with the plugin that makes them, or fit("
             "state.module, data) without a model state; or with the latter by "

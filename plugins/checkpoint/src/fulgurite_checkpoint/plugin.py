@@ -16,6 +16,7 @@ from fulgurite.errors import (
     StateError,
     check_one_of,
 )
+from fulgurite.fit.monitor import check_exists
 from fulgurite.fit.run import EngineView
 from fulgurite.metrics.direction import Mode, resolve_mode
 from fulgurite.triggers import as_trigger
@@ -313,6 +314,8 @@ class Checkpointer(RunPlugin):
                 "Checkpointer(directory=...)"
             )
         _check_data(run.data_iterator)
+        if self.monitor is not None:
+            check_exists(run, self.monitor, "Checkpointer")
         checkpoint = self._fit.resumed_from
         resumed_here = self._fit.resumed_here
         if jax.process_index() == 0:

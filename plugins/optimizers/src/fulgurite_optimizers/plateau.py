@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.fit.monitor import check_measured, get_decision_stage, read_measured
+from fulgurite.fit.monitor import check_exists, check_measured, get_decision_stage, read_measured
 from fulgurite.metrics.direction import Mode, is_better, resolve_mode
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from fulgurite.triggers import as_trigger, is_exact
@@ -134,6 +134,7 @@ class ReduceOnPlateau:
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Refuse a metric that is not measured when it is read."""
+        check_exists(run, self.monitor, "ReduceOnPlateau")
         check_measured(run, self.monitor, as_trigger(self.every), "ReduceOnPlateau")
 
     def check_metric(self, run: fg.Run) -> fg.ReplaceState | None:

@@ -11,6 +11,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_callable
 from fulgurite.fit.monitor import (
+    check_exists,
     check_measured,
     find_module_view,
     get_decision_stage,
@@ -176,6 +177,7 @@ class EarlyStopping:
         if not run.is_resumed:
             self._set_progress(_Progress())
         if self.every is not None:
+            check_exists(run, self.monitor, "EarlyStopping")
             check_measured(run, self.monitor, as_trigger(self.every), "EarlyStopping")
         if self.restore_best:
             self._check_view(run)
