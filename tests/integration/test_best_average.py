@@ -63,7 +63,7 @@ def list_averages(rule: EMA | Mean) -> list[float]:
 def evaluate_on(target: float, *, is_custom: bool) -> Evaluator:
     """Return an evaluation of the average, by the module's step or by a function."""
 
-    def measure(state: fg.TrainState, step: int) -> dict[str, Any]:
+    def measure(state: Any, step: int) -> dict[str, Any]:
         both = state.module.weight + state.model_state.get(state.module.index)
         return {"loss": abs(both - target)}
 
