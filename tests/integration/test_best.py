@@ -1,6 +1,7 @@
 """What evaluators find decides which checkpoint is the best, and that is the one that is evaluated
 and restored."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
+from fulgurite_optimizers import ReduceOnPlateau
+from fulgurite_stopping import EarlyStopping
 
 
 class Counting(fg.Module):
@@ -76,3 +79,37 @@ def test_case_19_best_checkpoint_by_evaluator_metrics(
     with pytest.raises(ConfigurationError, match="path must be that of a run"):
         engine.evaluate(Counting, zero, weights=3)  # pyright: ignore[reportArgumentType]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("monitor", "message"),
+    [
+        ("vla/iou", "nothing measures 'vla/iou': there is no evaluator 'vla'. Did you mean 'val'"),
+        ("train/los", "training measures no 'train/los'. Did you mean 'loss'"),
+    ],
+)
+def test_what_nothing_measures_is_refused_before_the_first_step(
+    monitor: str, message: str, tmp_path: Path
+) -> None:
+    """By the checkpointer, which would keep no best, as by all that decide by it."""
+    data = [np.zeros(2, np.float32)]
+    val = Evaluator("val", every=1, fn=lambda state, step: {"iou": 0.5})
+    plugins_by_monitor: list[Any] = [
+        Checkpointer(1, directory=tmp_path, max_to_keep=1, monitor=monitor, mode="max"),
+        ReduceOnPlateau(monitor, every=1, mode="max"),
+    ]
+    if monitor == "vla/iou":
+        plugins_by_monitor.append(EarlyStopping(monitor, every=1))
+    for plugin in plugins_by_monitor:
+        plugins = [val, plugin]
+        engine = fg.Engine(steps=2, plugins=plugins, autoload=False)
+        with pytest.raises(ConfigurationError, match=re.escape(message)) as error:
+            engine.fit(Counting, data)
+        assert type(plugin).__name__ in str(error.value)
+    # What a plugin of the program reports is known by nobody but itself.
+    report = fg.LambdaPlugin(every={1: lambda run: run.report_evaluation("vla", {"iou": run.step})})
+    plugins = [report, Checkpointer(every=1, max_to_keep=1, monitor="vla/iou", mode="min")]
+    engine = fg.Engine(steps=3, plugins=plugins, autoload=False, run_dir=tmp_path / "own")
+    engine.fit(Counting, data)
+    names = sorted(path.name for path in (tmp_path / "own" / "checkpoints").iterdir())
+    assert names == ["step-1", "step-3"]

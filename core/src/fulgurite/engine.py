@@ -472,7 +472,8 @@ class Engine:
             name: the name of the evaluation; its random numbers depend on it.
             num_batches: use at most this many batches.
             metrics, losses: used instead of the module's own, see `Evaluator`.
-            weights: a checkpoint with the weights, or its path; read by the active checkpointer.
+            weights: a checkpoint with the weights, or its path; read by the active checkpointer. Of
+                the best one those that were measured, such as an average; see `CheckpointRef.view`.
         """
         model = model if weights is None else self.load_weights(model, weights)
         spec = Evaluator(
@@ -515,7 +516,8 @@ class Engine:
 
         Args:
             model: as of `fit`.
-            weights: the checkpoint, or its path; read by the active checkpointer.
+            weights: the checkpoint, or its path; read by the active checkpointer. The module is
+                that of `CheckpointRef.view`.
         """
         return load_weights(self, model, weights)
 

@@ -166,6 +166,24 @@ def test_loggers_are_told_where_the_best_is(tmp_path: Path, background: bool) ->
     assert again.best == [(5, 1.0)]
 
 
+@pytest.mark.parametrize(
+    ("mode", "values", "best"),
+    [
+        ("min", (2.0, float("-inf"), -3.0, NAN, -3.0), 3),
+        ("max", (NAN, float("inf"), -3.0, -2.0, float("-inf")), 4),
+        ("max", (0.9, 0.9, 0.9), 1),
+        ("min", (-5.0, -5.1, -5.0), 2),
+    ],
+)
+def test_the_best_is_a_finite_number(
+    tmp_path: Path, mode: Any, values: tuple[float, ...], best: int
+) -> None:
+    """With infinities too: an early stopper calls them not finite."""
+    steps = len(values)
+    counting(tmp_path, Scores(values), steps=steps, max_to_keep=1, monitor="test/score", mode=mode)
+    assert steps_in(tmp_path) == sorted({best, steps})
+
+
 def test_the_best_survives_a_restart(tmp_path: Path) -> None:
     counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score", mode="max")
     with pytest.warns(UserWarning, match="scores was"):
@@ -200,7 +218,7 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
         weights_in(tmp_path, "best", monitor="test/loss")
     counting(tmp_path / "nan", Scores((NAN,)), steps=1)
     with pytest.raises(
-        CheckpointError, match=r"'test/score' is NaN, or no number, in every checkpoint"
+        CheckpointError, match=r"'test/score' is not a finite number in any checkpoint"
     ):
         weights_in(tmp_path / "nan", "best", monitor="test/score", mode="max")
 

@@ -79,6 +79,25 @@ def test_arrays_of_the_module_that_are_not_trained_are_multiplied():
     np.testing.assert_allclose(members.p[7], members.p[0], rtol=0.1)
 
 
+class Signed(Point):
+    """A number whose loss is the batch's sign times it, so that the sign says which is the best."""
+
+    def training_step(self, batch, ctx):
+        constant = jax.lax.stop_gradient(self.p * batch["x"].mean())
+        return fg.Output(constant + 0 * self.p)
+
+
+@pytest.mark.parametrize(("log_every", "every"), [(2, 4), (4, 4)])
+def test_members_are_compared_by_the_window_that_ends_at_the_step(log_every, every):
+    """The window before, and none before the first, would make the other member the best."""
+    signs = [1.0, 1.0, -1.0, -2.0, 1.0]
+    data = [{"x": np.full((2, 1), sign, np.float32)} for sign in signs]
+    evolution = Evolution(every=every, monitor="train/loss", share=0.5)
+    population = Population(seeds=range(2), vary={"p": [1.0, 5.0]}, evolution=evolution)
+    result = fit(Signed, data, 5, population, log_every=log_every)
+    assert result.module.members.p.tolist() == [5.0, 5.0]
+
+
 def test_a_frozen_member_is_reported_once_when_the_metrics_tell_of_it(tmp_path):
     def train(steps, **options):
         messages = []

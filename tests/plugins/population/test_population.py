@@ -222,11 +222,11 @@ def test_best_says_what_it_needs():
         ("train/los", 1, "Did you mean 'train/loss'"),
         (
             "train/loss",
-            2,
-            "logged first at step 2: give Engine\\(log_every=...\\) a number below 2",
+            3,
+            "'train/loss' decides at step 2, and no metric window ends there",
         ),
-        ("train/loss", None, "metrics of training are logged never"),
-        ("test/loss", 1, "the evaluator 'test' first runs at step 3: let it run every 2 steps"),
+        ("train/loss", None, "decides at step 2, and no metric window ends there"),
+        ("test/loss", 1, "decides at step 2, and 'test' is not evaluated there"),
     ],
 )
 def test_evolution_is_checked_before_the_first_step(monitor, log_every, message):
@@ -247,6 +247,9 @@ def test_evolution_orders_members():
     assert best_is_large.choose_parents([3.0, 1.0, 2.0, 4.0], [True] * 4) == [0, 3, 2, 3]
     nan = float("nan")
     assert evolution.choose_parents([nan, 1.0, 2.0, 3.0], [True, True, False, True]) == [3, 1, 1, 3]
+    infinite = -float("inf")
+    assert evolution.choose_parents([infinite, -1.0, -2.0, 3.0], [True] * 4) == [2, 1, 2, 1]
+    assert best_is_large.choose_parents([-1.0, nan, -infinite, -2.0], [True] * 4) == [0, 1, 0, 3]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,23 @@ def test_3s1_to_3s4_the_check_that_stops(
     assert find_stop(EarlyStopping("test/loss", **options), values) == check
 
 
+@pytest.mark.parametrize(
+    ("options", "values", "check"),
+    [
+        ({}, [4, 3, float("-inf")], 3),
+        ({"patience": 2, "check_finite": False}, [4, float("-inf"), 3.5, float("nan"), 3.6], 5),
+        ({"patience": 2, "check_finite": False, "mode": "max"}, [float("inf"), 1, 0, 0.5], 4),
+        ({"check_finite": False, "divergence": 9.0}, [4, float("nan")], 2),
+        ({"check_finite": False, "threshold": 0.0}, [4, float("-inf"), -1], 3),
+        ({"patience": 2, "min_delta": 0.1}, [-1, -1.05, -1.2, -1.25, -1.29], 5),
+    ],
+)
+def test_what_is_not_finite_is_never_the_best_and_worse_than_any_number(
+    options: dict[str, Any], values: list[float], check: int
+) -> None:
+    assert find_stop(EarlyStopping("test/loss", **options), values) == check
+
+
 def test_3s5_nothing_is_decided_before_a_step() -> None:
     stopping = EarlyStopping("test/loss", patience=1, not_before=300)
     assert find_stop(stopping, [5, 6, 4, 4.5], every=100) == 4
@@ -165,13 +182,48 @@ def test_the_direction_is_that_of_the_metrics_class_where_its_name_does_not_tell
         fit(EarlyStopping("test/score"), Evaluator("test", every=1, fn=lambda state, step: {}))
 
 
-def test_metrics_of_training_are_looked_at_as_they_were_logged() -> None:
+def test_metrics_of_training_are_those_of_the_window_that_ends_at_the_step() -> None:
     engine = fg.Engine(
         steps=6, log_every=1, autoload=False, plugins=[EarlyStopping("train/loss", patience=1)]
     )
     result = engine.fit(Counter, losses(3, 2, 2, 1, 1, 1))
-    assert int(result.state.step) == 4
-    assert str(result.stop_reason).endswith("it was 2 at step 3")
+    assert int(result.state.step) == 3
+    assert str(result.stop_reason).endswith("it was 2 at step 2")
+
+
+@pytest.mark.parametrize(
+    ("values", "log_every", "patience", "weight", "message"),
+    [
+        ((5, 1, 3), 1, 9, 2.0, "of step 2, where train/loss was 1;"),
+        ((5, 3, 1), 1, 9, 3.0, None),
+        ((-5, -1, -7, -6), 1, 9, 3.0, "of step 3, where train/loss was -7;"),
+        ((5, 5, 1, 2, 3, 3), 2, 9, 4.0, "of step 4, where train/loss was 1.5;"),
+        ((5, 1, 3, 2, 2), 1, 2, 2.0, "of step 2, where train/loss was 1;"),
+        ((5, 1, 3, 0, 0), 3, 9, 5.0, None),
+    ],
+)
+def test_the_best_weights_by_a_metric_of_training_are_those_at_the_end_of_its_window(
+    values: tuple[float, ...], log_every: int, patience: int, weight: float, message: str | None
+) -> None:
+    """The weight counts the updates; the last window, which ends with training, counts too."""
+    stopping = EarlyStopping("train/loss", patience=patience, restore_best=True)
+    engine = fg.Engine(steps=len(values), log_every=log_every, autoload=False, plugins=[stopping])
+    result = engine.fit(Counter, losses(*values))
+    assert float(result.module.weight) == weight
+    assert (message is None) == (not result.messages)
+    assert message is None or message in result.messages[0]
+
+
+def test_a_window_without_an_update_is_no_check() -> None:
+    engine = fg.Engine(
+        steps=4,
+        log_every=1,
+        autoload=False,
+        plugins=[EarlyStopping("train/loss", patience=1)],
+        on_nonfinite="skip",
+    )
+    result = engine.fit(Counter, losses(3, float("nan"), 2, 1))
+    assert (int(result.state.step), result.stop_reason) == (4, None)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +320,45 @@ def test_spikes_are_above_the_median() -> None:
     # Medians before each: 2 of (1, 3, 2), 3 of (4, 3, 2), 4 of (4, 6.1, 2) twice.
     assert flags == [False, False, False, False, True, False, True]
     assert (int(state.num_spikes), int(state.step), float(state.median)) == (2, 7, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "factor", "expected"),
+    [
+        ([-5.0] * 4 + [-5.0, -4.9, 4.9, 5.1], 3.0, [7]),
+        ([-5.0, -6.0, -4.0, -5.0, 0.0, -5.0], 2.0, []),
+        ([-5.0, -6.0, -4.0, -5.0, 0.1, -5.0], 2.0, [4]),
+        ([0.1, -0.1, 0.1, -0.1, 0.1, -0.1, 0.5], 3.0, [6]),
+        ([0.0, 0.0, 0.0, 0.3, 0.0], 2.0, []),
+        ([2.0, 2.0, 2.0, 4.0, 4.1], 2.0, [4]),
+        ([-1e-3, -1e3, -1e-3, 2e-3], 2.0, [3]),
+    ],
+)
+def test_a_spike_is_far_above_losses_of_either_sign(
+    values: list[float], factor: float, expected: list[int]
+) -> None:
+    state = SpikeState.init(3)
+    spikes = []
+    for index, value in enumerate(values):
+        state, is_spike = state.update(jnp.float32(value), jnp.int32(index), factor)
+        if is_spike:
+            spikes.append(index)
+    assert spikes == expected
+
+
+@pytest.mark.parametrize("num_steps", [20, 18])
+def test_a_constant_negative_loss_has_no_spikes_and_all_others_are_told(num_steps: int) -> None:
+    plugin = SpikeDetection(factor=3.0, window=4, action="skip")
+    engine = fg.Engine(
+        steps=num_steps, log_every=2, autoload=False, plugins=[plugin], on_nonfinite="skip"
+    )
+    # Of the window that ends at step 18 no update is made: its only metric is the number of skips.
+    result = engine.fit(Counter, losses(*[-5.0] * 16, 6.0, 7.0, 8.0, 9.0))
+    assert float(result.module.weight) == num_steps - 2
+    assert result.messages == [
+        "train/loss rose to 7 at step 18; the median before it was -5 (the last of 2 spikes): the "
+        "update was left out"
+    ]
 
 
 def spiking(action: Any, *plugins: Any, **settings: Any) -> fg.FitResult:

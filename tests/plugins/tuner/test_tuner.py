@@ -47,6 +47,24 @@ def test_3s19_suggestions_and_divergence() -> None:
     assert picture.startswith("<svg") and "1.00e-03" in picture
 
 
+@pytest.mark.parametrize(
+    ("smoothed", "expected"),
+    [
+        ([-1.0, -5.0, 9.9], False),  # -5 + 3 * 5 = 10
+        ([-1.0, -5.0, 10.1], True),
+        ([-5.0, -5.0, -4.0], False),
+        ([1.0, 0.5, -0.01, 0.05], False),  # its size is 1, not .01
+        ([1.0, 0.5, -0.01, 3.1], True),
+        ([0.0, 0.0, 1e-9], False),
+        ([0.0], False),
+        ([-2.0, -math.inf], True),
+        ([-2.0, math.nan], True),
+    ],
+)
+def test_losses_of_either_sign_diverge(smoothed: list[float], expected: bool) -> None:
+    assert has_diverged(smoothed, 4) == expected
+
+
 class Rising(TinyModel):
     """Its loss is 1, and is not finite from the eighth step on."""
 

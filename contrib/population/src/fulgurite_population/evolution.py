@@ -5,7 +5,7 @@ Source: Jaderberg et al., Population Based Training of Neural Networks (2017).
 
 import math
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, check_positive_int, did_you_mean
-from fulgurite.metrics import Mode, resolve_mode
+from fulgurite.fit.monitor import check_measured, read_measured
+from fulgurite.metrics import Mode, is_better, rank, resolve_mode
 from fulgurite.tree.paths import map_to_paths
 from jaxtyping import Array, PyTree
 
@@ -47,8 +48,8 @@ class Evolution:
     Attributes:
         every: the steps between two replacements.
         monitor: the metric by which members are compared, `SOURCE/NAME` without an index, such as
-            `test/loss` of an evaluator that runs at the same steps. Metrics of training are those
-            logged last before, so that `log_every` must be smaller than `every`.
+            `test/loss` of an evaluator that runs at the same steps. Of metrics of training a window
+            must end there: `every` is a multiple of `log_every`.
         share: the share of members that is replaced, at most a half.
         factors: what hyperparameters are multiplied by.
         mode: whether the smallest (`min`) or the largest (`max`) value is the best. None to tell it
@@ -81,17 +82,18 @@ class Evolution:
         object.__setattr__(self, "mode", resolve_mode(self.monitor, self.mode, "Evolution"))
 
     def check(self, run: fg.Run) -> None:
-        """Raise a ConfigurationError if the metric of each member will not be there when members
-        are first compared.
+        """Raise a ConfigurationError if the metric of each member will not be measured when members
+        are compared.
 
         Args:
             run: before its first step.
         """
         source, _, name = self.monitor.partition("/")
-        if f"{name}[0]" in run.metrics.get(source, {}):
-            return  # a resumed run has measured it before
-        self._check_exists(run, source, name)
-        self._check_measured_before(run, source)
+        if f"{name}[0]" not in run.metrics.get(source, {}):
+            self._check_exists(run, source, name)
+        # At the end of training nobody would train the copies.
+        stop = run.step_range.stop
+        check_measured(run, self.monitor, fg.Every(self.every), "Evolution", stop)
 
     def _check_exists(self, run: fg.Run, source: str, name: str) -> None:
         sources = {"train", *run.engine.evaluators}
@@ -111,29 +113,6 @@ class Evolution:
                 f"{did_you_mean(self.monitor, known)}"
             )
 
-    def _check_measured_before(self, run: fg.Run, source: str) -> None:
-        first = fg.Every(self.every).next(run.step, run.step_range)
-        if first is None or first >= (run.step_range.stop or math.inf):
-            return  # they are never compared
-        start = f"Evolution: members are first compared at step {first}, by {self.monitor!r}"
-        if source == "train":
-            first_log = _find_first_step(run, "log")
-            # Decisions are made before the metrics of the same step are logged.
-            if first_log is None or first_log >= first:
-                time = "never" if first_log is None else f"first at step {first_log}"
-                raise ConfigurationError(
-                    f"{start}, and metrics of training are logged {time}: give "
-                    f"Engine(log_every=...) a number below {self.every}, or monitor an evaluation"
-                )
-            return
-        first_evaluation = _find_first_step(run, f"evaluator:{source}.evaluate")
-        # A plugin may run its evaluation at times of its own.
-        if first_evaluation is not None and first_evaluation > first:
-            raise ConfigurationError(
-                f"{start}, and the evaluator {source!r} first runs at step {first_evaluation}: let "
-                f"it run every {self.every} steps too"
-            )
-
     def evolve(self, run: fg.Run, hyperparameters: Collection[str]) -> fg.ReplaceState | None:
         """Return the state in which the worst members are copies of the best; None at the end of
         training, where nobody would train the copies.
@@ -146,7 +125,9 @@ class Evolution:
             return None
         state = run.state
         size = len(state.module.seeds)
-        values = [run.get_metric(f"{self.monitor}[{index}]") for index in range(size)]
+        values = [
+            read_measured(run, f"{self.monitor}[{index}]", "Evolution") for index in range(size)
+        ]
         parents = self.choose_parents(values, np.asarray(state.module.is_alive))
         if parents == list(range(size)):
             return None
@@ -173,40 +154,27 @@ class Evolution:
         factors = random.choice(self.factors, len(parents))
         return np.where(np.asarray(parents) == np.arange(len(parents)), 1, factors)
 
-    def choose_parents(self, values: list[float], is_alive: Any) -> list[int]:
+    def choose_parents(self, values: Sequence[float | None], is_alive: Any) -> list[int]:
         """Return the index of the member that each member continues from.
 
         Args:
-            values: the metric of each member.
+            values: the metric of each member; None where it was not measured.
             is_alive: bool `(members,)`; others are replaced, as members without a finite value are.
         """
-        sign = 1 if self.mode == "min" else -1
+        assert self.mode is not None
         scores = [
-            sign * value if alive and math.isfinite(value) else math.inf
+            value if alive and value is not None else math.nan
             for value, alive in zip(values, is_alive, strict=True)
         ]
-        order = sorted(range(len(scores)), key=lambda index: (scores[index], index))
+        order = rank(scores, self.mode)
         num_replaced = max(1, int(self.share * len(scores)))
         parents = list(range(len(scores)))
         worst = order[-num_replaced:]
-        for rank, index in enumerate(reversed(worst)):
-            parent = order[rank]
-            if scores[parent] < scores[index]:
+        for place, index in enumerate(reversed(worst)):
+            parent = order[place]
+            if is_better(scores[parent], scores[index], self.mode):
                 parents[index] = parent
         return parents
-
-
-def _find_first_step(run: fg.Run, action_name: str) -> int | None:
-    """Return the next step at which an action runs, if it is known.
-
-    Args:
-        run: the run.
-        action_name: of the action.
-    """
-    for action in run.engine.actions:
-        if action.name == action_name:
-            return action.trigger.next(run.step - 1, run.step_range)
-    return None
 
 
 def copy_members(

@@ -17,7 +17,8 @@ from fulgurite.errors import (
     check_positive_int,
     did_you_mean,
 )
-from fulgurite.metrics import Mode, resolve_mode
+from fulgurite.fit.monitor import get_decision_stage
+from fulgurite.metrics import Mode, rank, resolve_mode
 from fulgurite.tree.paths import map_to_paths
 
 from fulgurite_population.evolution import Evolution
@@ -237,8 +238,9 @@ class Population:
                 fg.ScheduledAction("report", log_trigger, self.report_logged, stage="decide")
             )
         if self.evolution is not None:
+            stage = get_decision_stage(self.evolution.monitor)
             actions.append(
-                fg.ScheduledAction("evolve", self.evolution.every, self.evolve, stage="decide")
+                fg.ScheduledAction("evolve", self.evolution.every, self.evolve, stage=stage)
             )
         return actions
 
@@ -304,15 +306,13 @@ class Population:
         mode = resolve_mode(monitor, mode, "best")
         source, _, name = monitor.partition("/")
         frozen = self.list_frozen(result)
-        values = {
-            index: float(result.metrics[source][f"{name}[{index}]"])
+        values = [
+            math.nan if index in frozen else float(result.metrics[source][f"{name}[{index}]"])
             for index in range(len(self.seeds))
-            if index not in frozen
-        }
-        values = {index: value for index, value in values.items() if math.isfinite(value)}
-        if not values:
+        ]
+        index = rank(values, mode)[0]
+        if not math.isfinite(values[index]):
             raise ConfigurationError(f"best: no member has a finite {monitor!r}")
-        index = (min if mode == "min" else max)(values, key=values.__getitem__)
         return Best(index, values[index], result.module.take(index))
 
     def take_state(

@@ -24,7 +24,8 @@ class StopTraining:
                 return fg.StopTraining("the loss is small")
 
 
-        stop = fg.ScheduledAction("stop", 100, stop_at_low_loss, stage="decide")
+        # In the stage `act`, in which the window that ends at this step is known.
+        stop = fg.ScheduledAction("stop", 100, stop_at_low_loss)
     """
 
     reason: str
@@ -79,7 +80,9 @@ class ScheduledAction:
             which it runs: `log`, or `PLUGIN.NAME` as in `evaluator:test.evaluate`.
         action: `action(run)`; may return `StopTraining` or `ReplaceState`. None, in stage `log`,
             only closes the metric window.
-        stage: actions at one step run in the order of `STAGES`; what `decide` does is saved.
+        stage: actions at one step run in the order of `STAGES`; what comes before `save` is saved.
+            In `decide` evaluations of this step are known, and metrics of training are those of the
+            window before; in `act` they are those of the window that ends here, if one does.
         after, before: names of actions of the same stage that it runs after or before.
     """
 

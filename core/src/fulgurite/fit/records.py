@@ -208,6 +208,14 @@ class History:
         """Return the steps at which `SOURCE/NAME` was logged."""
         return np.asarray([step for step, _ in self._find_series(name)], dtype=int)
 
+    def find_last_step(self, name: str) -> int | None:
+        """Return the last step at which `SOURCE/NAME` was logged; None if it never was."""
+        source, _, key = name.partition("/")
+        for record in reversed(self._records):
+            if record.source == source and key in record.values:
+                return record.step
+        return None
+
     def to_dict(self) -> dict[str, dict[int, Any]]:
         """Return the values of every series by step: `history.to_dict()["train/loss"][100]`."""
         return {name: dict(self._find_series(name)) for name in self.names()}

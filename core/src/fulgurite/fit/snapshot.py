@@ -4,7 +4,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError, check_name
 from fulgurite.fit.records import Record, RecordKind, check_json_value
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import TrainState
@@ -39,6 +39,8 @@ class CheckpointRef:
             fills it, such as `{"module.encoder": "module.backbone"}`. None is everything.
         strict: whether every array below the paths of `map` must have its counterpart, on both
             sides. Otherwise those that both sides have are read; there must be one for each pair.
+        view: the module view to evaluate or to predict with, such as `averaged`. None for the
+            module that was trained, and of the best checkpoint for the weights that were measured.
     """
 
     path: str | PathLike | None
@@ -46,8 +48,11 @@ class CheckpointRef:
     optional: bool = False
     map: dict[str, str] | None = None
     strict: bool = True
+    view: str | None = None
 
     def __post_init__(self) -> None:
+        if self.view is not None:
+            check_name(self.view, "CheckpointRef: view")
         if self.step not in ("latest", "best") and type(self.step) is not int:
             raise ConfigurationError(
                 f"CheckpointRef: step is {self.step!r}; it must be a step, 'latest' or 'best'"
@@ -95,6 +100,7 @@ class Snapshot:
         is_latest: whether its run has no later one.
         run_dir: of the run that it was read from; None is the run itself.
         num_attempts: how many attempts the run itself had when this was read, if that is known.
+        module_view: the weights by which it is the best, if that is why it was read.
     """
 
     state: TrainState
@@ -109,6 +115,7 @@ class Snapshot:
     is_latest: bool = True
     run_dir: str | PathLike | None = None
     num_attempts: int | None = None
+    module_view: str = "current"
 
 
 def read_shared(snapshot: Snapshot) -> dict[str, dict[str, Any]]:

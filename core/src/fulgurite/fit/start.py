@@ -21,6 +21,7 @@ from fulgurite.errors import (
     FulguriteError,
     ModelError,
     PluginError,
+    error_context,
 )
 from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.evaluation.loss_trial import FIX, Sample
@@ -111,6 +112,11 @@ def check_starting_point(resume: Resume, state: TrainState | None, init_from: In
         state: the argument of `fit`.
         init_from: the argument of `fit`.
     """
+    if isinstance(resume, CheckpointRef) and resume.view is not None:
+        raise ConfigurationError(
+            f"fit: resume names the weights {resume.view!r}, and a run resumes with everything "
+            "that it had: leave view out"
+        )
     if state is not None and (init_from is not None or resume not in (None, "never")):
         raise ConfigurationError(
             "fit takes a state to continue from, or a checkpoint to start from, not both"
@@ -250,6 +256,7 @@ def fill_missing_state(
     reference = replace(reference, map=reference.map or WEIGHTS, optional=False)
     snapshot = load_snapshot(engine, reference, program.state_spec)
     assert snapshot is not None
+    _check_begins_with_module(reference, snapshot)
     initial = program.init_state(source, key)
     weights = _fill_missing(
         (snapshot.state.module, snapshot.state.model_state), (initial.module, initial.model_state)
@@ -335,19 +342,44 @@ def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> T
     snapshot = load_snapshot(engine, reference, template)
     assert snapshot is not None
     state = snapshot.state
-    if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
-        return state
-    # A reference that is not strict may lack some, such as a checkpoint of a part of the weights.
-    init_state = partial(_init_evaluation_state, engine, model_init)
-    initial: TrainState = eqx.filter_jit(init_state)(model_init.arrays, state.key)
-    if engine.sharding.mesh is not None:
-        initial = jax.tree.map(_put_like, template, initial)
-    return _fill_missing(state, initial)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
+        # A reference that is not strict may lack some, such as a checkpoint of a part of the
+        # weights.
+        init_state = partial(_init_evaluation_state, engine, model_init)
+        initial: TrainState = eqx.filter_jit(init_state)(model_init.arrays, state.key)
+        if engine.sharding.mesh is not None:
+            initial = jax.tree.map(_put_like, template, initial)
+        state = _fill_missing(state, initial)
+    view = reference.view or snapshot.module_view
+    with error_context(
+        lambda: (
+            f"the checkpoint was asked for, or is the best, by the weights {view!r}: give the "
+            "engine the plugin that makes them, or read those that were trained by "
+            "CheckpointRef(..., view='current')"
+        )
+    ):
+        return engine.apply_module_view(state, view)
 
 
 def as_checkpoint_ref(source: CheckpointSource) -> CheckpointRef:
     """Return a reference to a checkpoint, of which only the checkpointer knows what its path is."""
     return source if isinstance(source, CheckpointRef) else CheckpointRef(source)
+
+
+def _check_begins_with_module(reference: CheckpointRef, snapshot: Snapshot) -> None:
+    """Raise `ConfigurationError` if a run is to begin with weights that a plugin makes of a state:
+    it reads arrays of the checkpoint."""
+    is_map_of_weights = reference.map == WEIGHTS
+    view = reference.view or (snapshot.module_view if is_map_of_weights else "current")
+    if view != "current":
+        raise ConfigurationError(
+            f"init_from: the checkpoint was asked for, or is the best, by the weights {view!r}, "
+            "and init_from reads the module that was trained. Begin with the former by "
+            "state = engine.load_weights(model, reference) and fit((state.module, "
+            "state.model_state), data), in an engine with the plugin that makes them, or fit("
+            "state.module, data) without a model state; or with the latter by "
+            "CheckpointRef(..., view='current')"
+        )
 
 
 def _find_end_of_epoch(

@@ -24,7 +24,7 @@ from fulgurite.metrics.basic import (
     SumOfMeans,
 )
 from fulgurite.metrics.conversion import as_metric
-from fulgurite.metrics.direction import Mode, find_mode, resolve_mode
+from fulgurite.metrics.direction import Mode, find_mode, is_better, rank, resolve_mode
 
 __all__ = [
     "Accuracy",
@@ -48,6 +48,8 @@ __all__ = [
     "as_class_indices",
     "as_metric",
     "find_mode",
+    "is_better",
+    "rank",
     "resolve_mode",
     "to_float",
 ]

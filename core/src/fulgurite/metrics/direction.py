@@ -1,7 +1,10 @@
-"""Whether a larger or a smaller value of a metric is better, as far as its name tells."""
+"""Whether a larger or a smaller value of a metric is better, and whether a value is better than
+another one: the one rule of all that stop, reduce, keep or choose by a metric."""
 
+import math
 import re
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 from fulgurite.errors import ConfigurationError
 
@@ -77,3 +80,65 @@ def find_mode(monitor: str) -> Mode | None:
     if is_lower == is_higher:
         return None
     return "min" if is_lower else "max"
+
+
+def is_better(
+    value: float, best: float | None, mode: Mode, *, atol: float = 0.0, rtol: float = 0.0
+) -> bool:
+    """Return whether a value of a metric is better than the best one so far.
+
+    It is if it lies beyond `best` by more than `atol + rtol * |best|`, whatever the sign of `best`.
+    NaN and both infinities are not measurements: such a value is never better, and every finite
+    value is better than it.
+
+    Args:
+        value: the value.
+        best: what it is compared with; None before the first.
+        mode: whether the smallest or the largest value is the best.
+        atol: the least difference that counts.
+        rtol: the same, as a part of `|best|`.
+
+    Example:
+        fg.metrics.is_better(-1.1, -1.0, "min", rtol=0.05)  # True
+        fg.metrics.is_better(float("-inf"), -1.0, "min")  # False
+    """
+    if not math.isfinite(value):
+        return False
+    if best is None or not math.isfinite(best):
+        return True
+    return bool(is_beyond(value, best, mode, atol + rtol * abs(best)))
+
+
+def rank(values: Sequence[float], mode: Mode) -> list[int]:
+    """Return the positions of values from the best to the worst, as `is_better` compares them;
+    those of equals, and of values that are not finite, in their order.
+
+    Args:
+        values: the values.
+        mode: whether the smallest or the largest value is the best.
+
+    Example:
+        fg.metrics.rank([0.5, float("nan"), 0.9], "max")  # [2, 0, 1]
+    """
+    sign = 1 if mode == "min" else -1
+
+    def get_key(index: int) -> float:
+        return sign * values[index] if math.isfinite(values[index]) else math.inf
+
+    return sorted(range(len(values)), key=get_key)
+
+
+def is_beyond(value: Any, reference: Any, mode: Mode, margin: Any) -> Any:
+    """Return whether a value lies beyond another one by more than a margin: below it in mode `min`,
+    above it in mode `max`.
+
+    Works on numbers and on arrays, traced ones too; for the latter NaN is beyond nothing.
+
+    Args:
+        value: the value.
+        reference: what it is compared with.
+        mode: the direction.
+        margin: the least distance that does not count, at least 0.
+    """
+    distance = reference - value if mode == "min" else value - reference
+    return distance > margin

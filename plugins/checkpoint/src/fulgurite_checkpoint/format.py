@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fulgurite.errors import CheckpointError
+from fulgurite.metrics.direction import Mode, is_better
 from fulgurite_runs.directory import get_folder, is_link
 from fulgurite_runs.json_codec import dumps, loads
 
@@ -79,7 +80,7 @@ class Commit:
     hashes: list[str]
     logger_positions: list[dict[str, Any]]
     metrics: dict[str, dict[str, Any]]
-    monitor: tuple[str, str] | None
+    monitor: tuple[str, Mode] | None
     timings: dict[str, float]
     wall_time: float
 
@@ -101,7 +102,7 @@ class Entry:
     damage: str | None = None
 
     def get_metric(self, metric: str) -> float | None:
-        """Return the metric `SOURCE/NAME` measured at its step; None if there is none, or no
+        """Return the metric `SOURCE/NAME` measured at its step; None if there is none, or no finite
         number."""
         if self.commit is None:
             return None
@@ -113,7 +114,7 @@ class Entry:
             number = float(value)
         except OverflowError:
             return None  # an integer that is larger than any
-        return None if math.isnan(number) else number
+        return number if math.isfinite(number) else None
 
 
 def get_checkpoint_folder(root: Path) -> Path:
@@ -163,9 +164,9 @@ def read_replacing_commit(path: Path) -> Commit | None:
         return None
 
 
-def find_best(entries: list[Entry], metric: str, mode: str) -> Entry | None:
+def find_best(entries: list[Entry], metric: str, mode: Mode) -> Entry | None:
     """Return the first of the complete checkpoints that no later one beats; None if none has the
-    metric. Those without it, or with NaN, are not considered.
+    metric. Those without it, or with a value that is not finite, are not considered.
 
     Args:
         entries: checkpoints, oldest first.
@@ -173,13 +174,10 @@ def find_best(entries: list[Entry], metric: str, mode: str) -> Entry | None:
         mode: `max` or `min`.
     """
     best = None
-    best_value = 0.0
+    best_value = None
     for entry in entries:
         value = entry.get_metric(metric)
-        if value is None:
-            continue
-        is_better = value > best_value if mode == "max" else value < best_value
-        if best is None or is_better:
+        if value is not None and is_better(value, best_value, mode):
             best = entry
             best_value = value
     return best

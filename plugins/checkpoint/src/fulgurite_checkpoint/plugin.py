@@ -16,6 +16,7 @@ from fulgurite.errors import (
     StateError,
     check_one_of,
 )
+from fulgurite.fit.monitor import check_exists
 from fulgurite.fit.run import EngineView
 from fulgurite.metrics.direction import Mode, resolve_mode
 from fulgurite.triggers import as_trigger
@@ -78,7 +79,7 @@ class Checkpointer(RunPlugin):
         keep_period: checkpoints whose step is a multiple of this are never removed.
         monitor: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept,
             and `step="best"` refers to it. Only metrics measured at exactly the saved step count,
-            and NaN never wins.
+            and a value that is not finite never wins.
         mode: whether the largest (`max`) or the smallest (`min`) is the best. None to tell it from
             the metric's name: a loss is to be small, an accuracy large; a name that does not tell
             is an error.
@@ -192,6 +193,9 @@ class Checkpointer(RunPlugin):
             )
         checkpoint, snapshot = result
         snapshot = replace(snapshot, run_dir=reference.path)
+        if reference.step == "best":
+            view = checkpoint.find_module_view(self._best_by)
+            snapshot = replace(snapshot, module_view=view)
         if reference.map is None:
             self._fit.resumed_from = checkpoint
             self._fit.is_same_run = is_same_run
@@ -310,6 +314,8 @@ class Checkpointer(RunPlugin):
                 "Checkpointer(directory=...)"
             )
         _check_data(run.data_iterator)
+        if self.monitor is not None:
+            check_exists(run, self.monitor, "Checkpointer")
         checkpoint = self._fit.resumed_from
         resumed_here = self._fit.resumed_here
         if jax.process_index() == 0:

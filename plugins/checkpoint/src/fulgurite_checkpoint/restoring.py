@@ -14,6 +14,7 @@ import jax
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError, PathError
 from fulgurite.fit.run import EngineView
+from fulgurite.metrics.direction import Mode
 from fulgurite.tree.paths import Path as TreePath
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import describe_plugins, get_arguments
@@ -28,6 +29,7 @@ from fulgurite_checkpoint.validation import (
     check_manifest,
     check_optional_text,
     check_stop,
+    check_texts_by_name,
     parse_array_specs,
     parse_data_position,
     parse_host_states,
@@ -53,6 +55,8 @@ class SavedCheckpoint:
         manifest: what the run was made of.
         index: what `index.json` holds.
         specs: shape and dtype of the arrays by path.
+        module_views: the module view whose weights a source of metrics has measured, by source,
+            where it is not the module.
         has_data_restarted: whether its position in the data may count from a resume, at which the
             data began anew.
         make_snapshot: makes the snapshot, called with its state.
@@ -63,8 +67,19 @@ class SavedCheckpoint:
     manifest: dict[str, Any]
     index: dict[str, Any]
     specs: dict[str, arrays.Spec]
+    module_views: dict[str, str]
     has_data_restarted: bool
     make_snapshot: Callable[[fg.TrainState], fg.Snapshot]
+
+    def find_module_view(self, monitor: tuple[str, Mode] | None) -> str:
+        """Return the module view by whose weights this is the best checkpoint.
+
+        Args:
+            monitor: the metric and mode by which the best was chosen; None for those of the run.
+        """
+        monitor = monitor or self.commit.monitor
+        source = "" if monitor is None else monitor[0].partition("/")[0]
+        return self.module_views.get(source, "current")
 
     @property
     def logger_positions(self) -> dict[str, Any]:
@@ -104,7 +119,7 @@ def find_newest(root: Path, read: Callable[[Entry], T]) -> T | None:
     return None
 
 
-def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, str] | None) -> Entry:
+def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, Mode] | None) -> Entry:
     """Return the checkpoint of a step, or the best one.
 
     Args:
@@ -126,7 +141,7 @@ def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, str] | None
     raise CheckpointError(f"there is no checkpoint of step {step} in {root}. There is: {steps}")
 
 
-def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, str] | None) -> Entry:
+def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, Mode] | None) -> Entry:
     commits = [entry.commit for entry in entries if entry.commit]
     if monitor is None and commits:
         monitor = commits[-1].monitor
@@ -146,7 +161,7 @@ def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, str] | None
     }
     if metric in measured_names:
         raise CheckpointError(
-            f"the metric {metric!r} is NaN, or no number, in every checkpoint of {root}: choose "
+            f"the metric {metric!r} is not a finite number in any checkpoint of {root}: choose "
             f"another monitor or a step"
         )
     raise CheckpointError(
@@ -204,6 +219,7 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
         specs = parse_array_specs(index["arrays"])
         weights_only = _parse_weights_only(index, specs)
         # Checkpoints of earlier versions do not tell.
+        views = check_texts_by_name(index.get("module_views", {}), "module_views")
         has_restarted = check_bool(index.get("data_restarted", True), "data_restarted")
         step_range = parse_step_range(index["step_range"], commit.step)
         pending_actions = parse_pending_actions(index["pending_actions"], step_range, commit.step)
@@ -230,7 +246,9 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
         history=records,
         stop_reason=stop_reason,
     )
-    return SavedCheckpoint(path, commit, manifest, index, specs, has_restarted, make_snapshot)
+    return SavedCheckpoint(
+        path, commit, manifest, index, specs, views, has_restarted, make_snapshot
+    )
 
 
 @contextmanager

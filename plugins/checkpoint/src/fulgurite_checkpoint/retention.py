@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fulgurite.errors import CheckpointError
+from fulgurite.metrics.direction import Mode
 from fulgurite_runs.directory import is_link, supersede
 
 from fulgurite_checkpoint.files import sync
@@ -32,7 +33,7 @@ class RetentionPolicy:
 
     max_to_keep: int | None
     keep_period: int | None
-    best_by: tuple[str, str] | None
+    best_by: tuple[str, Mode] | None
 
     def select_superfluous(self, entries: list[Entry]) -> list[Entry]:
         """Return the complete checkpoints that need not stay, oldest first."""

@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.fit.monitor import find_module_view
 from fulgurite.redact import format_error
 from fulgurite.waits import WaitAbandoned
 from fulgurite_runs.json_codec import dumps
@@ -203,6 +204,7 @@ class Saver:
             texts["manifest.json"] = dumps(self._make_manifest(run))
             index = _make_index(snapshot, arrays_by_path)
             index["weights_only"] = bool(self.weights_only)
+            index["module_views"] = _find_module_views(run, metrics)
             index["data_restarted"] = self._has_data_restarted(run)
             texts["index.json"] = dumps(index)
             texts["history.json"] = self._history_encoder.encode(snapshot.history)
@@ -359,6 +361,12 @@ def _make_index(snapshot: fg.Snapshot, arrays_by_path: dict[str, Any]) -> dict[s
         "metrics": snapshot.metrics,
         "stop_reason": snapshot.stop_reason,
     }
+
+
+def _find_module_views(run: fg.Run, sources: Iterable[str]) -> dict[str, str]:
+    """Return the module view whose weights each source has measured, where it is not the module."""
+    views = {source: find_module_view(run.engine, source) for source in sources}
+    return {source: view for source, view in views.items() if view != "current"}
 
 
 def _encode_host(host: dict[str, Any]) -> str:

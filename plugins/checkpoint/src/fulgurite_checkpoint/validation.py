@@ -8,10 +8,11 @@ used.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import fulgurite as fg
 from fulgurite.fit.scheduler import EPOCH_END_ACTION, BoundAction
+from fulgurite.metrics.direction import Mode
 from fulgurite.tree.specs import is_array, is_real_dtype
 from fulgurite.triggers import is_exact
 
@@ -65,6 +66,13 @@ def check_object(value: Any, name: str) -> dict[str, Any]:
     """Return a dictionary; raise `ValueError` if it is not one."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} is {value!r:.100}; it must be an object")
+    return value
+
+
+def check_texts_by_name(value: Any, name: str) -> dict[str, str]:
+    """Return a dictionary of texts; raise `ValueError` if it is not one."""
+    for key, text in check_object(value, name).items():
+        check_text(text, f"{name}.{key}")
     return value
 
 
@@ -326,7 +334,8 @@ def check_commit_fields(content: Mapping[str, Any]) -> None:
     _check_seconds(content["wall_time"], "wall_time")
     monitor = content["monitor"]
     is_pair = isinstance(monitor, list) and len(monitor) == 2
-    if monitor is not None and not (is_pair and all(isinstance(part, str) for part in monitor)):
+    is_valid = is_pair and isinstance(monitor[0], str) and monitor[1] in get_args(Mode)
+    if monitor is not None and not is_valid:
         raise ValueError(f"monitor is {monitor!r}; it must be a metric and a mode")
 
 

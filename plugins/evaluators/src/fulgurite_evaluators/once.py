@@ -48,7 +48,8 @@ def evaluate_checkpoint(
         raise ConfigurationError(
             "the program has no evaluator: add Evaluator('test', data) to its plugins"
         )
-    checkpoint = fg.CheckpointRef(run.path, step)  # type: ignore[arg-type]
+    # Each evaluator chooses its weights itself, also of the best checkpoint.
+    checkpoint = fg.CheckpointRef(run.path, step, view="current")  # type: ignore[arg-type]
     state = engine.load_weights(experiment.model, checkpoint)
     trained_steps = int(state.step)
     description = {"run": str(run.path), "step": trained_steps}

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         experiment = rebuild_experiment(
             options.run, *split_program(options.arguments), options.allow
         )
-        data = _find_data(experiment, options.evaluator)
+        data, view = _find_data(experiment, options.evaluator)
         num_examples = 0
         with open_predictions(options.out) as append:
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
                 experiment.model,
                 data,
                 num_batches=options.batches,
-                weights=fg.CheckpointRef(run.path, options.step),
+                weights=fg.CheckpointRef(run.path, options.step, view=view),
                 callback=count_and_append,
             )
     except ConfigurationError as error:
@@ -93,8 +93,9 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _find_data(experiment: Experiment, evaluator_name: str | None) -> Any:
-    """Return the data to predict for: of an evaluator, or what the experiment has for it."""
+def _find_data(experiment: Experiment, evaluator_name: str | None) -> tuple[Any, str | None]:
+    """Return the data to predict for, of an evaluator or what the experiment has for it, and the
+    module view to predict with: that of the evaluator."""
     evaluators = find_evaluators(experiment.engine)
     if evaluator_name is not None:
         if evaluator_name not in evaluators:
@@ -102,7 +103,8 @@ def _find_data(experiment: Experiment, evaluator_name: str | None) -> Any:
                 f"no evaluator is called {evaluator_name!r}. "
                 f"{did_you_mean(evaluator_name, evaluators)}"
             )
-        return experiment.engine.evaluators[evaluator_name].data
+        evaluator = evaluators[evaluator_name]
+        return experiment.engine.evaluators[evaluator_name].data, evaluator.module_view
     data = experiment.data() if callable(experiment.data) else experiment.data
     if not hasattr(data, "predict"):
         names = ", ".join(evaluators) or "none"
@@ -110,7 +112,7 @@ def _find_data(experiment: Experiment, evaluator_name: str | None) -> Any:
             "the experiment's data has no attribute `predict` with the data to predict for: add "
             f"it, or give --evaluator NAME, to take the data of an evaluator (there is: {names})"
         )
-    return data
+    return data, None
 
 
 def _count_examples(preds: Any) -> int:

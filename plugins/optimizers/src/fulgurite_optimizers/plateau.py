@@ -1,17 +1,36 @@
 """The plugin that makes updates smaller once a metric stops improving."""
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics.direction import Mode, resolve_mode
+from fulgurite.fit.monitor import check_exists, check_measured, get_decision_stage, read_measured
+from fulgurite.metrics.direction import Mode, is_better, resolve_mode
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from fulgurite.triggers import as_trigger, is_exact
-from optax.contrib import reduce_on_plateau
+from jaxtyping import Array, Float, Int
+
+
+class PlateauState(eqx.Module):
+    """What `ReduceOnPlateau` holds on the device.
+
+    Attributes:
+        scale: float, by which updates are multiplied.
+        best: float, the best value of the metric; infinite before the first.
+        num_failed: int32, the checks since then that were no improvement.
+        cooldown: int32, the checks that are still to be passed over.
+    """
+
+    scale: Float[Array, ""]
+    best: Float[Array, ""]
+    num_failed: Int[Array, ""]
+    cooldown: Int[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -19,17 +38,23 @@ class ReduceOnPlateau:
     """Multiplies the updates of all optimizers by `factor` whenever a metric has not improved
     `patience` times.
 
-    The rule is that of `optax.contrib.reduce_on_plateau`, but it reads the metric at `every`
-    instead of in every step. Its state is part of the train state. The scale is logged as
-    `reduce_on_plateau/scale`, or, of several such plugins, as
+    A value is an improvement if it is better than the best one by more than `atol + rtol * |best|`,
+    in both modes and for values of either sign; NaN and infinities never are. Values are compared
+    in the precision of JAX, which is float32 unless 64 bits are enabled. The state is part of the
+    train state. The scale is logged as `reduce_on_plateau/scale`, or, of several such plugins, as
     `reduce_on_plateau/SOURCE/NAME/scale`.
 
     Attributes:
         monitor: `SOURCE/NAME` of a metric, such as `test/loss`.
-        every: when to check the metric: the trigger of its evaluator.
+        every: when to check the metric: the trigger of its evaluator, or for metrics of training
+            steps at which the engine logs. It must be measured at the very step.
         mode: whether a smaller (`min`) or a larger (`max`) value is better. None to tell it from
             the metric's name, as `Checkpointer` does.
-        factor, patience, cooldown, min_scale, rtol, atol: see optax.
+        factor: what the scale is multiplied by, between 0 and 1.
+        patience: the number of checks in a row without an improvement after which it is.
+        cooldown: the number of checks after that in which nothing is counted.
+        min_scale: the smallest scale.
+        rtol, atol: what an improvement must exceed.
 
     Example:
 
@@ -63,10 +88,27 @@ class ReduceOnPlateau:
                 f"ReduceOnPlateau: every is {self.every!r}; pass steps, or a trigger that counts "
                 "steps or epochs, not seconds, so that a resumed run does the same"
             )
-        try:
-            self._build_rule()
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"ReduceOnPlateau: {error}") from error
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        if not _is_number(self.factor) or not 0 < self.factor < 1:
+            raise ConfigurationError(
+                f"ReduceOnPlateau: factor is {self.factor!r}; it must be between 0 and 1"
+            )
+        for name, smallest in (("patience", 1), ("cooldown", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < smallest:
+                raise ConfigurationError(
+                    f"ReduceOnPlateau: {name} is {value!r}; it must be an integer of at least "
+                    f"{smallest}"
+                )
+        for name in ("min_scale", "rtol", "atol"):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < math.inf:
+                raise ConfigurationError(
+                    f"ReduceOnPlateau: {name} is {value!r}; it must be a number that is not "
+                    "negative"
+                )
 
     @property
     def instance(self) -> str:
@@ -74,9 +116,9 @@ class ReduceOnPlateau:
         return self.monitor
 
     @fg.hookimpl
-    def init_plugin_state(self) -> Any:
-        """Return the state of optax's rule."""
-        return self._build_rule().init({"weight": jnp.zeros(())})
+    def init_plugin_state(self) -> PlateauState:
+        """Return the state before the first check."""
+        return PlateauState(jnp.ones(()), jnp.full((), jnp.inf), jnp.int32(0), jnp.int32(0))
 
     @fg.hookimpl
     def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
@@ -85,18 +127,26 @@ class ReduceOnPlateau:
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """Read the metric after it was evaluated."""
-        return [fg.ScheduledAction("look", self.every, self.check_metric, "decide")]
+        """Read the metric after it was measured."""
+        stage = get_decision_stage(self.monitor)
+        return [fg.ScheduledAction("look", self.every, self.check_metric, stage)]
 
-    def check_metric(self, run: fg.Run) -> fg.ReplaceState:
-        """Update the scale by the newest value of the metric."""
-        value = run.get_metric(self.monitor)
-        if self.mode == "max":
-            value = -value
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Refuse a metric that is not measured when it is read."""
+        check_exists(run, self.monitor, "ReduceOnPlateau")
+        check_measured(run, self.monitor, as_trigger(self.every), "ReduceOnPlateau")
+
+    def check_metric(self, run: fg.Run) -> fg.ReplaceState | None:
+        """Update the scale by the value of the metric at this step."""
+        value = read_measured(run, self.monitor, "ReduceOnPlateau")
+        if value is None:
+            return None
         old_state = run.state.plugin_states[self._state_name]
-        _, new_state = self._build_rule().update({}, old_state, value=value)
         new_state = jax.tree.map(
-            lambda old, new: jax.device_put(new, old.sharding), old_state, new_state
+            lambda old, new: jax.device_put(new.astype(old.dtype), old.sharding),
+            old_state,
+            self.update(jax.device_get(old_state), value),
         )
         names = [
             name for name in run.engine.plugins.plugins if name.startswith(f"{self.plugin_name}:")
@@ -106,19 +156,31 @@ class ReduceOnPlateau:
         plugin_states = {**run.state.plugin_states, self._state_name: new_state}
         return fg.ReplaceState(run.state.replace(plugin_states=plugin_states))
 
+    def update(self, state: PlateauState, value: float) -> PlateauState:
+        """Return the state after a value of the metric, as NumPy arrays.
+
+        Args:
+            state: before it.
+            value: of the metric.
+        """
+        assert self.mode is not None
+        # Rounded as it is kept: or else a constant could be better than itself.
+        with np.errstate(over="ignore"):
+            value = float(state.best.dtype.type(value))
+        scale, best = float(state.scale), float(state.best)
+        improves = is_better(value, best, self.mode, atol=self.atol, rtol=self.rtol)
+        best = value if improves else best
+        if state.cooldown > 0:
+            return _make_state(scale, best, 0, int(state.cooldown) - 1)
+        num_failed = 0 if improves else int(state.num_failed) + 1
+        if num_failed < self.patience:
+            return _make_state(scale, best, num_failed, 0)
+        scale = max(scale * self.factor, min(self.min_scale, scale))
+        return _make_state(scale, best, 0, self.cooldown)
+
     @property
     def _state_name(self) -> str:
         return f"{self.plugin_name}:{self.instance}"
-
-    def _build_rule(self) -> optax.GradientTransformationExtraArgs:
-        return reduce_on_plateau(
-            factor=self.factor,
-            patience=self.patience,
-            rtol=self.rtol,
-            atol=self.atol,
-            cooldown=self.cooldown,
-            min_scale=self.min_scale,
-        )
 
 
 class ScaledUpdate(UpdateRuleWrapper):
@@ -160,3 +222,12 @@ class ScaledUpdate(UpdateRuleWrapper):
             return jnp.where(scale == 1, new, old + scale.astype(new.dtype) * (new - old))
 
         return new_state.replace(module=jax.tree.map(scale_leaf, state.module, new_state.module))
+
+
+def _make_state(scale: float, best: float, num_failed: int, cooldown: int) -> Any:
+    arrays: Any = map(np.asarray, (scale, best, num_failed, cooldown))
+    return PlateauState(*arrays)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,14 +3,22 @@
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_callable
-from fulgurite.metrics.direction import Mode, find_mode, resolve_mode
-from fulgurite.tree.specs import copy_arrays
+from fulgurite.fit.monitor import (
+    check_exists,
+    check_measured,
+    find_module_view,
+    get_decision_stage,
+    read_measured,
+)
+from fulgurite.metrics.direction import Mode, find_mode, is_better, resolve_mode
+from fulgurite.tree.specs import copy_arrays, tree_signature
 from fulgurite.triggers import as_trigger, is_exact
 
 from fulgurite_stopping.progress import read_progress
@@ -50,7 +58,8 @@ class EarlyStopping:
 
     Attributes:
         monitor: a metric `SOURCE/NAME`, such as `test/loss`. Those of `train` are looked at at each
-            log step, as they were logged the time before, so that nothing waits for the device.
+            log step, over the window that ends there, for which the loop waits; the weights of that
+            step are those at the end of the window.
         patience: the number of checks without an improvement after which training ends.
         min_delta: a change counts as an improvement if it is larger than this.
         mode: whether a smaller (`min`) or a larger (`max`) value is better. None to tell it from
@@ -58,13 +67,15 @@ class EarlyStopping:
         better: `better(value, best)` says whether a value is an improvement, instead of `mode` and
             `min_delta`.
         threshold: training ends as soon as a value is better than this.
-        divergence: training ends as soon as a value is worse than this.
+        divergence: training ends as soon as a value is worse than this. NaN and infinities are
+            worse than any number.
         check_finite: whether a value that is NaN or infinite ends training. Such a value is never
-            the best.
+            the best, also in the mode in which it would be the smallest or the largest.
         not_before: the first step that can end training. Values before it count for the best only.
         every: when to check; None to check with the evaluator of that name. Give it for metrics
-            that another plugin reports.
-        restore_best: whether training ends with the weights and the model state of the best value.
+            that another plugin reports, at the same steps.
+        restore_best: whether training ends with the weights and the model state of the best value:
+            those that were measured, so with the average where the evaluator has a `module_view`.
             They are kept on the devices, as part of the train state, which takes the memory of one
             more copy of the weights.
         name: tells apart several such plugins for one metric.
@@ -139,11 +150,12 @@ class EarlyStopping:
         """Check the metric after it was measured, and restore the best weights at the end."""
         follows = "log" if self._source == "train" else f"evaluator:{self._source}.evaluate"
         trigger = follows if self.every is None else self.every
-        actions = [fg.ScheduledAction("check", trigger, self.check_metric, "decide")]
+        stage = get_decision_stage(self.monitor)
+        actions = [fg.ScheduledAction("check", trigger, self.check_metric, stage)]
         if self.restore_best:
             after = (f"{self._full_name}.check",)
             actions.append(
-                fg.ScheduledAction("restore", fg.AtEnd(), self.restore, "decide", after=after)
+                fg.ScheduledAction("restore", fg.AtEnd(), self.restore, stage, after=after)
             )
         return actions
 
@@ -161,9 +173,14 @@ class EarlyStopping:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Forget what another fit has seen."""
+        """Forget what another fit has seen, and refuse a metric that is not measured at a check."""
         if not run.is_resumed:
             self._set_progress(_Progress())
+        if self.every is not None:
+            check_exists(run, self.monitor, "EarlyStopping")
+            check_measured(run, self.monitor, as_trigger(self.every), "EarlyStopping")
+        if self.restore_best:
+            self._check_view(run)
         if self.mode is None and self.better is None:
             object.__setattr__(self, "mode", self._find_mode_of_class(run))
 
@@ -183,10 +200,10 @@ class EarlyStopping:
         self._set_progress(read_progress(_Progress, state))
 
     def check_metric(self, run: fg.Run) -> fg.StopTraining | fg.ReplaceState | None:
-        """Note the newest value, and return what follows from it."""
-        if self._source == "train" and "train" not in run.metrics:
-            return None  # the first window is not closed yet
-        value = run.get_metric(self.monitor)
+        """Note the value at this step, and return what follows from it."""
+        value = read_measured(run, self.monitor, "EarlyStopping")
+        if value is None:
+            return None
         best_step = self._progress.best_step
         reason = self.update(value, run.step)
         if reason is not None:
@@ -204,7 +221,7 @@ class EarlyStopping:
         """
         progress = self._progress
         is_finite = math.isfinite(value)
-        if is_finite and (progress.best is None or self._is_improvement(value, progress.best)):
+        if is_finite and self._is_improvement(value, progress.best):
             progress.best = value
             progress.best_step = step
             progress.num_failed = 0
@@ -217,39 +234,70 @@ class EarlyStopping:
         return self._find_limit_passed(value) or self._find_lost_patience()
 
     def restore(self, run: fg.Run) -> fg.ReplaceState | None:
-        """Return the state with the best weights."""
+        """Return the state with the best weights: those that were measured."""
         progress = self._progress
-        if progress.best_step is None or progress.best_step == run.step:
+        view = find_module_view(run.engine, self.monitor)
+        is_last = progress.best_step == run.step
+        if progress.best_step is None or (is_last and view == "current"):
             return None
-        best = copy_arrays(run.state.plugin_states[self._full_name])
-        module = eqx.combine(best["module"], run.state.module)
+        if is_last:
+            best = self._copy_measured(run)
+        else:
+            best = copy_arrays(run.state.plugin_states[self._full_name])
+        weights = "the weights" if view == "current" else f"the weights {view!r}"
+        source = "" if is_last else "; they were kept in memory"
         run.notify(
             self.plugin_name,
-            f"training ends with the weights of step {progress.best_step}, where {self.monitor} "
-            f"was {progress.best:.6g}; they were kept in memory",
+            f"training ends with {weights} of step {progress.best_step}, where {self.monitor} was "
+            f"{progress.best:.6g}{source}",
         )
+        module = eqx.combine(best["module"], run.state.module)
         return fg.ReplaceState(run.state.replace(module=module, model_state=best["model_state"]))
 
     def _keep_weights(self, run: fg.Run) -> fg.ReplaceState:
         state = run.state
-        old = state.plugin_states[self._full_name]
-        best = jax.tree.map(
-            lambda old, new: jax.device_put(new, old.sharding),
-            old,
-            copy_arrays(_select_arrays(state.module, state.model_state)),
-        )
+        best = self._copy_measured(run)
         return fg.ReplaceState(
             state.replace(plugin_states={**state.plugin_states, self._full_name: best})
         )
 
-    def _is_improvement(self, value: float, best: float) -> bool:
-        if self.better is not None:
+    def _copy_measured(self, run: fg.Run) -> dict[str, Any]:
+        """Return a copy of the weights that the metric measures now, as they are kept."""
+        measured = self._get_measured(run, run.state)
+        kept = run.state.plugin_states[self._full_name]
+        return jax.tree.map(
+            lambda old, new: jax.device_put(new, old.sharding), kept, copy_arrays(measured)
+        )
+
+    def _get_measured(self, run: fg.Run, state: fg.TrainState) -> dict[str, Any]:
+        view = find_module_view(run.engine, self.monitor)
+        measured = run.engine.apply_module_view(state, view)
+        return _select_arrays(measured.module, measured.model_state)
+
+    def _check_view(self, run: fg.Run) -> None:
+        """Raise a ConfigurationError if a run could not end with the weights that are measured."""
+        view = find_module_view(run.engine, self.monitor)
+        if view == "current":
+            return
+        state = run.state
+        get_measured = partial(self._get_measured, run)
+        measured = eqx.filter_eval_shape(get_measured, state)
+        kept = eqx.filter_eval_shape(_select_arrays, state.module, state.model_state)
+        if tree_signature(measured) != tree_signature(kept):
+            raise ConfigurationError(
+                f"EarlyStopping: {self.monitor} measures the weights {view!r}, which have other "
+                "arrays than the module, so that training cannot end with them: leave restore_best "
+                "out, and keep the best with fulgurite_checkpoint.Checkpointer(monitor="
+                f"{self.monitor!r})"
+            )
+
+    def _is_improvement(self, value: float, best: float | None) -> bool:
+        if best is not None and self.better is not None:
             return bool(self.better(value, best))
         return self._is_better(value, best, self.min_delta)
 
-    def _is_better(self, value: float, other: float, margin: float = 0.0) -> bool:
-        difference = other - value if self.mode == "min" else value - other
-        return difference > margin
+    def _is_better(self, value: float, other: float | None, margin: float = 0.0) -> bool:
+        return is_better(value, other, self.mode or "min", atol=margin)
 
     def _find_mode_of_class(self, run: fg.Run) -> Mode:
         """Return the mode that the class of the metric tells."""

@@ -33,12 +33,15 @@ class _Progress:
 
 @dataclass(frozen=True, eq=False)
 class SpikeDetection:
-    """Looks in every step whether the loss is more than `factor` times the median of the last
-    `window` losses, and acts on it.
+    """Looks in every step whether the loss is far above the last `window` losses, and acts on it.
+
+    A spike is above their median by more than `factor - 1` times their size, which is the median of
+    their absolute values. Where losses are positive, that is more than `factor` times the median;
+    a constant loss of -5 has spikes above 5 with `factor=3`.
 
     It looks in the compiled step. The number of spikes so far is logged as
     `train/spike_detection/spikes`, and acted on at the next log step, so that nothing waits for the
-    device; `skip` acts at once. Meant for losses that are positive.
+    device; `skip` acts at once.
 
     Example:
         from fulgurite_stopping import SpikeDetection
@@ -50,7 +53,7 @@ class SpikeDetection:
 
     Attributes:
         monitor: `train/loss`, or `train/NAME` of a single loss term.
-        factor: how many times the median a spike is at least.
+        factor: how far above the median a spike is, as said above.
         window: the number of losses of which the median is taken; there are no spikes before as
             many steps.
         action: `warn` tells of a spike. `skip` leaves the update out, as one that is not finite,
@@ -68,6 +71,7 @@ class SpikeDetection:
     _: KW_ONLY
     action: SpikeAction = "warn"
     _progress: _Progress = field(default_factory=_Progress, init=False, repr=False)
+    _num_skipped: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.monitor, str) or not self.monitor.startswith("train/"):
@@ -105,8 +109,11 @@ class SpikeDetection:
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """Act on the spikes that were logged."""
-        return [fg.ScheduledAction("look", "log", self.act, "decide")]
+        """Act on the spikes that were logged, and tell of those that nobody acts on any more."""
+        return [
+            fg.ScheduledAction("look", "log", self.act, "decide"),
+            fg.ScheduledAction("look_last", fg.AtEnd(), self.report_last, "act"),
+        ]
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -114,6 +121,7 @@ class SpikeDetection:
         if not run.is_resumed:
             num_spikes = int(run.state.plugin_states[self.plugin_name].num_spikes)
             object.__setattr__(self, "_progress", _Progress(num_spikes, [run.step, run.step]))
+        object.__setattr__(self, "_num_skipped", 0)
         if self.action == "skip" and run.engine.on_nonfinite != "skip":
             raise ConfigurationError(
                 "SpikeDetection: action='skip' leaves an update out as one that is not finite: "
@@ -164,26 +172,49 @@ class SpikeDetection:
         progress = self._progress
         before_window, _ = progress.looked_at
         progress.looked_at = [progress.looked_at[1], run.step]
-        logged = run.metrics.get("train", {}).get(f"{self.plugin_name}/spikes", 0)
-        if logged <= progress.num_spikes:
+        # Only if there are new ones is it worth to wait for the device.
+        message = self._describe_new(run) if self._were_new_logged(run) else None
+        if message is None:
             return None
-        # Only now is it worth to wait for the device.
-        spikes = jax.device_get(run.state.plugin_states[self.plugin_name])
-        num_new = int(spikes.num_spikes) - progress.num_spikes
-        progress.num_spikes = int(spikes.num_spikes)
-        message = (
-            f"{self.monitor} rose to {float(spikes.value):.6g} at step {int(spikes.step)}; the "
-            f"median before it was {float(spikes.median):.6g}"
-        )
-        if num_new > 1:
-            message = f"{message} (the last of {num_new} spikes)"
         if self.action == "stop":
             return fg.StopTraining(message)
         if self.action == "rewind":
             return self._rewind(run, before_window, message)
+        self._notify(run, message)
+        return None
+
+    def report_last(self, run: fg.Run) -> None:
+        """Tell of the spikes of the last steps, whatever the action: training has ended."""
+        message = self._describe_new(run)
+        if message is not None:
+            self._notify(run, message)
+
+    def _were_new_logged(self, run: fg.Run) -> bool:
+        metrics = run.metrics.get("train", {})
+        # A window of which all updates were left out has no metrics but the number of those.
+        num_skipped = metrics.get("skipped_steps", 0) if self.action == "skip" else 0
+        has_skipped = num_skipped > self._num_skipped
+        object.__setattr__(self, "_num_skipped", num_skipped)
+        num_logged = metrics.get(f"{self.plugin_name}/spikes", 0)
+        return has_skipped or num_logged > self._progress.num_spikes
+
+    def _describe_new(self, run: fg.Run) -> str | None:
+        """Return a message about the spikes that are new, which count as told from now on; None
+        without any."""
+        spikes = jax.device_get(run.state.plugin_states[self.plugin_name])
+        num_new = int(spikes.num_spikes) - self._progress.num_spikes
+        if num_new <= 0:
+            return None
+        self._progress.num_spikes = int(spikes.num_spikes)
+        message = (
+            f"{self.monitor} rose to {float(spikes.value):.6g} at step {int(spikes.step)}; the "
+            f"median before it was {float(spikes.median):.6g}"
+        )
+        return message if num_new == 1 else f"{message} (the last of {num_new} spikes)"
+
+    def _notify(self, run: fg.Run, message: str) -> None:
         ending = ": the update was left out" if self.action == "skip" else ""
         run.notify(self.plugin_name, f"{message}{ending}")
-        return None
 
     def _rewind(self, run: fg.Run, step: int, message: str) -> fg.ReplaceState:
         """Return the state with what was trained up to the last checkpoint before a spike.

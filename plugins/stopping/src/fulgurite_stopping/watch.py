@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import fulgurite as fg
 import jax.numpy as jnp
+from fulgurite.metrics.direction import is_beyond
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from jaxtyping import Array, Bool, Float, Int
 
@@ -49,12 +50,17 @@ class SpikeState(eqx.Module):
         Args:
             value: the loss.
             step: the number of its update, from 1.
-            factor: how many times the median a spike is at least.
+            factor: of a positive median, how many times it a spike is at least; see
+                `SpikeDetection`.
         """
         value = value.astype(jnp.float32)
         window = len(self.values)
         median = jnp.median(self.values)
-        is_spike = (self.count >= window) & (value > factor * median)
+        # Of losses of one sign that is |median|. Of losses around zero the median says nothing of
+        # their size, and of those that are mostly zero nothing is known of it: no spikes then.
+        size = jnp.median(jnp.abs(self.values))
+        is_above = is_beyond(value, median, "max", (factor - 1) * size)
+        is_spike = (self.count >= window) & (size > 0) & is_above
         # A spike enters the window as any value does: a lasting change of the level is no spike any
         # more once half of the window has seen it. NaN is the finite check's.
         is_finite = jnp.isfinite(value)
@@ -76,7 +82,7 @@ class WatchedUpdate(UpdateRuleWrapper):
     Args:
         rule: the rule within.
         state_name: the name of the plugin state that is a `SpikeState`.
-        factor: how many times the median a spike is at least.
+        factor: see `SpikeState.update`.
         find_loss: `find_loss(output)` returns the loss to watch.
         leaves_out: whether a spike counts as a step that is not finite.
     """

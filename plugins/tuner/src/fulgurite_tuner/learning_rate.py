@@ -9,6 +9,7 @@ import fulgurite as fg
 import numpy as np
 import optax
 from fulgurite.errors import ConfigurationError, check_positive_int
+from fulgurite.metrics.direction import is_beyond
 
 from fulgurite_tuner.trial import make_trial_engine
 
@@ -73,8 +74,8 @@ def find_learning_rate(
         high: the last one.
         steps: how many rates.
         smoothing: the decay of the moving average of the losses.
-        divergence: stops as soon as the smoothed loss is so many times its smallest value, or not
-            finite.
+        divergence: stops as soon as the smoothed loss is this many times its smallest value, or not
+            finite. Of losses that are not positive, see `has_diverged`.
 
     Returns:
         The points up to there.
@@ -142,12 +143,20 @@ def smooth(losses: list[float], decay: float) -> list[float]:
 def has_diverged(smoothed: list[float], divergence: float) -> bool:
     """Return whether the last of the smoothed losses is far above the smallest, or not finite.
 
+    Far is `divergence - 1` times their size: of positive losses the smallest one, so that it is
+    `divergence` times the smallest; else the largest absolute value before the last one, because a
+    loss that crosses zero would otherwise have no size.
+
     Args:
         smoothed: the losses.
-        divergence: how many times the smallest.
+        divergence: as said above.
     """
     last = smoothed[-1]
-    return not math.isfinite(last) or (min(smoothed) > 0 and last > divergence * min(smoothed))
+    if not math.isfinite(last):
+        return True
+    smallest = min(smoothed)
+    size = smallest if smallest > 0 else max(map(abs, smoothed[:-1]), default=0.0)
+    return size > 0 and is_beyond(last, smallest, "max", (divergence - 1) * size)
 
 
 def suggest_rate(rates: list[float], losses: list[float]) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
+from fulgurite.metrics import is_better
 from fulgurite_logging import BackgroundWriter
 from fulgurite_runs import EvaluationDirectory, RunPlugin
 
@@ -209,9 +210,7 @@ class WandbLogger(RunPlugin):
             self._writer.put(record)
 
     def _is_better(self, key: str, value: float) -> bool:
-        if self.best[key] == "max":
-            return value > self._best.get(key, -math.inf)
-        return value < self._best.get(key, math.inf)
+        return is_better(value, self._best.get(key), self.best[key])
 
 
 def _do_nothing() -> None:
