@@ -188,8 +188,7 @@ class PopulationUpdate(fg.UpdateRule):
             zeros = jax.tree.map(jnp.zeros_like, values)
             members = select_members(is_updated, values, zeros)
             gradients[name] = replace(module, members=members, frozen_at=None, skipped=None)
-        total: Any = output.loss
-        loss = None if total is None else average_members(total, is_updated)
+        loss = None if output.loss is None else average_members(output.loss, is_updated)
         return output.replace(
             loss=loss,
             losses={

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
-from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, Real
+from jaxtyping import Array, ArrayLike, Bool, PyTree, Real
 
 from fulgurite.metrics.basic import Mean
 from fulgurite.metrics.conversion import split_loss
@@ -52,7 +52,8 @@ class Output(eqx.Module):
             rules that wait, such as those of gradient accumulation.
     """
 
-    loss: Float[Array, ""] | Mean | None = None
+    # A step may give a `Mean`; whoever reads the output of the forward pass gets a number.
+    loss: Any = None
     metrics: dict[str, Any] = eqx.field(default_factory=dict)
     losses: dict[str, Any] = eqx.field(default_factory=dict)
     weight: Real[ArrayLike, ""] | None = eqx.field(default=None, kw_only=True)

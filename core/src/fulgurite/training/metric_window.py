@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from fulgurite.errors import ModelError
 from fulgurite.metrics.base import Metric, MetricAccumulator, RunningMetric, Value
-from fulgurite.metrics.basic import ExponentialMovingAverage, LastValue, Mean
+from fulgurite.metrics.basic import ExponentialMovingAverage, LastValue
 from fulgurite.metrics.conversion import GetWeight, as_loss_metric, as_metric, as_metrics
 from fulgurite.model.output import Output
 
@@ -100,7 +100,6 @@ def collect_step_metrics(
     get_weight = cache(get_weight)
     values = collect_losses(output, get_weight) | output.metrics
     if output.loss is not None:
-        assert not isinstance(output.loss, Mean)  # a number since the forward pass
         values = {
             "batch_loss": LastValue.from_values(output.loss),
             "loss_average": ExponentialMovingAverage.from_values(output.loss),
