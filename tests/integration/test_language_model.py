@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite.errors import ModelError
 from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import GradientAccumulation
 from fulgurite_precision import Precision
@@ -69,7 +70,7 @@ def train_by_hand(
     module: LanguageModel, train: np.ndarray, test: np.ndarray
 ) -> tuple[list[float], list[float]]:
     """Return the loss of each step, and that of the test set after each epoch."""
-    params = {name: getattr(module, name) for name in ("embedding", "mixing", "head")}
+    params: Any = {name: getattr(module, name) for name in ("embedding", "mixing", "head")}
     optimizer = optax.adam(1e-2)
     state = optimizer.init(params)
     step = jax.jit(jax.value_and_grad(compute_loss_by_hand))
@@ -113,5 +114,5 @@ def test_accumulation_refuses_the_same_model_without_the_weight_of_its_loss() ->
 
     engine = fg.Engine(steps=1, autoload=False, plugins=[GradientAccumulation(4)])
     data = fg.ArrayData({"tokens": make_sentences(64, 0)}, BATCH_SIZE)
-    with pytest.raises(fg.errors.ModelError, match=r"the loss of 4 examples is .* weight=\.\.\."):
-        engine.fit(WithoutWeight(key=jax.random.key(0)), data)
+    with pytest.raises(ModelError, match=r"the loss of 4 examples is .* weight=\.\.\."):
+        engine.fit(WithoutWeight, data)
