@@ -115,6 +115,7 @@ def test_weights_that_training_cannot_end_with_are_refused_before_the_first_step
         fg.Engine(steps=2, autoload=False, plugins=plugins).fit(make, DATA)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_the_best_checkpoint_is_read_with_the_weights_that_were_measured(
     tmp_path: Path, weights_only: bool

@@ -224,6 +224,19 @@ def test_a_window_without_an_update_is_no_check() -> None:
     )
     result = engine.fit(Counter, losses(3, float("nan"), 2, 1))
     assert (int(result.state.step), result.stop_reason) == (4, None)
+    # Nor is the first one, nor the start, where no window has been.
+    engine = fg.Engine(
+        steps=4,
+        log_every=fg.AtStart() | fg.Every(1),
+        autoload=False,
+        plugins=[EarlyStopping("train/loss", patience=1)],
+        on_nonfinite="skip",
+    )
+    result = engine.fit(Counter, losses(float("nan"), 3, 4, 1))
+    assert (int(result.state.step), result.stop_reason) == (
+        3,
+        "train/loss has not improved for 1 check: it was 3 at step 2",
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fulgurite.triggers import StepRange, Trigger, is_exact
 # meets another one at its first step, or at none of a few, unless both are lists of steps.
 _NUM_DECISIONS = 1000
 # What the engine measures besides the metrics of the steps.
-_ENGINE_METRICS = ("skipped_steps", "steps_per_second")
+_ENGINE_METRICS = {"skipped_steps", "steps_per_second"}
 
 
 def get_decision_stage(monitor: str) -> ActionStage:
@@ -44,7 +44,7 @@ def check_exists(run: Run, monitor: str, where: str) -> None:
     source, _, name = monitor.partition("/")
     if source == "train":
         types = run.engine.get_metric_types(run.state, source)
-        known = {*types, *_ENGINE_METRICS}
+        known = types.keys() | _ENGINE_METRICS
         # A metric of several numbers has one class for all of them.
         if not any(name == whole or name.startswith((f"{whole}/", f"{whole}[")) for whole in known):
             raise ConfigurationError(
@@ -52,11 +52,12 @@ def check_exists(run: Run, monitor: str, where: str) -> None:
             )
         return
     registered = run.engine.plugins.plugins.values()
-    evaluators = {
+    evaluators = {*run.engine.evaluators}
+    evaluators |= {
         plugin.name.partition(":")[2]
         for plugin in registered
         if plugin.name.startswith("evaluator:")
-    } | {*run.engine.evaluators}
+    }
     known = evaluators.union(*(plugin.aliases for plugin in registered))
     if source not in known and all(map(_reports_under_its_name, registered)):
         raise ConfigurationError(
@@ -105,13 +106,17 @@ def read_measured(run: Run, monitor: str, where: str) -> float | None:
         ConfigurationError: there is none of this name, it is not a number, or it is not measured at
             this step.
     """
+    source, _, name = monitor.partition("/")
+    triggers = _list_measuring_triggers(run, monitor) or ()
+    is_to_be_measured = _is_due(triggers, run.step, run.step_range)
+    if source == "train" and name not in run.metrics.get(source, {}) and is_to_be_measured:
+        return None  # no window has had an update yet
     value = run.get_metric(monitor)
     measured_at = run.history.find_last_step(monitor)
     # The history has no telemetry, such as an evaluation by the clock.
     if measured_at is None or measured_at == run.step:
         return value
-    triggers = _list_measuring_triggers(run, monitor) or ()
-    if _is_due(triggers, run.step, run.step_range):
+    if is_to_be_measured:
         return None
     raise ConfigurationError(
         f"{_describe_unmeasured(monitor, run.step, where)}. Its newest value is of step "

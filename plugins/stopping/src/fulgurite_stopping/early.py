@@ -176,8 +176,8 @@ class EarlyStopping:
         """Forget what another fit has seen, and refuse a metric that is not measured at a check."""
         if not run.is_resumed:
             self._set_progress(_Progress())
+        check_exists(run, self.monitor, "EarlyStopping")
         if self.every is not None:
-            check_exists(run, self.monitor, "EarlyStopping")
             check_measured(run, self.monitor, as_trigger(self.every), "EarlyStopping")
         if self.restore_best:
             self._check_view(run)
