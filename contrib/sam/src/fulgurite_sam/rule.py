@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ModelError
+from fulgurite.training.update import conjugate_gradients
 from jaxtyping import Array, Float, PyTree
 
 Forward = Callable[..., fg.Output]
@@ -33,7 +34,7 @@ class Ascent:
 
         Args:
             params: the weights.
-            grads: the gradient there, of the same structure.
+            grads: the direction of steepest ascent there, of the same structure.
         """
         sizes = jax.tree.map(self._compute_size, params)
         scaled = jax.tree.map(jnp.multiply, sizes, jax.tree.map(_widen, grads))
@@ -138,7 +139,7 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
             return sum(others, start=first_loss), output
 
         grads, output = jax.grad(compute_loss, has_aux=True)(first_params)
-        worst, norm = self._ascent.find_worst(first_params, grads)
+        worst, norm = self._ascent.find_worst(first_params, conjugate_gradients(grads))
         # The worst point is the weights plus a constant, so that a gradient there counts as one by
         # the weights.
         moved = jax.tree.map(_replace_value, params, worst)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
@@ -74,7 +75,8 @@ class UpdateRule:
 
         Args:
             state: the state before.
-            grads: the gradients, a tree like the module.
+            grads: the gradients, a tree like the module, as `compute_gradients` returns them: those
+                of `jax.grad` by complex numbers must be conjugated.
             output: of the forward pass.
         """
         raise ModelError(
@@ -231,7 +233,7 @@ class GradientUpdate(UpdateRule):
             grads, optimizer_state, params, value=output.loss, grad=grads, value_fn=loss
         )
         state = state.replace(
-            module=eqx.apply_updates(state.module, updates),
+            module=apply_updates(state.module, updates),
             model_state=output.model_state,
             opt_state=(transform_state, optimizer_state),
         )
@@ -242,6 +244,8 @@ def compute_gradients(
     forward: Forward, module: PyTree, batch: Any, ctx: Context, param_mask: PyTree[bool] = None
 ) -> tuple[PyTree, Output]:
     """Return the gradient of the total loss, and the output of the forward pass.
+
+    The gradient by complex numbers is conjugated, as `conjugate_gradients` says.
 
     Args:
         forward: the engine's forward pass.
@@ -258,4 +262,38 @@ def compute_gradients(
         output = forward(eqx.combine(params, static), batch, ctx)
         return output.loss, output
 
-    return jax.grad(total, has_aux=True)(params)
+    grads, output = jax.grad(total, has_aux=True)(params)
+    return conjugate_gradients(grads), output
+
+
+def conjugate_gradients(grads: PyTree) -> PyTree:
+    """Return the direction of steepest ascent, which optimizers follow backwards.
+
+    `jax.grad` returns the conjugate of it: of `abs(z) ** 2` by `z` it is `2 * conj(z)`, and the
+    loss grows fastest along `2 * z`. Real gradients are returned unchanged.
+
+    Args:
+        grads: as `jax.grad` returns them, None for what has no gradient.
+    """
+    return jax.tree.map(lambda grad: grad.conj() if jnp.iscomplexobj(grad) else grad, grads)
+
+
+def apply_updates(module: PyTree, updates: PyTree) -> PyTree:
+    """Return a module with updates added, each array in the dtype that it had.
+
+    Like `optax.apply_updates`, which casts too: an optimizer with moments in float32 returns
+    float32 updates of bfloat16 parameters.
+
+    Args:
+        module: the module.
+        updates: what an optimizer returned, None for what it does not update.
+    """
+
+    def add(update: Any, param: Any) -> Any:
+        if update is None:
+            return param
+        # Wider than either, also where jax is told to promote nothing by itself.
+        with jax.numpy_dtype_promotion("standard"):
+            return (param + update).astype(param.dtype)
+
+    return jax.tree.map(add, updates, module, is_leaf=lambda node: node is None)

@@ -115,6 +115,11 @@ class Histogram(Media):
             raise ModelError(
                 f"media.Histogram: there is no array of numbers in {type(values).__name__}"
             )
+        if any(map(jnp.iscomplexobj, arrays)):
+            raise ModelError(
+                "media.Histogram: complex numbers have no order: give real ones, such as "
+                "jax.tree.map(jnp.abs, values)"
+            )
         flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in arrays])
         finite = jnp.isfinite(flat)
         low = jnp.min(flat, where=finite, initial=jnp.inf)

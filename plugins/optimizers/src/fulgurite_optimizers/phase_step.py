@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from fulgurite.metrics import ExponentialMovingAverage, LastValue
 from fulgurite.training.forward import count_examples
+from fulgurite.training.update import apply_updates, conjugate_gradients
 from jaxtyping import Array, Float, Int, PyTree
 
 from fulgurite_optimizers.gradients import ComputeGradient, LossTerms, PhaseGradients, sum_terms
@@ -179,6 +180,7 @@ class PhaseStep:
     ) -> PhaseResult:
         gradient_module = module if self.gradient_module is None else self.gradient_module
         part = self.compute_gradient(self.name, gradient_module, batch, ctx)
+        part = part._replace(grads=conjugate_gradients(part.grads))
         params = eqx.filter(gradient_module, self.phase.param_mask(gradient_module))
         grads, transform_state = self.phase.gradient_transform.update(
             part.grads, state.gradient_transform, params
@@ -190,7 +192,7 @@ class PhaseStep:
         updates, optimizer_state = optax.with_extra_args_support(self.phase.optimizer).update(
             grads, state.optimizer, params, **extra_args
         )
-        params = eqx.apply_updates(eqx.filter(module, self.phase.param_mask(module)), updates)
+        params = apply_updates(eqx.filter(module, self.phase.param_mask(module)), updates)
         is_update: Any = 1
         if isinstance(optimizer_state, StepsState):
             is_update = optimizer_state.num_accumulated == 0

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.metrics import LastValue
-from fulgurite.training.update import Forward
+from fulgurite.training.update import Forward, apply_updates
 from jaxtyping import PyTree
 
 from fulgurite_optimizers.gradients import Gradients, sum_terms
@@ -121,7 +121,7 @@ class PhasedUpdate(fg.UpdateRule):
                 optimizer = optax.with_extra_args_support(phase.optimizer)
                 params = eqx.filter(module, phase.param_mask(module))
                 updates, optimizer_state = optimizer.update(None, pending, params, finish=True)  # pyright: ignore[reportArgumentType]
-                module = eqx.apply_updates(module, updates)
+                module = apply_updates(module, updates)
                 opt_state[name] = PhaseState(
                     phase_state.gradient_transform,
                     optimizer_state,
