@@ -256,3 +256,20 @@ def test_statistics_are_averaged_with_microbatches_too() -> None:
     states = [state.model_state for state in (result.state, result.view("averaged"))]
     running, averaged = (np.asarray(state.get(index)[0]) for state in states if state is not None)
     assert np.isfinite(averaged).all() and np.abs(averaged - running).min() > 1e-4
+
+
+def test_averages_of_complex_weights() -> None:
+    """The gradient by a number of its real part times `3 - 4j` is `3 + 4j`."""
+
+    class Complex(Scalar):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.real(self.weight * (3 - 4j)) * jnp.mean(batch["x"]))
+
+    plugins = [Average(EMA(0.5)), Average(Mean(), name="mean")]
+    result = fit(*plugins, model=Complex(jnp.zeros((), jnp.complex64), jnp.int32(7)), steps=3)
+    views = {name: result.view(name).module.weight for name in ("averaged", "mean")}
+    np.testing.assert_allclose(result.module.weight, 3 * (3 + 4j))
+    np.testing.assert_allclose(views["averaged"], 2.125 * (3 + 4j))
+    np.testing.assert_allclose(views["mean"], 2 * (3 + 4j))
+    slow = fit(Lookahead(2, 0.5), model=Complex(jnp.zeros((), jnp.complex64), jnp.int32(7)))
+    np.testing.assert_allclose(slow.module.weight, 4 * (3 + 4j))
