@@ -155,7 +155,7 @@ class Average:
         new_state = AverageState(
             module=averages[0],
             model_state=averages[1],
-            count=plugin_state.count + is_due,
+            count=jnp.where(is_due, plugin_state.count + 1, plugin_state.count),
             after=plugin_state.after,
         )
         return module, new_state

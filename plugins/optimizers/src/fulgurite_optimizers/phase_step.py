@@ -193,10 +193,10 @@ class PhaseStep:
             grads, state.optimizer, params, **extra_args
         )
         params = apply_updates(eqx.filter(module, self.phase.param_mask(module)), updates)
-        is_update: Any = 1
+        count = state.updates + 1
         if isinstance(optimizer_state, StepsState):
             is_update = optimizer_state.num_accumulated == 0
-        count = state.updates + is_update
+            count = jnp.where(is_update, count, state.updates)
         losses = self._name_losses(part)
         return PhaseResult(
             params=params,

@@ -94,7 +94,9 @@ class ReduceOnPlateau:
         if self.mode == "max":
             value = -value
         old_state = run.state.plugin_states[self._state_name]
-        _, new_state = self._build_rule().update({}, old_state, value=value)
+        # Optax adds integers to numbers, also where jax is told to promote nothing by itself.
+        with jax.numpy_dtype_promotion("standard"):
+            _, new_state = self._build_rule().update({}, old_state, value=value)
         new_state = jax.tree.map(
             lambda old, new: jax.device_put(new, old.sharding), old_state, new_state
         )

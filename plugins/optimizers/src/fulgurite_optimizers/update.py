@@ -125,7 +125,7 @@ class PhasedUpdate(fg.UpdateRule):
                 opt_state[name] = PhaseState(
                     phase_state.gradient_transform,
                     optimizer_state,
-                    phase_state.updates + (pending.num_accumulated > 0),
+                    phase_state.updates + jnp.minimum(pending.num_accumulated, 1),
                 )
         return state.replace(module=module, opt_state=opt_state)
 
