@@ -8,6 +8,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from fulgurite.errors import ModelError
 from fulgurite.training.update import conjugate_gradients
@@ -218,4 +219,4 @@ def _differentiate_replaced(
 
 def _widen(array: Array) -> Array:
     """Return an array in float32 at least: squares of half precision are infinite from 256 on."""
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    return array.astype(np.promote_types(array.dtype, np.float32))

@@ -15,6 +15,7 @@ from fulgurite.errors import ModelError
 from fulgurite.model.context import Context
 from fulgurite.model.module import OptimizerSpec, Output, is_floating_array
 from fulgurite.training.state import TrainState
+from fulgurite.tree.select import select_from_parts
 from fulgurite.triggers import StepRange
 
 Forward = Callable[..., Output]
@@ -198,7 +199,8 @@ class GradientUpdate(UpdateRule):
 
     def init(self, module: PyTree) -> PyTree:
         params = eqx.filter(module, self.spec.param_mask(module))
-        return self.spec.gradient_transform.init(params), self.spec.optimizer.init(params)
+        with select_from_parts(module):
+            return self.spec.gradient_transform.init(params), self.spec.optimizer.init(params)
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
         return self.spec.param_mask(module)
@@ -224,14 +226,15 @@ class GradientUpdate(UpdateRule):
         params = eqx.filter(state.module, param_mask)
         raw_grads = eqx.filter(grads, param_mask)
         transform_state, optimizer_state = state.opt_state
-        grads, transform_state = self.spec.gradient_transform.update(
-            raw_grads, transform_state, params
-        )
         # Line searches and the like need the loss, its gradient, and a function to compute it.
         update = optax.with_extra_args_support(self.spec.optimizer).update
-        updates, optimizer_state = update(
-            grads, optimizer_state, params, value=output.loss, grad=grads, value_fn=loss
-        )
+        with select_from_parts(state.module):
+            grads, transform_state = self.spec.gradient_transform.update(
+                raw_grads, transform_state, params
+            )
+            updates, optimizer_state = update(
+                grads, optimizer_state, params, value=output.loss, grad=grads, value_fn=loss
+            )
         state = state.replace(
             module=apply_updates(state.module, updates),
             model_state=output.model_state,

@@ -7,6 +7,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 from fulgurite.errors import ConfigurationError, check_one_of
 from jaxtyping import Array, Int, PyTree
 
@@ -184,7 +185,7 @@ def _select_floats(tree: PyTree) -> PyTree:
 def _as_averages(tree: PyTree) -> PyTree:
     """Return the floating-point arrays of a tree; an average of small changes needs float32."""
     return jax.tree.map(
-        lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), _select_floats(tree)
+        lambda leaf: leaf.astype(np.promote_types(leaf.dtype, np.float32)), _select_floats(tree)
     )
 
 

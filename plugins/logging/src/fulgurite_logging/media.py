@@ -127,7 +127,7 @@ class Histogram(Media):
         low = jnp.where(finite.any(), low, 0.0)
         high = jnp.where(finite.any(), high, 0.0)
         counts, edges = jnp.histogram(
-            jnp.where(finite, flat, low), bins, (low, high), weights=finite.astype(jnp.int32)
+            jnp.where(finite, flat, low), bins, (low, high), weights=finite.astype(flat.dtype)
         )
         return Histogram(counts.astype(jnp.int32), edges)
 

@@ -8,10 +8,12 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from fulgurite.metrics import ExponentialMovingAverage, LastValue
 from fulgurite.training.forward import count_examples
 from fulgurite.training.update import apply_updates, conjugate_gradients
+from fulgurite.tree.select import select_from_parts
 from jaxtyping import Array, Float, Int, PyTree
 
 from fulgurite_optimizers.gradients import ComputeGradient, LossTerms, PhaseGradients, sum_terms
@@ -182,16 +184,16 @@ class PhaseStep:
         part = self.compute_gradient(self.name, gradient_module, batch, ctx)
         part = part._replace(grads=conjugate_gradients(part.grads))
         params = eqx.filter(gradient_module, self.phase.param_mask(gradient_module))
-        grads, transform_state = self.phase.gradient_transform.update(
-            part.grads, state.gradient_transform, params
-        )
-        extra_args = {}
-        # The mean gradient of several steps does not belong to the loss of this one.
-        if not isinstance(state.optimizer, StepsState):
-            extra_args = {"value": sum_terms(part.terms), "grad": grads}
-        updates, optimizer_state = optax.with_extra_args_support(self.phase.optimizer).update(
-            grads, state.optimizer, params, **extra_args
-        )
+        update = optax.with_extra_args_support(self.phase.optimizer).update
+        with select_from_parts(gradient_module):
+            grads, transform_state = self.phase.gradient_transform.update(
+                part.grads, state.gradient_transform, params
+            )
+            extra_args = {}
+            # The mean gradient of several steps does not belong to the loss of this one.
+            if not isinstance(state.optimizer, StepsState):
+                extra_args = {"value": sum_terms(part.terms), "grad": grads}
+            updates, optimizer_state = update(grads, state.optimizer, params, **extra_args)
         params = apply_updates(eqx.filter(module, self.phase.param_mask(module)), updates)
         count = state.updates + 1
         if isinstance(optimizer_state, StepsState):
@@ -235,7 +237,7 @@ class PhaseStep:
 def _compute_norm(grads: PyTree) -> Float[Array, ""]:
     """Return the global norm; squares of half precision would be infinite from 256 on."""
     return optax.tree.norm(
-        jax.tree.map(lambda grad: grad.astype(jnp.promote_types(grad.dtype, jnp.float32)), grads)
+        jax.tree.map(lambda grad: grad.astype(np.promote_types(grad.dtype, np.float32)), grads)
     )
 
 

@@ -59,7 +59,9 @@ def accumulate_over_steps(
             return updates, StepsState(jnp.int32(0), zeros, inner)
 
         def wait(state: StepsState) -> tuple[Any, StepsState]:
-            return jax.tree.map(jnp.zeros_like, state.grads), state
+            # The dtype of an update may be another one than that of the gradient.
+            spec, _ = jax.eval_shape(apply, state)
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec), state
 
         is_due = state.num_accumulated > 0 if finish else state.num_accumulated >= n
         return jax.lax.cond(is_due, apply, wait, state)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from fulgurite.metrics import LastValue
 from fulgurite.training.update import Forward, apply_updates
+from fulgurite.tree.select import select_from_parts
 from jaxtyping import PyTree
 
 from fulgurite_optimizers.gradients import Gradients, sum_terms
@@ -49,9 +50,10 @@ class PhasedUpdate(fg.UpdateRule):
         states = {}
         for name, phase in self._phases.items():
             params = eqx.filter(module, phase.param_mask(module))
-            states[name] = PhaseState(
-                phase.gradient_transform.init(params), phase.optimizer.init(params), jnp.int32(0)
-            )
+            with select_from_parts(module):
+                transform_state = phase.gradient_transform.init(params)
+                optimizer_state = phase.optimizer.init(params)
+            states[name] = PhaseState(transform_state, optimizer_state, jnp.int32(0))
         return states
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
@@ -120,7 +122,8 @@ class PhasedUpdate(fg.UpdateRule):
             if isinstance(pending, StepsState):
                 optimizer = optax.with_extra_args_support(phase.optimizer)
                 params = eqx.filter(module, phase.param_mask(module))
-                updates, optimizer_state = optimizer.update(None, pending, params, finish=True)  # pyright: ignore[reportArgumentType]
+                with select_from_parts(module):
+                    updates, optimizer_state = optimizer.update(None, pending, params, finish=True)  # pyright: ignore[reportArgumentType]
                 module = apply_updates(module, updates)
                 opt_state[name] = PhaseState(
                     phase_state.gradient_transform,
