@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite.errors import ModelError
+from fulgurite.training.forward import sum_terms
 from fulgurite.training.update import conjugate_gradients
 from jaxtyping import Array, Float, PyTree
 
@@ -38,13 +39,16 @@ class Ascent:
             grads: the direction of steepest ascent there, of the same structure.
         """
         sizes = jax.tree.map(self._compute_size, params)
-        scaled = jax.tree.map(jnp.multiply, sizes, jax.tree.map(_widen, grads))
+        with jax.numpy_dtype_promotion("standard"):
+            scaled = jax.tree.map(jnp.multiply, sizes, jax.tree.map(_widen, grads))
         norm = optax.tree.norm(scaled)
         # A gradient of zero has no direction: then the worst point is the weights.
         factor = jnp.where(norm > 0, self.radius / jnp.where(norm > 0, norm, 1), 0)
 
         def move(param: Array, size: Array, direction: Array) -> Array:
-            return (_widen(param) + factor * size * direction).astype(param.dtype)
+            # Of complex weights sizes are real, also where jax is told to promote nothing.
+            with jax.numpy_dtype_promotion("standard"):
+                return (_widen(param) + factor * size * direction).astype(param.dtype)
 
         return jax.tree.map(move, params, sizes, scaled), norm
 
@@ -113,8 +117,7 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
             losses |= point.losses
             prefix = "sam" if optimizer is None else f"sam/{optimizer}"
             metrics[f"{prefix}/ascent_norm"] = point.norm
-        first_loss, *others = losses.values()
-        return output.replace(loss=sum(others, start=first_loss), losses=losses, metrics=metrics)
+        return output.replace(loss=sum_terms(losses), losses=losses, metrics=metrics)
 
     def _differentiate(
         self,
@@ -136,8 +139,7 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
 
         def compute_loss(params: PyTree) -> tuple[Array, fg.Output]:
             output = compute_output(eqx.combine(params, first_static))
-            first_loss, *others = _select_losses(output, optimizer).values()
-            return sum(others, start=first_loss), output
+            return sum_terms(_select_losses(output, optimizer)), output
 
         grads, output = jax.grad(compute_loss, has_aux=True)(first_params)
         worst, norm = self._ascent.find_worst(first_params, conjugate_gradients(grads))

@@ -63,7 +63,7 @@ def forward(
     )
     output = sharding.constrain_output(output)
     terms = _collect_loss_terms(hooks, module, output, batch, ctx, where)
-    total = _sum_terms(terms)
+    total = sum_terms(terms) if terms else None
     merge_losses_and_metrics(total, terms, output.metrics)
     model_state = output.model_state
     if model_state is None:
@@ -236,9 +236,9 @@ def _collect_loss_terms(
     return terms
 
 
-def _sum_terms(terms: dict[str, Array]) -> Array | None:
-    """Return the sum of all terms; None without any."""
-    if not terms:
-        return None
+def sum_terms(terms: dict[str, Array]) -> Array:
+    """Return the sum of the terms of a loss, by name; there is at least one."""
     first, *rest = terms.values()
-    return sum(rest, start=first)
+    # Their dtypes may differ, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        return sum(rest, start=first)

@@ -193,7 +193,9 @@ def _interpolate(average: Array, leaf: Array, weight: Array) -> Array:
     """Return the average after a leaf that counts `weight`. Both ends are exact: a weight of 1, and
     a leaf that equals the average."""
     leaf = leaf.astype(average.dtype)
-    moved = average + weight.astype(average.real.dtype) * (leaf - average)
+    # Of complex numbers the weight is real, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        moved = average + weight.astype(average.real.dtype) * (leaf - average)
     return jnp.where(weight == 1, leaf, moved)
 
 

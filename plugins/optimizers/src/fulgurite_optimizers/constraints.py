@@ -80,6 +80,7 @@ class UnitNorm(Constraint):
                 f"UnitNorm: an array {list(weight.shape)} has no axis {self.axis!r}: choose "
                 "another axis, or select other arrays"
             ) from error
+        norm = norm.astype(weight.dtype)
         return jnp.where(norm == 0, weight, weight / jnp.where(norm == 0, 1, norm))
 
 
