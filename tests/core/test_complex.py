@@ -123,7 +123,9 @@ def test_complex_parameter_that_is_not_finite_is_an_error(shape: Any, value: com
             return optax.GradientTransformation(lambda params: jnp.int32(0), update)
 
     with pytest.raises(NonFiniteError, match="step 2: the update of z"):
-        fg.Engine(steps=3).fit(Broken(jnp.zeros(shape, jnp.complex64)), [jnp.complex64([1j])])
+        fg.Engine(steps=3).fit(
+            Broken(jnp.zeros(shape, jnp.complex64)), [jnp.array([1j], np.complex64)]
+        )
 
 
 def test_metric_of_complex_values_is_an_error_instead_of_their_real_part() -> None:

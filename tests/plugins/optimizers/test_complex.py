@@ -23,6 +23,7 @@ from fulgurite_optimizers import (
 
 RATE = 0.02
 STEPS = 4
+NO_CHANGE = optax.identity()
 RNG = np.random.default_rng(0)
 X = (RNG.normal(size=(32, 3)) + 1j * RNG.normal(size=(32, 3))).astype(np.complex64)
 Y = (X @ np.array([1 - 2j, 0.5j, -1])).astype(np.complex64)
@@ -46,7 +47,7 @@ class Model(fg.Module):
 
 
 def start() -> dict[str, np.ndarray]:
-    return {"a": np.complex64([1, 1j, -1 + 1j]), "b": np.complex64(1 - 0.5j)}
+    return {"a": np.array([1, 1j, -1 + 1j], np.complex64), "b": np.complex64(1 - 0.5j)}
 
 
 def fit(*plugins: Any, games: bool = False) -> fg.FitResult:
@@ -69,9 +70,7 @@ def compute_loss(parts: Parts, step: int, name: str = "a") -> jax.Array:
     return loss if name == "a" else 2 * loss + jnp.sum((parts["b"] - jnp.array([0.0, 1.0])) ** 2)
 
 
-def move(
-    parts: Parts, grads: Parts, names: str = "ab", optimizer: Any = optax.identity()
-) -> Parts:
+def move(parts: Parts, grads: Parts, names: str = "ab", optimizer: Any = NO_CHANGE) -> Parts:
     updates, _ = optimizer.update(grads, optimizer.init(parts))
     return {
         name: value - RATE * updates[name] if name in names else value
@@ -79,9 +78,7 @@ def move(
     }
 
 
-def by_gradient(
-    transform: Any = optax.identity(), names: str = "ab"
-) -> Callable[[Parts, int], Parts]:
+def by_gradient(transform: Any = NO_CHANGE, names: str = "ab") -> Callable[[Parts, int], Parts]:
     return lambda parts, step: move(parts, jax.grad(compute_loss)(parts, step), names, transform)
 
 

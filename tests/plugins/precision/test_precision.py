@@ -376,5 +376,7 @@ def test_a_scaled_loss_leaves_complex_gradients_as_they_are() -> None:
 
     plugin = Precision("fp32", scale=Static(1024))
     engine = fg.Engine(steps=5, on_nonfinite="skip", plugins=[plugin])
-    module = engine.fit(Target(jnp.zeros((), jnp.complex64)), [np.complex64([3 + 4j])]).module
+    module = engine.fit(
+        Target(jnp.zeros((), jnp.complex64)), [np.array([3 + 4j], np.complex64)]
+    ).module
     np.testing.assert_allclose(module.z, (3 + 4j) * (1 - 0.8**5), rtol=1e-6)

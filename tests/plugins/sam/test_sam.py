@@ -309,9 +309,9 @@ class Complex(fg.Module):
 )
 def test_complex_weights_ascend_as_their_real_and_imaginary_parts(offset: float | None):
     """With numbers in pairs, and the size of a weight that of the pair."""
-    batch = np.complex64([1 - 2j, 1j])
+    batch = np.array([1 - 2j, 1j], np.complex64)
     sam = Sam(0.2) if offset is None else Sam(0.2, adaptive=True, offset=offset)
-    start = np.complex64([1 + 1j, -1 + 0.5j])
+    start = np.array([1 + 1j, -1 + 0.5j], np.complex64)
     result = make_engine(sam).fit(Complex(jnp.asarray(start)), [batch])
 
     def compute_loss(pairs: Any) -> Any:

@@ -47,7 +47,6 @@ from fulgurite.tree.specs import (
 from fulgurite.tree.typecheck import check_module_fields
 from fulgurite.triggers import StepRange
 
-
 # What JAX raises where Python needs the value of a traced array.
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
