@@ -112,11 +112,11 @@ def test_fourier_layer_trains_as_its_real_and_imaginary_parts(
 @pytest.mark.parametrize("shape", [(), (40, 50)])
 @pytest.mark.parametrize("value", [complex(np.inf, 0), complex(0, np.nan)])
 def test_complex_parameter_that_is_not_finite_is_an_error(shape: Any, value: complex) -> None:
-    def update(updates: Any, count: Any, params: Any = None) -> Any:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
         def break_last(update: Any) -> Any:
-            return jnp.where(count == 1, update.at[(-1,) * update.ndim].set(value), update)
+            return jnp.where(state == 1, update.at[(-1,) * update.ndim].set(value), update)
 
-        return jax.tree.map(break_last, updates), count + 1
+        return jax.tree.map(break_last, updates), state + 1
 
     class Broken(Target):
         def configure_optimizers(self) -> optax.GradientTransformation:

@@ -128,7 +128,7 @@ def keep_start(model: Any) -> optax.GradientTransformation:
         (pull_to_start, r"gave an optimizer an array.*float32\[3\]"),
         (keep_start, r"gave an optimizer an array.*float32\[3\]"),
         (lambda model: optax.sgd(float(model.rate)), "asked for the value of an array"),
-        (lambda model: optax.sgd(np.asarray(model.rate)), "asked for the value of an array"),
+        (lambda model: optax.sgd(np.asarray(model.rate).item()), "asked for the value of an array"),
         (lambda model: optax.sgd(0.1) if model.rate > 0 else None, "asked for the value"),
     ],
     ids=["adam", "computed", "injected", "weights", "state", "float", "numpy", "condition"],

@@ -113,7 +113,7 @@ def train_with_accumulation_over_steps() -> Any:
 
 
 def train_with_phases() -> Any:
-    phases = {
+    phases: Any = {
         "body": Phase(optax.sgd(0.1), "body", accumulate=GradientAccumulation(4, "steps")),
         "head": Phase(optax.sgd(0.1), "head", repeat=2, split=True),
     }
@@ -150,6 +150,7 @@ def recompute() -> Any:
             self.norm = eqx.nn.BatchNorm(3, "batch", mode="batch")
 
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            assert ctx.model_state is not None
             apply = jax.vmap(self.norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
             preds, state = apply(batch, ctx.model_state)
             return fg.Output(jnp.mean(preds**2), model_state=state)

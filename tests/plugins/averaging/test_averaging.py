@@ -317,7 +317,8 @@ def test_only_statistics_that_training_updates_are_recomputed(mode: Any) -> None
     for layer in (module.teacher, module.unused):
         state = state.set(get_index(layer), statistics)
         if mode == "batch":
-            state = state.set(layer.batch_counter, jnp.array(2))
+            counter: Any = layer.batch_counter
+            state = state.set(counter, jnp.array(2))
     data = make_data()
     _, exact = recompute_statistics(fg.Engine(steps=1), (module, state), data)
     for layer in (module.teacher, module.unused):

@@ -46,7 +46,7 @@ class Model(fg.Module):
         return optax.sgd(RATE)
 
 
-def start() -> dict[str, np.ndarray]:
+def start() -> dict[str, Any]:
     return {"a": np.array([1, 1j, -1 + 1j], np.complex64), "b": np.complex64(1 - 0.5j)}
 
 
@@ -105,7 +105,7 @@ def on_the_sphere(parts: Parts, step: int) -> Parts:
     return {**parts, "a": parts["a"] / jnp.linalg.norm(parts["a"])}
 
 
-PHASES = {"a": Phase(optax.sgd(RATE), "a"), "b": Phase(optax.sgd(RATE), "b")}
+PHASES: dict[str, Any] = {"a": Phase(optax.sgd(RATE), "a"), "b": Phase(optax.sgd(RATE), "b")}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_complex_parameters_train_as_their_real_and_imaginary_parts(
     plugin: Any, update: Callable[[Parts, int], Parts]
 ) -> None:
     result = fit(plugin, games=isinstance(plugin, MultiOptimizer))
-    parts = jax.tree.map(split, start())
+    before = parts = jax.tree.map(split, start())
     for step in range(STEPS):
         before = parts
         parts = update(parts, step)

@@ -11,7 +11,7 @@ import pytest
 from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-Y = X @ np.float32([1, -2, 3])
+Y = X @ np.array([1, -2, 3], np.float32)
 STEPS = 5
 
 
@@ -37,12 +37,13 @@ def make_optimizer() -> optax.GradientTransformation:
 def train_by_hand(dtype: Any, every: int) -> Any:
     """One update by the mean gradient of each `every` batches, and of those that are left."""
     optimizer = make_optimizer()
-    weight = jnp.ones(3, dtype)
+    weight: Any = jnp.ones(3, dtype)
     state = optimizer.init(weight)
     for start in range(0, STEPS, every):
         steps = range(start, min(start + every, STEPS))
         batches = [slice(8 * step, 8 * step + 8) for step in steps]
         grads = [jax.grad(compute_loss)(weight, X[rows], Y[rows]) for rows in batches]
+        updates: Any
         updates, state = optimizer.update(sum(grads) / len(grads), state, weight)
         assert updates.dtype == jnp.float32
         weight = optax.apply_updates(weight, updates)

@@ -32,7 +32,8 @@ class Net(fg.Module):
     configure: Callable[[], Any] = eqx.field(static=True)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        return fg.Output(0.0 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(self)))
+        sums = [jnp.sum(leaf) for leaf in jax.tree.leaves(self)]
+        return fg.Output(0.0 * sum(sums, start=jnp.zeros(())))
 
     def configure_optimizers(self) -> Any:
         return self.configure()
@@ -55,7 +56,7 @@ def decay_in_groups(mask: Any) -> optax.GradientTransformation:
     def name_group(path: Any, _: Any) -> str:
         return "weights" if "weight" in jax.tree_util.keystr(path) else "others"
 
-    groups = {"weights": decay_by_sgd(mask), "others": decay_by_sgd(mask)}
+    groups: Any = {"weights": decay_by_sgd(mask), "others": decay_by_sgd(mask)}
     return optax.partition(
         groups, lambda params: jax.tree_util.tree_map_with_path(name_group, params)
     )

@@ -320,6 +320,7 @@ def test_complex_weights_ascend_as_their_real_and_imaginary_parts(offset: float 
         return (first**2 + jnp.sum(distance**2) ** 2) / 4
 
     pairs = jnp.stack([start.real, start.imag], axis=1)
+    norm = jnp.zeros(())
     for _ in range(3):
         grads = jax.grad(compute_loss)(pairs)
         sizes = 1 if offset is None else jnp.linalg.norm(pairs, axis=1, keepdims=True) + offset

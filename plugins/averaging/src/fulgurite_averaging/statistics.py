@@ -52,6 +52,7 @@ class _Collector(fg.Module):
         """Return the moments of each layer."""
         module = eqx.tree_at(_list_inference_flags, self.module, self.inference_flags)
         layers = _list_layers(module)
+        assert ctx.model_state is not None
         before = _prepare_state(ctx.model_state, layers)
         # A copy: a layer that sets an entry makes the state unusable.
         ctx = replace(ctx, model_state=jax.tree.map(lambda leaf: leaf, before))
