@@ -28,6 +28,7 @@ from fulgurite.training.update import (
     UpdateRule,
     UpdateRuleWrapper,
     compute_gradients,
+    conjugate_gradients,
 )
 from fulgurite.tree.select import Selector, exclude, select
 from fulgurite.triggers import (
@@ -95,6 +96,7 @@ __all__ = [
     "UpdateRule",
     "UpdateRuleWrapper",
     "compute_gradients",
+    "conjugate_gradients",
     "exclude",
     "hookimpl",
     "hookspec",

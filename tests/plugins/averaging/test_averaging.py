@@ -324,10 +324,10 @@ def test_only_statistics_that_training_updates_are_recomputed(mode: Any) -> None
     for layer in (module.teacher, module.unused):
         for recomputed, before in zip(exact.get(get_index(layer)), statistics, strict=True):
             np.testing.assert_array_equal(recomputed, before)
-    seen = (data.arrays["x"] - 7) / np.sqrt(4 + 1e-5)
+    inputs = (data.arrays["x"] - 7) / np.sqrt(4 + 1e-5)
     mean, variance = exact.get(get_index(module.norm))
-    np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(variance, seen.var(0), rtol=1e-4)
+    np.testing.assert_allclose(mean, inputs.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(variance, inputs.var(0), rtol=1e-4)
     frozen = eqx.nn.inference_mode(module)
     with pytest.raises(ModelError, match=r"statistics of no eqx\.nn\.BatchNorm.*inference mode"):
         recompute_statistics(fg.Engine(steps=1), (frozen, state), data)

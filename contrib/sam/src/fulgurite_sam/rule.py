@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite.errors import ModelError
-from fulgurite.training.forward import sum_terms
-from fulgurite.training.update import conjugate_gradients
 from jaxtyping import Array, Float, PyTree
 
 Forward = Callable[..., fg.Output]
@@ -117,7 +115,7 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
             losses |= point.losses
             prefix = "sam" if optimizer is None else f"sam/{optimizer}"
             metrics[f"{prefix}/ascent_norm"] = point.norm
-        return output.replace(loss=sum_terms(losses), losses=losses, metrics=metrics)
+        return output.replace(loss=_sum_terms(losses), losses=losses, metrics=metrics)
 
     def _differentiate(
         self,
@@ -139,10 +137,10 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
 
         def compute_loss(params: PyTree) -> tuple[Array, fg.Output]:
             output = compute_output(eqx.combine(params, first_static))
-            return sum_terms(_select_losses(output, optimizer)), output
+            return _sum_terms(_select_losses(output, optimizer)), output
 
         grads, output = jax.grad(compute_loss, has_aux=True)(first_params)
-        worst, norm = self._ascent.find_worst(first_params, conjugate_gradients(grads))
+        worst, norm = self._ascent.find_worst(first_params, fg.conjugate_gradients(grads))
         # The worst point is the weights plus a constant, so that a gradient there counts as one by
         # the weights.
         moved = jax.tree.map(_replace_value, params, worst)
@@ -199,6 +197,13 @@ def _select_losses(output: fg.Output, optimizer: str | None) -> dict[str, Array]
     return {
         name: value for name, value in output.losses.items() if name.partition("/")[0] == optimizer
     }
+
+
+def _sum_terms(losses: dict[str, Array]) -> Array:
+    first, *others = losses.values()
+    # Their dtypes may differ, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        return sum(others, start=first)
 
 
 def _stop_gradient(tree: PyTree) -> PyTree:

@@ -63,7 +63,7 @@ def forward(
     )
     output = sharding.constrain_output(output)
     terms = _collect_loss_terms(hooks, module, output, batch, ctx, where)
-    total = sum_terms(terms) if terms else None
+    total = _sum_terms(terms) if terms else None
     merge_losses_and_metrics(total, terms, output.metrics)
     model_state = output.model_state
     if model_state is None:
@@ -236,7 +236,7 @@ def _collect_loss_terms(
     return terms
 
 
-def sum_terms(terms: dict[str, Array]) -> Array:
+def _sum_terms(terms: dict[str, Array]) -> Array:
     """Return the sum of the terms of a loss, by name; there is at least one."""
     first, *rest = terms.values()
     # Their dtypes may differ, also where jax is told to promote nothing by itself.

@@ -76,8 +76,8 @@ class UpdateRule:
 
         Args:
             state: the state before.
-            grads: the gradients, a tree like the module, as `compute_gradients` returns them: those
-                of `jax.grad` by complex numbers must be conjugated.
+            grads: the gradients, a tree like the module, as `compute_gradients` returns them; those
+                of `jax.grad` after `conjugate_gradients`.
             output: of the forward pass.
         """
         raise ModelError(
