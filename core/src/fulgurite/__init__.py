@@ -30,6 +30,7 @@ from fulgurite.training.update import (
     UpdateRule,
     UpdateRuleWrapper,
     compute_gradients,
+    conjugate_gradients,
 )
 from fulgurite.tree.select import Selector, exclude, select
 from fulgurite.triggers import (
@@ -98,6 +99,7 @@ __all__ = [
     "UpdateRuleWrapper",
     "collect_metrics",
     "compute_gradients",
+    "conjugate_gradients",
     "exclude",
     "hookimpl",
     "hookspec",

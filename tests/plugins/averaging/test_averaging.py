@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.errors import ConfigurationError, FulguriteError, ModelError
 from fulgurite_averaging import EMA, Average, Lookahead, Mean, recompute_statistics
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
@@ -320,3 +320,78 @@ def test_statistics_are_averaged_with_microbatches_too() -> None:
     states = [state.model_state for state in (result.state, result.view("averaged"))]
     running, averaged = (np.asarray(state.get(index)[0]) for state in states if state is not None)
     assert np.isfinite(averaged).all() and np.abs(averaged - running).min() > 1e-4
+
+
+def test_averages_of_complex_weights() -> None:
+    """The gradient by a number of its real part times `3 - 4j` is `3 + 4j`."""
+
+    class Complex(Scalar):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.real(self.weight * (3 - 4j)) * jnp.mean(batch["x"]))
+
+    plugins = [Average(EMA(0.5)), Average(Mean(), name="mean")]
+    result = fit(*plugins, model=Complex(jnp.zeros((), jnp.complex64), jnp.int32(7)), steps=3)
+    views = {name: result.view(name).module.weight for name in ("averaged", "mean")}
+    np.testing.assert_allclose(result.module.weight, 3 * (3 + 4j))
+    np.testing.assert_allclose(views["averaged"], 2.125 * (3 + 4j))
+    np.testing.assert_allclose(views["mean"], 2 * (3 + 4j))
+    slow = fit(Lookahead(2, 0.5), model=Complex(jnp.zeros((), jnp.complex64), jnp.int32(7)))
+    np.testing.assert_allclose(slow.module.weight, 4 * (3 + 4j))
+
+
+class Student(fg.Module):
+    """Learns behind a teacher in inference mode, whose statistics are of other data."""
+
+    teacher: eqx.nn.BatchNorm
+    norm: eqx.nn.BatchNorm
+    unused: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    linear: eqx.nn.Linear
+
+    def __init__(self, mode: Any, *, key: Any) -> None:
+        teacher = eqx.nn.BatchNorm(3, "batch", mode=mode, momentum=0.9)
+        self.teacher = eqx.nn.inference_mode(teacher)
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode=mode, momentum=0.9)
+        self.unused = eqx.nn.BatchNorm(3, "batch", mode=mode, momentum=0.9)
+        self.dropout = eqx.nn.Dropout(0.5, inference=True)
+        self.linear = eqx.nn.Linear(3, 1, key=key)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def predict(x: Any, state: Any) -> Any:
+            x, state = self.teacher(x, state)
+            x, state = self.norm(self.dropout(x), state)
+            return self.linear(x), state
+
+        apply = jax.vmap(predict, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        preds, state = apply(batch["x"], ctx.model_state)
+        return fg.Output(jnp.mean((preds - batch["y"]) ** 2), model_state=state)
+
+
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_only_statistics_that_training_updates_are_recomputed(mode: Any) -> None:
+    """The teacher has a mean of 7 and a variance of 4 after two updates, and its `eps` is 1e-5; the
+    layer behind it sees what it makes of the data."""
+    module, state = eqx.nn.make_with_state(Student)(mode, key=jax.random.key(0))
+    scale = np.float32(1 if mode == "ema" else 1 - 0.9**2)
+    statistics = (jnp.full(3, 7 * scale), jnp.full(3, 4 * scale))
+
+    def get_index(layer: Any) -> Any:
+        return layer.ema_state_index if mode == "ema" else layer.batch_state_index
+
+    for layer in (module.teacher, module.unused):
+        state = state.set(get_index(layer), statistics)
+        if mode == "batch":
+            counter: Any = layer.batch_counter
+            state = state.set(counter, jnp.array(2))
+    data = make_data()
+    _, exact = recompute_statistics(fg.Engine(steps=1), (module, state), data)
+    for layer in (module.teacher, module.unused):
+        for recomputed, before in zip(exact.get(get_index(layer)), statistics, strict=True):
+            np.testing.assert_array_equal(recomputed, before)
+    inputs = (data.arrays["x"] - 7) / np.sqrt(4 + 1e-5)
+    mean, variance = exact.get(get_index(module.norm))
+    np.testing.assert_allclose(mean, inputs.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(variance, inputs.var(0), rtol=1e-4)
+    frozen = eqx.nn.inference_mode(module)
+    with pytest.raises(ModelError, match=r"statistics of no eqx\.nn\.BatchNorm.*inference mode"):
+        recompute_statistics(fg.Engine(steps=1), (frozen, state), data)

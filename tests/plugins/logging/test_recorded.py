@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, PathError
+from fulgurite.errors import ConfigurationError, ModelError, PathError
 from fulgurite.redact import format_error, redact_text, redact_value, register_secret
 from fulgurite_logging import (
     CompilationMonitor,
@@ -500,6 +500,14 @@ def test_media_are_shown_at_their_trigger() -> None:
     shown = [record for record in logger.records if record.kind == "media"]
     assert [record.step for record in shown] == [3, 6]
     assert [int(record.values["weights"].counts.sum()) for record in shown] == [3, 3]
+
+
+def test_histogram_of_complex_numbers_is_an_error_instead_of_their_real_parts() -> None:
+    weights = {"real": jnp.ones(2), "complex": jnp.array([3 + 4j])}
+    with pytest.raises(ModelError, match=r"no order.*jax\.tree\.map\(jnp\.abs, values\)"):
+        Histogram.from_values(weights)
+    histogram = Histogram.from_values(jax.tree.map(jnp.abs, weights), 2)
+    np.testing.assert_array_equal(histogram.counts, [2, 1])
 
 
 @pytest.mark.parametrize(

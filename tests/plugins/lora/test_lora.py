@@ -420,3 +420,32 @@ def test_adapters_of_a_sharded_transformer_resume_with_the_same_bits(tmp_path: P
     assert resumed.stdout == whole.stdout, resumed.stderr
     records = [(tmp_path / name / "records.jsonl").read_bytes() for name in ("whole", "killed")]
     assert records[0] == records[1]
+
+
+def test_adapters_of_a_complex_layer_are_complex():
+    """After a step from zero, `up` is the step against the gradient by its two parts."""
+
+    class Model(fg.Module):
+        layer: eqx.nn.Linear
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.mean(jnp.abs(jax.vmap(self.layer)(batch)) ** 2))
+
+        def configure_optimizers(self) -> Any:
+            return optax.sgd(0.1)
+
+    layer = eqx.nn.Linear(4, 3, key=KEY, dtype=jnp.complex64)
+    batch = (X[:4] + 1j * X[4:]).astype(np.complex64)
+    result = make_engine(Lora(rank=2), steps=1).fit(Model(layer), [batch])
+    adapter = result.module.layer.adapters["default"]
+    assert adapter.down.dtype == adapter.up.dtype == jnp.complex64
+    assert np.abs(adapter.down.real).max() <= 0.5 and np.abs(adapter.down.imag).max() <= 0.5
+    assert np.std(adapter.down.real) > 0.1 and np.std(adapter.down.imag) > 0.1
+
+    def compute_loss(parts: Any) -> Any:
+        change = (parts[0] + 1j * parts[1]) @ adapter.down
+        preds = batch @ (layer.weight + change).T + layer.bias
+        return jnp.mean(preds.real**2 + preds.imag**2)
+
+    step = -0.1 * jax.grad(compute_loss)(jnp.zeros((2, 3, 2)))
+    np.testing.assert_allclose(adapter.up, step[0] + 1j * step[1], rtol=1e-4, atol=1e-6)

@@ -360,3 +360,23 @@ def test_a_scale_needs_an_engine_that_skips() -> None:
     engine = fg.Engine(steps=1, autoload=False, plugins=[plugin])
     with pytest.raises(FulguriteError, match="on_nonfinite='skip'"):
         engine.fit(Tiny(jnp.ones(())), [make_batch(1.0)])
+
+
+def test_a_scaled_loss_leaves_complex_gradients_as_they_are() -> None:
+    """Each step takes a fifth of the distance from 3 + 4j."""
+
+    class Target(fg.Module):
+        z: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.mean(jnp.abs(self.z - batch) ** 2))
+
+        def configure_optimizers(self) -> Any:
+            return optax.sgd(0.1)
+
+    plugin = Precision("fp32", scale=Static(1024))
+    engine = fg.Engine(steps=5, on_nonfinite="skip", plugins=[plugin])
+    module = engine.fit(
+        Target(jnp.zeros((), jnp.complex64)), [np.array([3 + 4j], np.complex64)]
+    ).module
+    np.testing.assert_allclose(module.z, (3 + 4j) * (1 - 0.8**5), rtol=1e-6)

@@ -291,3 +291,40 @@ def test_half_precision_has_no_infinite_norm():
     assert worst[0] == 1.5
     at_rest, norm = ascent.find_worst([jnp.float32(1)], [jnp.float32(0)])
     assert (at_rest[0], norm) == (1, 0)
+
+
+class Complex(fg.Module):
+    w: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        loss = jnp.real(self.w[0] * batch[0]) ** 2 + jnp.abs(self.w[1] - batch[1]) ** 4
+        return fg.Output(loss / 4)
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(0.1)
+
+
+@pytest.mark.parametrize(
+    "offset", [None, pytest.param(0.01, marks=pytest.mark.full)], ids=["plain", "adaptive"]
+)
+def test_complex_weights_ascend_as_their_real_and_imaginary_parts(offset: float | None):
+    """With numbers in pairs, and the size of a weight that of the pair."""
+    batch = np.array([1 - 2j, 1j], np.complex64)
+    sam = Sam(0.2) if offset is None else Sam(0.2, adaptive=True, offset=offset)
+    start = np.array([1 + 1j, -1 + 0.5j], np.complex64)
+    result = make_engine(sam).fit(Complex(jnp.asarray(start)), [batch])
+
+    def compute_loss(pairs: Any) -> Any:
+        first = batch[0].real * pairs[0, 0] - batch[0].imag * pairs[0, 1]
+        distance = pairs[1] - jnp.array([batch[1].real, batch[1].imag])
+        return (first**2 + jnp.sum(distance**2) ** 2) / 4
+
+    pairs = jnp.stack([start.real, start.imag], axis=1)
+    norm = jnp.zeros(())
+    for _ in range(3):
+        grads = jax.grad(compute_loss)(pairs)
+        sizes = 1 if offset is None else jnp.linalg.norm(pairs, axis=1, keepdims=True) + offset
+        norm = jnp.sqrt(jnp.sum((sizes * grads) ** 2))
+        pairs = pairs - 0.1 * jax.grad(compute_loss)(pairs + 0.2 * sizes**2 * grads / norm)
+    np.testing.assert_allclose(result.module.w, pairs[:, 0] + 1j * pairs[:, 1], rtol=1e-5)
+    assert result.metrics["train"]["sam/ascent_norm"] == pytest.approx(float(norm), rel=1e-5)

@@ -8,7 +8,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Key
+from jaxtyping import Array, ArrayLike, Inexact, Key
 
 STREAM = fg.RngStream("lora")
 """The random stream of the dropout of all adapters."""
@@ -35,15 +35,15 @@ class Adapter(eqx.Module):
         axis_name: of a `vmap` over examples, each of which then has dropout of its own.
     """
 
-    down: Float[Array, "*stack rank in"]
-    up: Float[Array, "*stack out rank"]
+    down: Inexact[Array, "*stack rank in"]
+    up: Inexact[Array, "*stack out rank"]
     dropout: eqx.nn.Dropout
-    scale: Float[Array, "*stack"]
+    scale: Inexact[Array, "*stack"]
     axis_name: str | None = eqx.field(static=True)
 
     @staticmethod
     def init(
-        weight: Float[Array, "*stack out in"],
+        weight: Inexact[Array, "*stack out in"],
         rank: int,
         *,
         scale: float = 1.0,
@@ -65,19 +65,19 @@ class Adapter(eqx.Module):
         *stack, out_size, in_size = weight.shape
         bound = 1 / math.sqrt(max(in_size, 1))
         shape = (*stack, rank, in_size)
-        down = jax.random.uniform(key, shape, weight.dtype, minval=-bound, maxval=bound)
+        down = _draw_uniform(key, shape, weight.dtype, bound)
         up = jnp.zeros((*stack, out_size, rank), weight.dtype)
         scales = jnp.full(stack, scale, weight.dtype)
         return Adapter(down, up, eqx.nn.Dropout(dropout), scales, axis_name)
 
     @property
-    def change(self) -> Float[Array, "*stack out in"]:
+    def change(self) -> Inexact[Array, "*stack out in"]:
         """What merging adds to the weight of the layer."""
         return self.scale[..., None, None] * (self.up @ self.down)
 
     def __call__(
-        self, x: Float[ArrayLike, " in"], *, key: Key[Array, ""] | None = None
-    ) -> Float[Array, " out"]:
+        self, x: Inexact[ArrayLike, " in"], *, key: Key[Array, ""] | None = None
+    ) -> Inexact[Array, " out"]:
         """Return what is added to the output of the layer.
 
         Args:
@@ -119,8 +119,8 @@ class LoraLinear(eqx.nn.Linear):
             setattr(self, name, value)
 
     def __call__(
-        self, x: Float[ArrayLike, "*in"], *, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "*out"]:
+        self, x: Inexact[ArrayLike, "*in"], *, key: Key[Array, ""] | None = None
+    ) -> Inexact[Array, "*out"]:
         """Return `weight @ x + bias`, and what the active adapters add.
 
         Args:
@@ -152,3 +152,22 @@ class LoraLinear(eqx.nn.Linear):
 def get_fields(layer: eqx.nn.Linear) -> dict[str, Any]:
     """Return the fields of a layer by name."""
     return {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
+
+
+def _draw_uniform(
+    key: Key[Array, ""], shape: tuple[int, ...], dtype: Any, bound: float
+) -> Inexact[Array, "..."]:
+    """Return numbers between -bound and bound; of complex ones each part is.
+
+    Args:
+        key: a random key.
+        shape: of the array.
+        dtype: real or complex.
+        bound: the largest absolute value.
+    """
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return jax.random.uniform(key, shape, dtype, minval=-bound, maxval=bound)
+    parts = jax.random.uniform(
+        key, (2, *shape), jnp.finfo(dtype).dtype, minval=-bound, maxval=bound
+    )
+    return jax.lax.complex(parts[0], parts[1])

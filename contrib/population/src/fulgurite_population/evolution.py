@@ -234,7 +234,10 @@ def _multiply(values: Array, factors: Any) -> Array:
     """
     if values.dtype == bool:
         return values
-    products = values * jnp.asarray(factors).reshape(-1, *(1,) * (values.ndim - 1))
+    factors = jnp.asarray(factors).reshape(-1, *(1,) * (values.ndim - 1))
+    # Wider than either, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        products = values * factors
     if jnp.issubdtype(values.dtype, jnp.integer):
         products = jnp.round(products)
     return products.astype(values.dtype)

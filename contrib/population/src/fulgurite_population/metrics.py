@@ -137,7 +137,7 @@ def _average(values: Array, is_counted: Any) -> Array:
     """Return the mean of the values, `(members, ...)`, of those members that count."""
     is_counted = jnp.asarray(is_counted).reshape(-1, *(1,) * (values.ndim - 1))
     total = jnp.sum(jnp.where(is_counted, values, 0), axis=0)
-    return total / jnp.sum(is_counted)
+    return total / jnp.sum(is_counted, dtype=total.dtype)
 
 
 def stack_rows(rows: list[Float[Array, " members"]]) -> Float[Array, "rows members"]:

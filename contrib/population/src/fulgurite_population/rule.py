@@ -141,7 +141,7 @@ class PopulationUpdate(fg.UpdateRule):
             return module, module.is_alive
         if self.on_nonfinite == "skip":
             is_skipping = module.is_alive & is_bad
-            skipped = module.skipped + is_skipping
+            skipped = module.skipped + is_skipping.astype(jnp.int32)
             return replace(module, skipped=skipped), module.is_alive & ~is_bad
         frozen_at = jnp.where(module.is_alive & is_bad, step, module.frozen_at)
         return replace(module, frozen_at=frozen_at), frozen_at < 0

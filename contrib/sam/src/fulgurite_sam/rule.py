@@ -8,6 +8,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from fulgurite.errors import ModelError
 from jaxtyping import Array, Float, PyTree
@@ -33,16 +34,19 @@ class Ascent:
 
         Args:
             params: the weights.
-            grads: the gradient there, of the same structure.
+            grads: the direction of steepest ascent there, of the same structure.
         """
         sizes = jax.tree.map(self._compute_size, params)
-        scaled = jax.tree.map(jnp.multiply, sizes, jax.tree.map(_widen, grads))
+        with jax.numpy_dtype_promotion("standard"):
+            scaled = jax.tree.map(jnp.multiply, sizes, jax.tree.map(_widen, grads))
         norm = optax.tree.norm(scaled)
         # A gradient of zero has no direction: then the worst point is the weights.
         factor = jnp.where(norm > 0, self.radius / jnp.where(norm > 0, norm, 1), 0)
 
         def move(param: Array, size: Array, direction: Array) -> Array:
-            return (_widen(param) + factor * size * direction).astype(param.dtype)
+            # Of complex weights sizes are real, also where jax is told to promote nothing.
+            with jax.numpy_dtype_promotion("standard"):
+                return (_widen(param) + factor * size * direction).astype(param.dtype)
 
         return jax.tree.map(move, params, sizes, scaled), norm
 
@@ -111,8 +115,7 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
             losses |= point.losses
             prefix = "sam" if optimizer is None else f"sam/{optimizer}"
             metrics[f"{prefix}/ascent_norm"] = point.norm
-        first_loss, *others = losses.values()
-        return output.replace(loss=sum(others, start=first_loss), losses=losses, metrics=metrics)
+        return output.replace(loss=_sum_terms(losses), losses=losses, metrics=metrics)
 
     def _differentiate(
         self,
@@ -134,11 +137,10 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
 
         def compute_loss(params: PyTree) -> tuple[Array, fg.Output]:
             output = compute_output(eqx.combine(params, first_static))
-            first_loss, *others = _select_losses(output, optimizer).values()
-            return sum(others, start=first_loss), output
+            return _sum_terms(_select_losses(output, optimizer)), output
 
         grads, output = jax.grad(compute_loss, has_aux=True)(first_params)
-        worst, norm = self._ascent.find_worst(first_params, grads)
+        worst, norm = self._ascent.find_worst(first_params, fg.conjugate_gradients(grads))
         # The worst point is the weights plus a constant, so that a gradient there counts as one by
         # the weights.
         moved = jax.tree.map(_replace_value, params, worst)
@@ -197,6 +199,13 @@ def _select_losses(output: fg.Output, optimizer: str | None) -> dict[str, Array]
     }
 
 
+def _sum_terms(losses: dict[str, Array]) -> Array:
+    first, *others = losses.values()
+    # Their dtypes may differ, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        return sum(others, start=first)
+
+
 def _stop_gradient(tree: PyTree) -> PyTree:
     arrays, others = eqx.partition(tree, eqx.is_inexact_array)
     return eqx.combine(jax.lax.stop_gradient(arrays), others)
@@ -217,4 +226,4 @@ def _differentiate_replaced(
 
 def _widen(array: Array) -> Array:
     """Return an array in float32 at least: squares of half precision are infinite from 256 on."""
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    return array.astype(np.promote_types(array.dtype, np.float32))

@@ -1,6 +1,6 @@
 """What an engine builds for one kind of model: update rule, traced step, layout, executables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,9 +37,27 @@ from fulgurite.training.state import ModelInit, TrainState
 from fulgurite.training.step import TrainStep
 from fulgurite.training.update import GradientUpdate, UpdateRule
 from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.tree.specs import check_same_structure, copy_arrays, is_array, shape_spec
+from fulgurite.tree.specs import (
+    check_same_structure,
+    copy_arrays,
+    format_tree,
+    is_array,
+    shape_spec,
+)
 from fulgurite.tree.typecheck import check_module_fields
 from fulgurite.triggers import StepRange
+
+# What JAX raises where Python needs the value of a traced array.
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+_HOW_WITHOUT_VALUES = (
+    "Arrays have no values there, because one program serves all modules of a kind: make a number "
+    "such as a learning rate a Python number or a static field, eqx.field(static=True); an "
+    "optimizer that needs the initial weights can keep the params of its init in its state"
+)
 
 
 class Program:
@@ -78,7 +96,7 @@ class Program:
         self._metric_specs = WindowSpec({}, {}, ())
         self._step_programs: list[ClosedJaxpr] = []
         with services.sharding.mesh_context():
-            without_metrics: TrainState = eqx.filter_eval_shape(
+            _, without_metrics = self._trace(
                 self._init_state, model_init, model_init.arrays, key, key
             )
             self._metric_specs = unite_metric_specs(
@@ -292,14 +310,21 @@ class Program:
     def _get_optimizers(self, module: Any) -> dict[str, OptimizerSpec]:
         """Return the optimizers of a plugin or of the module, after the gradient transformations of
         plugins."""
-        configured = self._hooks.ask("configure_optimizers", module=module)
-        if configured is None:
-            source = f"{type(module).__name__}.configure_optimizers"
-            configured = get_method(module, "configure_optimizers")(module)
-        else:
-            hooks = self._hooks.implementations("configure_optimizers")
-            names = ", ".join(hook.plugin.name for hook in hooks)
-            source = f"hook configure_optimizers of {names}"
+        self._optimizer_source = source = f"{type(module).__name__}.configure_optimizers"
+        try:
+            configured = self._hooks.ask("configure_optimizers", module=module)
+            if configured is None:
+                configured = get_method(module, "configure_optimizers")(module)
+            else:
+                hooks = self._hooks.implementations("configure_optimizers")
+                names = ", ".join(hook.plugin.name for hook in hooks)
+                source = f"hook configure_optimizers of {names}"
+                self._optimizer_source += f", or the {source},"
+        except _NEEDS_VALUES as error:
+            raise ModelError(
+                f"{self._optimizer_source} asked for the value of an array of the module. "
+                f"{_HOW_WITHOUT_VALUES}"
+            ) from error
         optimizers = dict(as_optimizer_specs(configured, source))
         for name, optimizer in optimizers.items():
             transforms = optax.chain(optax.identity(), *self._get_gradient_transforms(module, name))
@@ -357,10 +382,30 @@ class Program:
             batch: a batch.
             resident: the arrays on the device that indexed batches are gathered from.
         """
-        trace = eqx.filter_make_jaxpr(self._compute_step_metrics)
-        program, metrics, static = trace(state, shape_spec(batch), shape_spec(resident))
+        arguments = state, shape_spec(batch), shape_spec(resident)
+        program, metrics = self._trace(self._compute_step_metrics, *arguments)
         self._step_programs.append(program)
-        return eqx.combine(metrics, static)
+        return metrics
+
+    def _trace(self, function: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
+        """Return the program of a function, and its result with `jax.ShapeDtypeStruct`s for arrays.
+
+        Args:
+            function: of trees of arrays and of anything else.
+            arguments: with arrays, or with specs of them.
+
+        Raises:
+            ModelError: the update rule holds an array of the module that it was built for, which
+                belongs to another trace, one that is over.
+        """
+        program, arrays, static = eqx.filter_make_jaxpr(function)(*arguments)
+        held = [const for const in program.consts if isinstance(const, Tracer)]
+        if held:
+            raise ModelError(
+                f"{self._optimizer_source} gave an optimizer an array of the module, or one "
+                f"computed from it, {format_tree(held[0])}. {_HOW_WITHOUT_VALUES}"
+            )
+        return program, eqx.combine(arrays, static)
 
     def _compute_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
         due = jnp.zeros(len(self._services.settings.due_names), bool)

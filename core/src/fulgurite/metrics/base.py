@@ -377,8 +377,17 @@ def as_class_indices(logits: Array, labels: Values, metric_name: str) -> Int[Arr
 
 
 def to_float(values: Any) -> Array:
-    """Convert to a strongly typed float array: float64 stays, all else becomes float32."""
+    """Convert to a strongly typed float array: float64 stays, all else becomes float32.
+
+    Raises:
+        ConfigurationError: the values are complex, and their imaginary parts would be lost.
+    """
     values = jnp.asarray(values)
+    if jnp.iscomplexobj(values):
+        raise ConfigurationError(
+            f"the values of a metric are {values.dtype}: give real ones, such as "
+            "jnp.abs(values), jnp.real(values) or jnp.imag(values)"
+        )
     dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
     return jax.lax.convert_element_type(values, dtype)
 

@@ -187,7 +187,8 @@ class Accuracy(Metric):
                 f"Accuracy of binary logits of shape {logits.shape} with labels of shape "
                 f"{labels.shape}; give one label for each logit"
             )
-        is_correct = ((logits > threshold) == labels) & ~jnp.isnan(logits)
+        preds = (logits > threshold).astype(labels.dtype)
+        is_correct = (preds == labels) & ~jnp.isnan(logits)
         return Accuracy(Mean.from_values(is_correct, mask))
 
     def compute(self) -> Value:

@@ -103,7 +103,9 @@ def group_by_weight(
 def sum_values(values: Iterable[Any]) -> Any:
     """Return the sum of at least one value."""
     first, *others = values
-    return sum(others, start=first)
+    # Their dtypes may differ, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        return sum(others, start=first)
 
 
 def split_loss(name: str, value: Any) -> tuple[Any, Any]:

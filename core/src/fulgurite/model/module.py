@@ -137,7 +137,9 @@ class Module(eqx.Module):
     def configure_optimizers(self) -> optax.GradientTransformation | dict[str, OptimizerSpec]:
         """Return the optimizer, or several by name.
 
-        Called once, on a module of traced arrays: they have shapes and dtypes, and no values.
+        Called once, on a module of traced arrays: they have shapes and dtypes, and no values, so an
+        optimizer cannot hold them. A learning rate is a Python number or a static field; an
+        optimizer that needs the initial weights keeps the `params` of its `init` in its state.
         """
         raise ModelError(
             f"{type(self).__name__} has no optimizer: define configure_optimizers(self) to return "

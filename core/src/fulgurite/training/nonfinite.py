@@ -128,7 +128,7 @@ class NonFiniteTracker(eqx.Module):
             skip: whether a bad update is left out.
         """
         if skip:
-            return replace(self, skipped=self.skipped + bad)
+            return replace(self, skipped=self.skipped + bad.astype(jnp.int32))
         is_first = bad & (self.step < 0)
         return replace(
             self,

@@ -17,6 +17,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.module import OptimizerSpec, is_floating_array
 from fulgurite.model.output import Output
 from fulgurite.training.state import TrainState
+from fulgurite.tree.select import select_from_parts
 from fulgurite.triggers import StepRange
 
 Forward = Callable[..., Output]
@@ -80,7 +81,8 @@ class UpdateRule:
 
         Args:
             state: the state before.
-            grads: the gradients, a tree like the module.
+            grads: the gradients, a tree like the module, as `compute_gradients` returns them; those
+                of `jax.grad` after `conjugate_gradients`.
             output: of the forward pass.
         """
         raise ModelError(
@@ -203,7 +205,8 @@ class GradientUpdate(UpdateRule):
 
     def init(self, module: PyTree) -> PyTree:
         params = eqx.filter(module, self.spec.param_mask(module))
-        return self.spec.gradient_transform.init(params), self.spec.optimizer.init(params)
+        with select_from_parts(module):
+            return self.spec.gradient_transform.init(params), self.spec.optimizer.init(params)
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
         return self.spec.param_mask(module)
@@ -229,16 +232,17 @@ class GradientUpdate(UpdateRule):
         params = eqx.filter(state.module, param_mask)
         raw_grads = eqx.filter(grads, param_mask)
         transform_state, optimizer_state = state.opt_state
-        grads, transform_state = self.spec.gradient_transform.update(
-            raw_grads, transform_state, params
-        )
         # Line searches and the like need the loss, its gradient, and a function to compute it.
         update = optax.with_extra_args_support(self.spec.optimizer).update
-        updates, optimizer_state = update(
-            grads, optimizer_state, params, value=output.loss, grad=grads, value_fn=loss
-        )
+        with select_from_parts(state.module):
+            grads, transform_state = self.spec.gradient_transform.update(
+                raw_grads, transform_state, params
+            )
+            updates, optimizer_state = update(
+                grads, optimizer_state, params, value=output.loss, grad=grads, value_fn=loss
+            )
         state = state.replace(
-            module=eqx.apply_updates(state.module, updates),
+            module=apply_updates(state.module, updates),
             model_state=output.model_state,
             opt_state=(transform_state, optimizer_state),
         )
@@ -249,6 +253,8 @@ def compute_gradients(
     forward: Forward, module: PyTree, batch: Any, ctx: Context, param_mask: PyTree[bool] = None
 ) -> tuple[PyTree, Output]:
     """Return the gradient of the total loss, and the output of the forward pass.
+
+    The gradient by complex numbers is conjugated, as `conjugate_gradients` says.
 
     Args:
         forward: the engine's forward pass.
@@ -266,7 +272,8 @@ def compute_gradients(
         return output.loss, output
 
     grads, output = jax.grad(total, has_aux=True)(params)
-    return hide_weightless(grads, output.loss_weights.values()), output
+    grads = hide_weightless(conjugate_gradients(grads), output.loss_weights.values())
+    return grads, output
 
 
 def hide_weightless(grads: PyTree, weights: Iterable[Array]) -> PyTree:
@@ -282,3 +289,36 @@ def hide_weightless(grads: PyTree, weights: Iterable[Array]) -> PyTree:
     if not isinstance(first, Tracer) or any(weight is not first for weight in others[:-1]):
         return grads
     return jax.tree.map(lambda grad: jnp.where(first == 0, 0, grad), grads)
+
+
+def conjugate_gradients(grads: PyTree) -> PyTree:
+    """Return the direction of steepest ascent, which optimizers follow backwards.
+
+    `jax.grad` returns the conjugate of it: of `abs(z) ** 2` by `z` it is `2 * conj(z)`, and the
+    loss grows fastest along `2 * z`. Real gradients are returned unchanged.
+
+    Args:
+        grads: as `jax.grad` returns them, None for what has no gradient.
+    """
+    return jax.tree.map(lambda grad: grad.conj() if jnp.iscomplexobj(grad) else grad, grads)
+
+
+def apply_updates(module: PyTree, updates: PyTree) -> PyTree:
+    """Return a module with updates added, each array in the dtype that it had.
+
+    Like `optax.apply_updates`, which casts too: an optimizer with moments in float32 returns
+    float32 updates of bfloat16 parameters.
+
+    Args:
+        module: the module.
+        updates: what an optimizer returned, None for what it does not update.
+    """
+
+    def add(update: Any, param: Any) -> Any:
+        if update is None:
+            return param
+        # Wider than either, also where jax is told to promote nothing by itself.
+        with jax.numpy_dtype_promotion("standard"):
+            return (param + update).astype(param.dtype)
+
+    return jax.tree.map(add, updates, module, is_leaf=lambda node: node is None)

@@ -5,7 +5,9 @@ last item of a list or tuple; within a name `*` and `?` are characters.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -28,6 +30,9 @@ from fulgurite.tree.paths import (
 )
 
 Choice = Callable[[PyTree], list[bool]]
+
+# The tree that others are parts of, in a list of one; None outside of `select_from_parts`.
+_whole: ContextVar[list[PyTree] | None] = ContextVar("whole", default=None)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,9 @@ class Selector:
     for each array chosen and False for every other leaf. To choose nothing is a PathError, for the
     whole and for each pattern and function in it.
 
+    As a mask of an optimizer, it gets the part of the module that the optimizer updates, such as
+    what is not frozen. It may choose nothing there, but must choose something in the module.
+
     Example:
         weights = fg.select("weight") & ~fg.select("layers[0]")
     """
@@ -95,6 +103,10 @@ class Selector:
     choose: Choice
 
     def __call__(self, tree: PyTree) -> PyTree[bool]:
+        whole = _whole.get()
+        if whole is not None:
+            with _set_whole(None):
+                self(whole[0])
         mask = _check_not_empty(self.choose(tree), self.text, tree)
         return jax.tree.unflatten(jax.tree.structure(tree), mask)
 
@@ -106,6 +118,28 @@ class Selector:
 
     def __invert__(self) -> "Selector":
         return Selector(f"~{self.text}", partial(_invert, self.choose))
+
+
+@contextmanager
+def select_from_parts(whole: PyTree) -> Iterator[None]:
+    """Let selectors choose nothing in the block, as long as they choose something in a tree.
+
+    For optimizers, whose masks get the part of a module that is updated.
+
+    Args:
+        whole: the tree that others are parts of.
+    """
+    with _set_whole([whole]):
+        yield
+
+
+@contextmanager
+def _set_whole(whole: list[PyTree] | None) -> Iterator[None]:
+    token = _whole.set(whole)
+    try:
+        yield
+    finally:
+        _whole.reset(token)
 
 
 def select(*patterns: str | Callable[[Any], Any]) -> Selector:
@@ -181,8 +215,9 @@ def _choose_by_function(function: Callable[[Any], Any], tree: PyTree) -> list[bo
 
 
 def _check_not_empty(mask: list[bool], text: str, tree: PyTree) -> list[bool]:
-    """Return `mask`; raise a PathError that lists the nearest paths if nothing is chosen."""
-    if not any(mask):
+    """Return `mask`; raise a PathError that lists the nearest paths if nothing is chosen, unless
+    `select_from_parts` allows it."""
+    if not any(mask) and _whole.get() is None:
         paths = [path for path, leaf in leaves_with_paths(tree) if is_array_like(leaf)]
         nearest = ", ".join(get_close_matches(text, paths, n=6, cutoff=0)) or "none"
         raise PathError(

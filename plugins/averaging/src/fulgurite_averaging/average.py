@@ -7,6 +7,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 from fulgurite.errors import ConfigurationError, check_one_of
 from jaxtyping import Array, Int, PyTree
 
@@ -166,7 +167,7 @@ class Average:
         """
         averages = (state.module, state.model_state)
         is_counted = is_update & (step > state.after)
-        num_updates = state.num_updates + is_counted
+        num_updates = jnp.where(is_counted, state.num_updates + 1, state.num_updates)
         is_due = is_counted & (num_updates % self.rule.every == 0)
         weight = jnp.where(is_due, self.rule.compute_weight(state.count), 0.0)
         if isinstance(self.rule, Mean):
@@ -187,7 +188,7 @@ class Average:
         return AverageState(
             module=averages[0],
             model_state=averages[1],
-            count=state.count + is_due,
+            count=jnp.where(is_due, state.count + 1, state.count),
             num_updates=num_updates,
             after=state.after,
         )
@@ -216,7 +217,7 @@ def _select_floats(tree: PyTree) -> PyTree:
 def _as_averages(tree: PyTree) -> PyTree:
     """Return the floating-point arrays of a tree; an average of small changes needs float32."""
     return jax.tree.map(
-        lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), _select_floats(tree)
+        lambda leaf: leaf.astype(np.promote_types(leaf.dtype, np.float32)), _select_floats(tree)
     )
 
 
@@ -224,7 +225,9 @@ def _interpolate(average: Array, leaf: Array, weight: Array) -> Array:
     """Return the average after a leaf that counts `weight`. Both ends are exact: a weight of 1, and
     a leaf that equals the average."""
     leaf = leaf.astype(average.dtype)
-    moved = average + weight.astype(average.real.dtype) * (leaf - average)
+    # Of complex numbers the weight is real, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        moved = average + weight.astype(average.real.dtype) * (leaf - average)
     return jnp.where(weight == 1, leaf, moved)
 
 

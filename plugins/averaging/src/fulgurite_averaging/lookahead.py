@@ -100,7 +100,7 @@ class Lookahead:
         """
         fast = eqx.filter(module, eqx.is_inexact_array)
         is_update = jnp.bool_(True) if is_update is None else is_update
-        num_updates = state.num_updates + is_update
+        num_updates = state.num_updates + is_update.astype(jnp.int32)
         is_due = is_update & (num_updates % self.period == 0)
 
         def move() -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 
+import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from jaxtyping import Array, Float, Int
@@ -71,7 +72,7 @@ class EMA:
         if self.warmup:
             decay = jnp.minimum(decay, (1 + count) / (10 + count))
         if self.debiased:
-            return (1 - decay) / (1 - decay ** (count + 1))
+            return (1 - decay) / (1 - jax.lax.pow(decay, count + 1))
         return 1 - decay
 
 

@@ -1,6 +1,7 @@
 """The statistics of batch normalization, from a pass over data."""
 
 import copy
+from dataclasses import replace
 from typing import Any, Self
 
 import equinox as eqx
@@ -9,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
 from fulgurite.training.forward import count_examples
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 
 class _Moments(fg.metrics.Metric):
     """The first two moments of the inputs of a layer, by channel.
 
     Attributes:
-        weight: float32, the number of examples.
+        weight: float32, the number of examples; 0 if training does not update the layer.
         first: float32 `(channels,)`, the sum of the means of batches.
         second: float32 `(channels,)`, the sum of their second moments.
     """
@@ -32,24 +33,38 @@ class _Moments(fg.metrics.Metric):
         return jax.tree.map(jnp.zeros_like, self)
 
     def compute(self) -> dict[str, Any]:
-        mean = self.first / self.weight
-        return {"mean": mean, "variance": self.second / self.weight - mean**2}
+        return {"weight": self.weight, "first": self.first, "second": self.second}
 
 
 class _Collector(fg.Module):
-    """Runs a module as in training and measures what its batch normalization sees."""
+    """Runs a module as in training and measures what its batch normalization sees.
+
+    Attributes:
+        module: the module.
+        inference_flags: of its layers, before the evaluation sets all of them: what is in inference
+            mode, such as a pretrained part, is so in training too.
+    """
 
     module: Any
+    inference_flags: tuple[Any, ...] = eqx.field(static=True)
 
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         """Return the moments of each layer."""
-        with fg.training_mode(True, self.module) as module:
+        module = eqx.tree_at(_list_inference_flags, self.module, self.inference_flags)
+        layers = _list_layers(module)
+        assert ctx.model_state is not None
+        before = _prepare_state(ctx.model_state, layers)
+        # A copy: a layer that sets an entry makes the state unusable.
+        ctx = replace(ctx, model_state=jax.tree.map(lambda leaf: leaf, before))
+        with fg.training_mode(True):
             module = jax.tree.map(_without_momentum, module, is_leaf=_is_batch_norm)
             output = module.training_step(batch, ctx)
-        weight = count_examples(batch, ctx)
+        num_examples = count_examples(batch, ctx)
         moments = {}
-        for number, layer in enumerate(_list_layers(module)):
+        for number, layer in enumerate(layers):
             mean, variance = output.model_state.get(_get_index(layer))
+            is_updated = _is_updated(before, output.model_state, layer)
+            weight = jnp.where(is_updated, num_examples, 0)
             second = variance + mean**2
             moments[f"{number}"] = _Moments(weight, weight * mean, weight * second)
         return fg.Output(metrics=moments)
@@ -63,7 +78,9 @@ def recompute_statistics(
     A running average is of the weights of earlier steps, and that of averaged weights belongs to no
     model at all. This runs the model over the data once, as in training, and sets mean and variance
     of every `eqx.nn.BatchNorm` to those over all examples; with several such layers, each sees the
-    outputs of those before it as in training, normalized by batch.
+    outputs of those before it as in training, normalized by batch. Layers in inference mode, such
+    as those of a teacher, run so here too, and the statistics of what `training_step` does not
+    update stay as they are.
 
     Source: Izmailov et al. 2018, arXiv:1803.05407, section 3.2.
 
@@ -78,7 +95,7 @@ def recompute_statistics(
         stay usable.
 
     Raises:
-        ModelError: the model has no batch normalization.
+        ModelError: the model has no batch normalization, or training updates none of it.
     """
     state = model.state if isinstance(model, fg.FitResult) else model
     if isinstance(state, fg.TrainState):
@@ -91,18 +108,25 @@ def recompute_statistics(
             f"{type(module).__name__} has no eqx.nn.BatchNorm, so there are no statistics to "
             "recompute"
         )
+    collector = _Collector(module, tuple(_list_inference_flags(module)))
     metrics = engine.evaluate(
-        (_Collector(module), model_state), data, name="statistics", num_batches=num_batches
+        (collector, model_state), data, name="statistics", num_batches=num_batches
     )
     # A copy: setting an entry makes the old state unusable.
     model_state = jax.tree.map(jnp.copy, model_state)
-    for number, layer in enumerate(layers):
-        model_state = _set_statistics(
-            model_state,
-            layer,
-            jnp.asarray(metrics[f"{number}/mean"]),
-            jnp.asarray(metrics[f"{number}/variance"]),
+    used = [number for number in range(len(layers)) if metrics[f"{number}/weight"] > 0]
+    if not used:
+        raise ModelError(
+            f"training_step of {type(module).__name__} updates the statistics of no "
+            "eqx.nn.BatchNorm, so there are none to recompute: take those to be recomputed out of "
+            "inference mode, eqx.nn.inference_mode(layer, value=False)"
         )
+    for number in used:
+        first, second = (
+            jnp.asarray(metrics[f"{number}/{name}"]) / metrics[f"{number}/weight"]
+            for name in ("first", "second")
+        )
+        model_state = _set_statistics(model_state, layers[number], first, second - first**2)
     if isinstance(state, fg.TrainState):
         return state.replace(model_state=model_state)
     return module, model_state
@@ -118,10 +142,7 @@ def _set_statistics(
         assert layer.ema_first_time_index is not None
         model_state = model_state.set(layer.ema_first_time_index, jnp.array(False))
     else:
-        # The layer divides by this, because its running average begins at zero.
-        assert layer.batch_counter is not None
-        count = model_state.get(layer.batch_counter)
-        scale = jnp.where(count == 0, 1, 1 - layer.momentum**count)
+        scale = _get_scale(model_state, layer)
         mean, variance = mean * scale, variance * scale
     return model_state.set(
         index, (mean.astype(old_mean.dtype), variance.astype(old_variance.dtype))
@@ -141,6 +162,61 @@ def _get_index(layer: eqx.nn.BatchNorm) -> eqx.nn.StateIndex:
     index = layer.ema_state_index if layer.mode == "ema" else layer.batch_state_index
     assert index is not None
     return index
+
+
+def _list_inference_flags(module: Any) -> list[Any]:
+    """Return the flags that `eqx.nn.inference_mode` sets, in its order."""
+    nodes = jax.tree.leaves(module, is_leaf=_has_inference_flag)
+    return [node.inference for node in nodes if _has_inference_flag(node)]
+
+
+def _has_inference_flag(node: Any) -> bool:
+    return hasattr(node, "inference")
+
+
+def _prepare_state(model_state: eqx.nn.State, layers: list[eqx.nn.BatchNorm]) -> eqx.nn.State:
+    """Return the model state for layers without momentum: those in inference mode normalize as
+    before, and `_is_updated` tells which ones are not.
+
+    Args:
+        model_state: the state, which stays usable.
+        layers: with their momentum.
+    """
+    model_state = jax.tree.map(lambda leaf: leaf, model_state)
+    for layer in layers:
+        if layer.mode == "ema":
+            assert layer.ema_first_time_index is not None
+            model_state = model_state.set(layer.ema_first_time_index, jnp.array(True))
+        else:
+            index = _get_index(layer)
+            scale = _get_scale(model_state, layer)
+            mean, variance = model_state.get(index)
+            model_state = model_state.set(index, (mean / scale, variance / scale))
+    return model_state
+
+
+def _is_updated(
+    before: eqx.nn.State, after: eqx.nn.State, layer: eqx.nn.BatchNorm
+) -> Bool[Array, ""]:
+    """Return whether a layer has updated its statistics.
+
+    Args:
+        before: the state from `_prepare_state`.
+        after: the state of the output.
+        layer: the layer.
+    """
+    if layer.mode == "ema":
+        assert layer.ema_first_time_index is not None
+        return ~after.get(layer.ema_first_time_index)
+    assert layer.batch_counter is not None
+    return after.get(layer.batch_counter) > before.get(layer.batch_counter)
+
+
+def _get_scale(model_state: eqx.nn.State, layer: eqx.nn.BatchNorm) -> Array:
+    """Return what a layer of mode `batch` divides its running average by, which begins at zero."""
+    assert layer.batch_counter is not None
+    count = model_state.get(layer.batch_counter)
+    return jnp.where(count == 0, 1, 1 - jnp.float32(layer.momentum) ** count.astype(jnp.float32))
 
 
 def _without_momentum(node: Any) -> Any:

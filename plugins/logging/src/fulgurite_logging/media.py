@@ -115,6 +115,11 @@ class Histogram(Media):
             raise ModelError(
                 f"media.Histogram: there is no array of numbers in {type(values).__name__}"
             )
+        if any(map(jnp.iscomplexobj, arrays)):
+            raise ModelError(
+                "media.Histogram: complex numbers have no order: give real ones, such as "
+                "jax.tree.map(jnp.abs, values)"
+            )
         flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in arrays])
         finite = jnp.isfinite(flat)
         low = jnp.min(flat, where=finite, initial=jnp.inf)
@@ -122,7 +127,7 @@ class Histogram(Media):
         low = jnp.where(finite.any(), low, 0.0)
         high = jnp.where(finite.any(), high, 0.0)
         counts, edges = jnp.histogram(
-            jnp.where(finite, flat, low), bins, (low, high), weights=finite.astype(jnp.int32)
+            jnp.where(finite, flat, low), bins, (low, high), weights=finite.astype(flat.dtype)
         )
         return Histogram(counts.astype(jnp.int32), edges)
 

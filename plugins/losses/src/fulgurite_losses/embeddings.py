@@ -300,7 +300,7 @@ def _take_mean(
     values: Float[Array, "..."], present: Bool[Array, "..."], axis: tuple[int, ...]
 ) -> Float[Array, " n"]:
     """Return the mean of what is present along axes; 0 where nothing is."""
-    count = jnp.sum(present, axis=axis)
+    count = jnp.sum(present, axis=axis, dtype=values.dtype)
     return jnp.sum(jnp.where(present, values, 0), axis=axis) / jnp.maximum(count, 1)
 
 

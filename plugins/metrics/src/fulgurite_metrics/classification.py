@@ -149,7 +149,7 @@ class _ClassRatio(Metric):
                 "predictions are booleans such as `logits > 0`, and both have one shape"
             )
         predicted = apply_mask(preds, mask, False)
-        actual = apply_mask(labels == 1, mask, False)
+        actual = apply_mask(labels == jnp.ones((), labels.dtype), mask, False)
         index = jax.lax.broadcasted_iota(jnp.int32, preds.shape, preds.ndim - 1)
         hits, predictions, positives = (
             count_indices(jnp.where(chosen, index, -1), preds.shape[-1])

@@ -48,8 +48,8 @@ class NDCG(Metric):
         items = scores.shape[-1]
         if top_k is not None and top_k < 1:
             raise ConfigurationError(f"NDCG with top_k={top_k}; it must be at least 1, or None")
-        position = jnp.arange(items)
-        discounts = jnp.where(position < (top_k or items), 1 / jnp.log2(position + 2.0), 0)
+        position = jnp.arange(items, dtype=jnp.float32)
+        discounts = jnp.where(position < (top_k or items), 1 / jnp.log2(position + 2), 0)
         gain = _sum_gains(scores, relevance, present, discounts)
         best = _sum_gains(relevance, relevance, present, discounts)
         values = jnp.where(best == 0, 0, gain / jnp.where(best == 0, 1, best))
@@ -111,7 +111,8 @@ def _sum_gains(
     larger = jnp.sum((scores[:, None, :] > scores[:, :, None]) & present[:, None, :], axis=-1)
     equal = jnp.sum((scores[:, None, :] == scores[:, :, None]) & present[:, None, :], axis=-1)
     cumulative = jnp.concatenate([jnp.zeros(1, discounts.dtype), jnp.cumsum(discounts)])
-    shared = (cumulative[larger + equal] - cumulative[larger]) / jnp.maximum(equal, 1)
+    num_equal = jnp.maximum(equal, 1).astype(discounts.dtype)
+    shared = (cumulative[larger + equal] - cumulative[larger]) / num_equal
     # A NaN that is not masked equals nothing, not even itself; it must not be hidden.
     shared = jnp.where(jnp.isnan(scores), jnp.nan, shared)
     return jnp.sum(jnp.where(present, relevance * shared, 0), axis=-1)

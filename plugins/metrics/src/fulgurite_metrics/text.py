@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
@@ -83,7 +84,8 @@ class BLEU(Metric):
         numpy = get_array_namespace(matches)
         is_missing = matches == 0
         # The n-th order without a match counts as 1 / 2^n of a match.
-        smoothed = numpy.where(is_missing, 0.5 ** numpy.cumsum(is_missing), matches)
+        with jax.numpy_dtype_promotion("standard"):
+            smoothed = numpy.where(is_missing, 0.5 ** numpy.cumsum(is_missing), matches)
         precision = smoothed / numpy.where(totals == 0, 1, totals)
         brevity = numpy.exp(
             numpy.minimum(0, 1 - reference_length / numpy.where(length == 0, 1, length))
@@ -180,7 +182,8 @@ def _compute_chrf(matches: Any, totals: Any, reference_totals: Any, *, numpy: An
     """Return the score of counts by length; lengths that one side does not have are left out."""
     is_counted = (totals > 0) & (reference_totals > 0)
     num_counted = numpy.maximum(numpy.sum(is_counted), 1)
-    weight = is_counted / num_counted
+    with jax.numpy_dtype_promotion("standard"):
+        weight = is_counted / num_counted
     precision = numpy.sum(weight * matches / numpy.where(is_counted, totals, 1))
     recall = numpy.sum(weight * matches / numpy.where(is_counted, reference_totals, 1))
     denominator = 4 * precision + recall

@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import fulgurite as fg
+import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.tree.paths import leaves_with_paths
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class GradientClip:
             return None
         transforms = []
         if self.max_value is not None:
-            transforms.append(optax.clip(self.max_value))
+            transforms.append(_clip_values(self.max_value))
         if self.max_norm is not None:
             transforms.append(optax.clip_by_global_norm(self.max_norm))
         return optax.chain(*transforms)
@@ -58,6 +60,22 @@ class GradientClip:
                 f"{self}: there is no such optimizer. "
                 f"{did_you_mean(str(self.optimizer), self._known_optimizers)}"
             )
+
+
+def _clip_values(max_value: float) -> optax.GradientTransformation:
+    """Return `optax.clip`, which raises a ConfigurationError for complex gradients."""
+    clip = optax.clip(max_value)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        for path, leaf in leaves_with_paths(updates):
+            if jnp.iscomplexobj(leaf):
+                raise ConfigurationError(
+                    f"GradientClip: the gradient of {path} is {leaf.dtype}, and complex numbers "
+                    "have no order to clip each by max_value: use max_norm"
+                )
+        return clip.update(updates, state, params)
+
+    return optax.GradientTransformation(clip.init, update)
 
 
 def _is_positive_number(value: Any) -> bool:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from fulgurite.tree.select import Selector
-from jaxtyping import Array, Float
+from jaxtyping import Array, Inexact
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Constraint:
         return jax.tree.map(constrain, module, self.where(module))
 
     @abstractmethod
-    def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, weight: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
         """Return the allowed weight that replaces `weight`."""
 
 
@@ -80,7 +80,7 @@ class UnitNorm(Constraint):
 
     axis: int | tuple[int, ...] = -1
 
-    def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, weight: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
         try:
             norm = jnp.linalg.norm(weight, axis=self.axis, keepdims=True)
         except (TypeError, ValueError) as error:
@@ -88,6 +88,7 @@ class UnitNorm(Constraint):
                 f"UnitNorm: an array {list(weight.shape)} has no axis {self.axis!r}: choose "
                 "another axis, or select other arrays"
             ) from error
+        norm = norm.astype(weight.dtype)
         return jnp.where(norm == 0, weight, weight / jnp.where(norm == 0, 1, norm))
 
 
@@ -102,7 +103,8 @@ class NonNegative(Constraint):
         NonNegative("scale")
     """
 
-    def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, weight: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
+        _check_real(weight, "NonNegative")
         return jnp.maximum(weight, 0)
 
 
@@ -130,5 +132,20 @@ class WeightClip(Constraint):
                 f"WeightClip: max_value is {self.max_value!r}; it must be positive"
             )
 
-    def __call__(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, weight: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
+        _check_real(weight, "WeightClip")
         return jnp.clip(weight, -self.max_value, self.max_value)
+
+
+def _check_real(weight: Inexact[Array, "..."], name: str) -> None:
+    """Raise a ConfigurationError if a weight is complex.
+
+    Args:
+        weight: the weight.
+        name: of the constraint.
+    """
+    if jnp.iscomplexobj(weight):
+        raise ConfigurationError(
+            f"{name}: an array {list(weight.shape)} is {weight.dtype}, and complex numbers have no "
+            "order: select other arrays, or use a Constraint of your own"
+        )

@@ -192,7 +192,11 @@ def scale_rate_of_part(
             part = copy_schedules(state.part, state.rest)
             part_updates, part = optimizer.update(part_updates, part, part_params, **part_args)
             rate = compute_rate(num_updates)
-            part_updates = jax.tree.map(lambda leaf: (rate * leaf).astype(leaf.dtype), part_updates)
+            # Wider than either, also where jax is told to promote nothing by itself.
+            with jax.numpy_dtype_promotion("standard"):
+                part_updates = jax.tree.map(
+                    lambda leaf: (rate * leaf).astype(leaf.dtype), part_updates
+                )
             num_updates = num_updates + 1
         return eqx.combine(part_updates, rest_updates), PartState(num_updates, rest, part)
 

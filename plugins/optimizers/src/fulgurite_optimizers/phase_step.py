@@ -8,6 +8,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from fulgurite.errors import ModelError
 from fulgurite.metrics import ExponentialMovingAverage, LastValue
@@ -18,6 +19,8 @@ from fulgurite.metrics.conversion import (
     group_by_weight,
     sum_values,
 )
+from fulgurite.training.update import apply_updates, conjugate_gradients
+from fulgurite.tree.select import select_from_parts
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fulgurite_optimizers.gradients import ComputeGradient, LossTerms, PhaseGradients
@@ -192,26 +195,29 @@ class PhaseStep:
     ) -> PhaseResult:
         gradient_module = module if self.gradient_module is None else self.gradient_module
         part = self.compute_gradient(self.name, gradient_module, batch, ctx)
+        part = part._replace(grads=conjugate_gradients(part.grads))
         params = eqx.filter(gradient_module, self.phase.param_mask(gradient_module))
-        grads, transform_state = self.phase.gradient_transform.update(
-            part.grads, state.gradient_transform, params
-        )
-        if isinstance(state.optimizer, StepsState):
-            # The mean gradient of several steps does not belong to the loss of this one.
-            extra_args = {"weight": self._get_only_weight(part)}
-        else:
-            extra_args = {"value": sum_values(part.terms.values()), "grad": grads}
-        updates, optimizer_state = optax.with_extra_args_support(self.phase.optimizer).update(
-            grads, state.optimizer, params, **extra_args
-        )
-        params = eqx.apply_updates(eqx.filter(module, self.phase.param_mask(module)), updates)
+        update = optax.with_extra_args_support(self.phase.optimizer).update
+        with select_from_parts(gradient_module):
+            grads, transform_state = self.phase.gradient_transform.update(
+                part.grads, state.gradient_transform, params
+            )
+            if isinstance(state.optimizer, StepsState):
+                # The mean gradient of several steps does not belong to the loss of this one.
+                extra_args = {"weight": self._get_only_weight(part)}
+            else:
+                extra_args = {"value": sum_values(part.terms.values()), "grad": grads}
+            updates, optimizer_state = update(grads, state.optimizer, params, **extra_args)
+        params = apply_updates(eqx.filter(module, self.phase.param_mask(module)), updates)
         is_update = jnp.bool_(True)
         if isinstance(optimizer_state, StepsState):
             is_update = optimizer_state.num_accumulated == 0
         losses, weights = self._name_losses(part)
         return PhaseResult(
             params=params,
-            state=PhaseState(transform_state, optimizer_state, state.updates + is_update),
+            state=PhaseState(
+                transform_state, optimizer_state, state.updates + is_update.astype(jnp.int32)
+            ),
             model_state=part.model_state,
             raw_grads=part.grads,
             grads=grads,
@@ -286,7 +292,7 @@ def _average(first: Array, first_weight: Array, second: Array, second_weight: Ar
 def _compute_norm(grads: PyTree) -> Float[Array, ""]:
     """Return the global norm; squares of half precision would be infinite from 256 on."""
     return optax.tree.norm(
-        jax.tree.map(lambda grad: grad.astype(jnp.promote_types(grad.dtype, jnp.float32)), grads)
+        jax.tree.map(lambda grad: grad.astype(np.promote_types(grad.dtype, np.float32)), grads)
     )
 
 

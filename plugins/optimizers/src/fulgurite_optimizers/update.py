@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import optax
 from fulgurite.metrics import LastValue
 from fulgurite.metrics.conversion import sum_values
-from fulgurite.training.update import Forward
+from fulgurite.training.update import Forward, apply_updates
+from fulgurite.tree.select import select_from_parts
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_optimizers.gradients import Gradients
@@ -52,9 +53,10 @@ class PhasedUpdate(fg.UpdateRule):
         states = {}
         for name, phase in self._phases.items():
             params = eqx.filter(module, phase.param_mask(module))
-            states[name] = PhaseState(
-                phase.gradient_transform.init(params), phase.optimizer.init(params), jnp.int32(0)
-            )
+            with select_from_parts(module):
+                transform_state = phase.gradient_transform.init(params)
+                optimizer_state = phase.optimizer.init(params)
+            states[name] = PhaseState(transform_state, optimizer_state, jnp.int32(0))
         return states
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
@@ -123,12 +125,13 @@ class PhasedUpdate(fg.UpdateRule):
             if isinstance(pending, StepsState):
                 optimizer = optax.with_extra_args_support(phase.optimizer)
                 params = eqx.filter(module, phase.param_mask(module))
-                updates, optimizer_state = optimizer.update(None, pending, params, finish=True)  # pyright: ignore[reportArgumentType]
-                module = eqx.apply_updates(module, updates)
+                with select_from_parts(module):
+                    updates, optimizer_state = optimizer.update(None, pending, params, finish=True)  # pyright: ignore[reportArgumentType]
+                module = apply_updates(module, updates)
                 opt_state[name] = PhaseState(
                     phase_state.gradient_transform,
                     optimizer_state,
-                    phase_state.updates + (pending.num_accumulated > 0),
+                    phase_state.updates + jnp.minimum(pending.num_accumulated, 1),
                 )
         return state.replace(module=module, opt_state=opt_state)
 

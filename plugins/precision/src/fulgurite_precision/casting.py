@@ -119,8 +119,8 @@ def _make_class(cls: type) -> type:
     """Return a subclass of a layer that casts what it gets and returns."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        dtype = jnp.result_type(
-            *[leaf for leaf in jax.tree.leaves(self) if is_float(leaf)] or [jnp.float32]
+        dtype = np.result_type(
+            *[leaf.dtype for leaf in jax.tree.leaves(self) if is_float(leaf)] or [np.float32]
         )
         inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if is_float(leaf)]
         # The first argument says what the layers around this one compute in; a state has its own.

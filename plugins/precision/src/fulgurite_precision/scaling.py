@@ -182,7 +182,10 @@ def _multiply_forward(value: Array, factor: Array) -> tuple[Array, Array]:
 
 
 def _multiply_backward(factor: Array, gradient: Array) -> tuple[Array, Array]:
-    return (gradient * factor).astype(gradient.dtype), jnp.zeros_like(factor)
+    # Wider than either, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        product = gradient * factor
+    return product.astype(gradient.dtype), jnp.zeros_like(factor)
 
 
 _multiply.defvjp(_multiply_forward, _multiply_backward)

@@ -67,8 +67,8 @@ class SpikeState(eqx.Module):
         values = jnp.where(is_finite, self.values.at[self.count % window].set(value), self.values)
         new = SpikeState(
             values,
-            self.count + is_finite,
-            self.num_spikes + is_spike,
+            self.count + is_finite.astype(jnp.int32),
+            self.num_spikes + is_spike.astype(jnp.int32),
             jnp.where(is_spike, step, self.step).astype(jnp.int32),
             jnp.where(is_spike, value, self.value),
             jnp.where(is_spike, median, self.median),
