@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 from fulgurite.errors import DataError
 from fulgurite.metrics import MetricAccumulator
 from fulgurite.tree.specs import format_tree
@@ -152,7 +153,7 @@ def split_into_parts(batch: PyTree, n: int) -> PyTree:
 def get_accumulation_dtype(dtype: Any) -> Any:
     """Return the dtype of a sum: half precision has too few digits for it, and too small a
     range."""
-    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
+    return np.promote_types(dtype, np.float32) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
 def add_weighted(total: Array, new: Array, weight: Float[Array, ""]) -> Array:
