@@ -15,9 +15,9 @@ from jaxtyping import Array, Key, PyTree
 
 import fulgurite.hookspecs as hookspecs
 from fulgurite.data.iterator import BatchIterator
+from fulgurite.data.leaves import as_arrays
 from fulgurite.data.sources import (
     ArrayData,
-    as_array,
     as_data,
     get_array_data_spec,
     get_batch_examples,
@@ -367,8 +367,7 @@ class Engine:
         """
         for name in returns:
             check_one_of(name, RETURNABLE, "Engine.step: returns")
-        if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch)):
-            batch = jax.tree_util.tree_map_with_path(as_array, batch)
+        batch = as_arrays(batch)
         program = self._step_program
         if program is None or not program.layout.matches(state):
             check_not_consumed(state)

@@ -7,8 +7,10 @@ A `DataSource` or `ArrayData` describes where batches come from and holds no pos
 
 import json
 import threading
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import islice
 from operator import length_hint
 from queue import Empty, Queue
@@ -17,16 +19,18 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from fulgurite.data.leaves import as_arrays
 from fulgurite.data.sources import (
     ArrayData,
     DataSource,
     ResumePromise,
     Seed,
     StatefulSource,
-    as_array,
     as_data,
     get_resume_hint,
+    iter_batches,
 )
+from fulgurite.data.unread import Unread, get_unread
 from fulgurite.errors import DataError
 from fulgurite.sharding import ProcessShard
 from fulgurite.tree.specs import is_array, is_real_dtype
@@ -64,8 +68,9 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     Any other source is *replayed*: a new pass begins, without its first batches. Where
     `DataSource.resume` is `restart`, the position does not count.
 
-    A `StatefulSource` is left right after the batch consumed last, because what was read ahead
-    would be lost to the next walk, and how much that is depends on timing.
+    What was read ahead is not lost to the next walk: a `StatefulSource` is left right after the
+    batch consumed last, and the next walk through an iterator begins with what was read of it and
+    not consumed.
 
     Example:
         with BatchIterator(ArrayData(arrays, 32), seed=0, epochs=1) as batches:
@@ -135,32 +140,54 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self._items = _prefetch(items, options.prefetch) if options.prefetch else items
         self._wait = Wait(self.label)
         self._is_abandoned = False
-        self._next_item: BatchItem | None = None
+        self._ahead: deque[BatchItem] = deque()
         self._num_consumed: int = position["batch"]
         self._restore_on_close = restore_on_close
         # Where the source is left by `close`.
         self._final_position = self._reader.get_position() if restore_on_close else {}
 
     def __next__(self) -> BatchItem:
-        item = self._read_item() if self._next_item is None else self._next_item
+        item = self.look_ahead()
         if item is None:
             raise StopIteration
-        self._next_item = None
-        if not self._restore_on_close:
-            self._final_position = item.position
-        self._num_consumed += 1
-        if item.epoch_end:
-            self.epoch_length = self._num_consumed
-            self._num_consumed = 0
+        self.consume()
         return item
+
+    def look_ahead(self, number: int = 0) -> BatchItem | None:
+        """Return an item that is not consumed yet, or None behind the last one.
+
+        Args:
+            number: how many items come before it.
+        """
+        while len(self._ahead) <= number:
+            item = self._read_item()
+            if item is None:
+                return None
+            self._ahead.append(item)
+        return self._ahead[number]
+
+    def consume(self, count: int = 1) -> None:
+        """Take items that were looked at: the next walk begins behind them.
+
+        Args:
+            count: how many.
+        """
+        for _ in range(count):
+            item = self._ahead.popleft()
+            self._reader.note_consumed(item)
+            if not self._restore_on_close:
+                self._final_position = item.position
+            self._num_consumed += 1
+            if item.epoch_end:
+                self.epoch_length = self._num_consumed
+                self._num_consumed = 0
 
     def peek(self) -> Any:
         """Return the next batch, which stays the next; raise a DataError if the data has ended."""
-        if self._next_item is None:
-            self._next_item = self._read_item()
-        if self._next_item is None:
+        item = self.look_ahead()
+        if item is None:
             raise DataError("the data has ended: there is no next batch.")
-        return self._next_item.batch
+        return item.batch
 
     def close(self) -> None:
         """End the walk and its thread.
@@ -168,7 +195,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         Waits at most a few seconds for a source that is busy with a batch. One that was abandoned
         is left as it is.
         """
-        self._next_item = None
+        self._ahead.clear()
         self._items.close()
         if not self._is_abandoned:
             self._reader.set_position(self._final_position)
@@ -220,6 +247,10 @@ class BatchReader(Protocol):
         """Put the source back to a position, if it holds one itself."""
         ...
 
+    def note_consumed(self, item: BatchItem) -> None:
+        """Note that an item was consumed; all of them are, in order."""
+        ...
+
 
 class SeekableReader(BatchReader):
     """An `ArrayData`: any batch of any epoch can be read at once."""
@@ -262,11 +293,14 @@ class SeekableReader(BatchReader):
     def set_position(self, position: Position) -> None:
         pass
 
+    def note_consumed(self, item: BatchItem) -> None:
+        pass
+
 
 class ReplayedReader(BatchReader):
     """Any iterable: its passes are read from the beginning, and the first batches left out.
 
-    An iterator has one pass only, and cannot be replayed.
+    An iterator has one pass only, and cannot be replayed. It goes on where the walk before ended.
     """
 
     def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
@@ -280,6 +314,9 @@ class ReplayedReader(BatchReader):
         self.is_resumable = not self._is_one_pass
         self.is_exact = isinstance(self._source, Sequence)
         self.description = type(self._source).__name__
+        # Of each pass that is read, from the one that is being consumed on.
+        self._unread: deque[Unread] = deque()
+        self._has_begun = False
 
     def iter_items(self, position: Position) -> Items:
         epoch = position["epoch"]
@@ -288,8 +325,8 @@ class ReplayedReader(BatchReader):
         may_be_empty = self._may_begin_with_empty_pass(position)
         while self._epochs is None or epoch < self._epochs:
             start = number
-            batches = islice(iter(self._source), num_skipped, self._limit)
-            for (batch, state), is_last in _mark_last(map(self._read, batches)):
+            batches = self._iter_pass(num_skipped)
+            for (batch, state), is_last in _mark_last(batches):
                 number += 1
                 yield BatchItem(batch, is_last, _make_position(epoch, number, is_last) | state)
             if number == start and not (may_be_empty and start == 0):
@@ -301,6 +338,8 @@ class ReplayedReader(BatchReader):
                 return
             if number > start:
                 epoch += 1
+            else:
+                self._unread.pop()
             number = 0
             num_skipped = 0
             may_be_empty = False
@@ -311,6 +350,26 @@ class ReplayedReader(BatchReader):
     def set_position(self, position: Position) -> None:
         pass
 
+    def note_consumed(self, item: BatchItem) -> None:
+        self._unread[0].batches.popleft()
+        if item.epoch_end:
+            self._unread.popleft()
+
+    def _iter_pass(self, num_skipped: int) -> Iterator[tuple[Any, Position]]:
+        """Yield the batches of one pass, but for the first ones, each with what its position says
+        besides its number."""
+        iterator = iter_batches(self._source)
+        unread = self._get_unread(iterator)
+        convert = partial(as_arrays, copy=self._copies)
+        batches = unread.read(iterator, convert, is_new_walk=not self._has_begun)
+        batches = islice(batches, self._limit)
+        self._has_begun = True
+        for _ in islice(batches, num_skipped):
+            unread.batches.popleft()
+        self._unread.append(unread)
+        for batch in batches:
+            yield batch, self._get_source_state()
+
     def _seek(self, position: Position) -> int:
         """Go to a position and return how many batches of the next pass come before it."""
         return position["batch"]
@@ -318,9 +377,13 @@ class ReplayedReader(BatchReader):
     def _may_begin_with_empty_pass(self, position: Position) -> bool:
         return False
 
-    def _read(self, batch: Any) -> tuple[Any, Position]:
-        """Return a batch as arrays, and what its position says besides its number."""
-        return _as_arrays(batch, self._copies), {}
+    def _get_unread(self, iterator: Iterator[Any]) -> Unread:
+        """Return where the batches of an iterator wait to be consumed."""
+        return get_unread(self._source, iterator)
+
+    def _get_source_state(self) -> Position:
+        """Return what the position right after the batch read last says besides its number."""
+        return {}
 
 
 class StatefulReader(ReplayedReader):
@@ -354,9 +417,11 @@ class StatefulReader(ReplayedReader):
         # of it, which is nothing.
         return "source" in position or not self._is_one_pass
 
-    def _read(self, batch: Any) -> tuple[Any, Position]:
-        arrays = _as_arrays(batch, self._copies)
-        return arrays, self.get_position()
+    def _get_unread(self, iterator: Iterator[Any]) -> Unread:
+        return Unread()  # its state says what comes next
+
+    def _get_source_state(self) -> Position:
+        return self.get_position()
 
 
 def _copy_state(state: Any) -> Any:
@@ -423,36 +488,6 @@ def _mark_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         yield item, following is None
 
 
-def _as_arrays(batch: Any, copy: bool) -> Any:
-    """Return the batch with an array for every leaf.
-
-    Args:
-        batch: a pytree of arrays and numbers.
-        copy: whether each array is copied, because the source writes to it again.
-    """
-    if not all(map(_is_plain_array, jax.tree.leaves(batch))):
-        for path, node in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_list_of_numbers):
-            if _is_list_of_numbers(node):
-                raise DataError(
-                    f"data{jax.tree_util.keystr(path)} is a list of {len(node)} numbers, each an "
-                    "array of its own: give one array, np.asarray(...)"
-                )
-        batch = jax.tree_util.tree_map_with_path(as_array, batch)
-    return jax.tree.map(lambda array: array.copy(), batch) if copy else batch
-
-
-def _is_plain_array(leaf: Any) -> bool:
-    return type(leaf) is np.ndarray and leaf.dtype.kind in "biufc"
-
-
-def _is_list_of_numbers(node: Any) -> bool:
-    return (
-        isinstance(node, list)
-        and len(node) > 1
-        and all(isinstance(item, int | float) for item in node)
-    )
-
-
 def _prefetch(items: Items, depth: int) -> Items:
     """Yield the same items, made by a thread.
 
@@ -462,15 +497,19 @@ def _prefetch(items: Items, depth: int) -> Items:
     """
     queue: Queue[BatchItem | BaseException | None] = Queue(maxsize=depth)
     stopped = threading.Event()
+    # jax has this setting for each thread, and what is read depends on it.
+    is_x64 = jax.config.jax_enable_x64
 
     def produce() -> None:
         last: BaseException | None = None
         try:
-            for item in items:
-                # After `stopped` is set the queue is emptied once, so that this always finds room.
-                queue.put(item)
-                if stopped.is_set():
-                    return
+            with jax.enable_x64(is_x64):
+                for item in items:
+                    # After `stopped` is set the queue is emptied once, so that this always finds
+                    # room.
+                    queue.put(item)
+                    if stopped.is_set():
+                        return
         except BaseException as error:
             last = error
         finally:
