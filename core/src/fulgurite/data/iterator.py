@@ -144,7 +144,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self._num_consumed: int = position["batch"]
         self._restore_on_close = restore_on_close
         # Where the source is left by `close`.
-        self._final_position = self._reader.get_position() if restore_on_close else {}
+        self._final_position = self._reader.get_position()
 
     def __next__(self) -> BatchItem:
         item = self.look_ahead()

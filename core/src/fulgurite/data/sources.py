@@ -7,7 +7,8 @@ buffers in ``DataSource(source, copy=True)``.
 
 import math
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -24,6 +25,7 @@ from fulgurite.data.leaves import (
     as_stored_array,
     get_native_dtype,
 )
+from fulgurite.data.unread import Unread, get_unread
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
@@ -244,13 +246,27 @@ class ArrayData:
             else:
                 yield MaskedBatch(batch, mask)
 
-    def device_put(self, sharding: Any = None) -> Iterator[Any]:
-        """Yield the batches of epoch 0 on devices, for a loop of one's own.
+    def device_put(
+        self, sharding: Any = None, *, epoch: int | None = None, seed: Seed | None = None
+    ) -> Iterator[Any]:
+        """Yield the batches of an epoch on devices, for a loop of one's own.
+
+        Example:
+            data = fg.ArrayData({"x": np.ones((8, 3))}, 4, shuffle=True)
+            for epoch in range(2):  # the batches of Engine(epochs=2, seed=5).fit(model, data)
+                for batch in data.device_put(epoch=epoch, seed=5):
+                    ...
 
         Args:
             sharding: see `DataSource.device_put`.
+            epoch: the number of the epoch, from 0.
+            seed: for the order, unless this source has its own: the seed of an engine, or `(seed,
+                step)` for the batches of a fit that continues from a state of that step.
+
+        Raises:
+            ConfigurationError: the order is shuffled, and epoch or seed are missing.
         """
-        return DataSource(self, prefetch=0).device_put(sharding)
+        return DataSource(self, prefetch=0).device_put(sharding, epoch=epoch, seed=seed)
 
     @cached_property
     def device_arrays(self) -> Any:
@@ -329,25 +345,60 @@ class DataSource:
             check_one_of(self.resume, get_args(ResumePromise), "DataSource: resume")
         _check_promise(self.source, self.resume)
 
-    def device_put(self, sharding: Any = None) -> Iterator[Any]:
+    def device_put(
+        self, sharding: Any = None, *, epoch: int | None = None, seed: Seed | None = None
+    ) -> Iterator[Any]:
         """Yield the batches of one pass on devices, for a loop of one's own; `fit` places batches
         by itself.
 
-        The copy of a batch begins two batches before the loop gets it.
+        The copy of a batch begins two batches before the loop gets it. What the loop did not get
+        is not lost: see `BatchIterator`.
 
         Args:
             sharding: a device, a sharding, or a tree of them, as of `jax.device_put`; None for the
                 default device.
+            epoch: as of `ArrayData.device_put`; other sources know themselves what comes next.
+            seed: likewise.
         """
-        on_the_way: deque[Any] = deque()
+        if isinstance(self.source, ArrayData):
+            _check_epoch(self.source, epoch, seed)
+            make_iterator = partial(self.source.iter_epoch, epoch or 0, seed=seed or 0)
+        elif epoch is None and seed is None:
+            make_iterator = partial(iter_batches, self.source)
+        else:
+            raise ConfigurationError(
+                f"device_put: epoch={epoch!r} and seed={seed!r} are for an ArrayData, and this is "
+                f"a {type(self.source).__name__}, which knows itself what comes next"
+            )
+        return self._iter_on_devices(make_iterator, sharding)
+
+    def _iter_on_devices(
+        self, make_iterator: Callable[[], Iterator[Any]], sharding: Any
+    ) -> Iterator[Any]:
+        source = self.source
+        get_state = source.get_state if isinstance(source, StatefulSource) else lambda: None
+        state = deepcopy(get_state())
+        iterator = make_iterator()
+        unread = get_unread(source, iterator) if state is None else Unread()
+        convert = partial(as_arrays, copy=self.copy)
         device_arrays = get_device_arrays(self)
-        for batch in iter_batches(self.source):
-            arrays = as_arrays(batch, copy=self.copy)
-            arrays = ArrayData.gather(device_arrays, arrays)
-            on_the_way.append(jax.device_put(arrays, sharding))
-            if len(on_the_way) > _BATCHES_AHEAD:
-                yield on_the_way.popleft()
-        yield from on_the_way
+        # Each batch with the state of the source right after it.
+        on_the_way: deque[tuple[Any, Any]] = deque()
+        try:
+            for batch in unread.read(iterator, convert, is_new_walk=True):
+                placed = jax.device_put(ArrayData.gather(device_arrays, batch), sharding)
+                on_the_way.append((placed, deepcopy(get_state())))
+                if len(on_the_way) > _BATCHES_AHEAD:
+                    placed, state = on_the_way.popleft()
+                    unread.batches.popleft()
+                    yield placed
+            while on_the_way:
+                placed, state = on_the_way.popleft()
+                unread.batches.popleft()
+                yield placed
+        finally:
+            if on_the_way and state is not None:
+                source.set_state(state)
 
 
 def as_data(source: Any) -> DataSource:
@@ -461,6 +512,20 @@ def _holds_splits(data: Any) -> bool:
         return True
     is_source = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     return (has_train or has_evaluations) and not is_source
+
+
+def _check_epoch(data: ArrayData, epoch: int | None, seed: Seed | None) -> None:
+    """Raise `ConfigurationError` unless it is known in which order the batches come."""
+    if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
+        raise ConfigurationError(
+            f"device_put: epoch is {epoch!r}; it must be an integer that is not negative"
+        )
+    if data.shuffle and (epoch is None or (seed is None and data.seed is None)):
+        raise ConfigurationError(
+            "device_put: this ArrayData is shuffled, so that its order depends on epoch and seed. "
+            "Say which epoch it is: data.device_put(epoch=epoch, seed=engine.seed) gives the "
+            "batches of fit. Or take them from engine.iter_batches(data, epochs=...)"
+        )
 
 
 def _pad_to(part: np.ndarray, length: int, value: int) -> np.ndarray:
