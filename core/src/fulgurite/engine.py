@@ -54,6 +54,7 @@ from fulgurite.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
 from fulgurite.fit.start import (
     FitPlan,
     FitRequest,
+    check_known_batches,
     check_starting_point,
     fill_missing_state,
     load_snapshot,
@@ -676,11 +677,13 @@ class Engine:
                 batches = stack.enter_context(self._iterate(request.data, start_step, position))
         state = fill_missing_state(self, state, program, request.model_init, request.init_from)
         program.check(state)
+        step_range = plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length)
+        check_known_batches(self.sharding, batches, int(state.step), step_range.stop)
         return FitPlan(
             program=program,
             data_iterator=batches,
             state=state,
-            step_range=plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length),
+            step_range=step_range,
             requested_length=request.length,
             steps_per_execution=request.steps_per_execution,
             device_arrays=device_arrays,

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from operator import length_hint
@@ -33,7 +34,7 @@ from fulgurite.data.sources import (
 from fulgurite.data.unread import Unread, get_unread
 from fulgurite.errors import DataError
 from fulgurite.sharding import ProcessShard
-from fulgurite.tree.specs import is_array, is_real_dtype
+from fulgurite.tree.specs import is_array, is_real_dtype, shape_signature
 from fulgurite.waits import Wait, WaitAbandoned
 
 Position = dict[str, Any]
@@ -182,6 +183,15 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
                 self.epoch_length = self._num_consumed
                 self._num_consumed = 0
 
+    def iter_known_batches(self) -> Iterator[tuple[int, Any]]:
+        """Yield batches of which the shapes are known before they are read, one of each kind, each
+        with the number of batches that come before it. Nothing is consumed.
+
+        These are the batches of a list, and the last one of an `ArrayData` if it is smaller.
+        """
+        for number, batch in self._reader.iter_known_batches():
+            yield (number - self._num_consumed) % (self.epoch_length or 1), batch
+
     def peek(self) -> Any:
         """Return the next batch, which stays the next; raise a DataError if the data has ended."""
         item = self.look_ahead()
@@ -251,6 +261,11 @@ class BatchReader(Protocol):
         """Note that an item was consumed; all of them are, in order."""
         ...
 
+    def iter_known_batches(self) -> Iterator[tuple[int, Any]]:
+        """Yield one batch of each kind of shapes that is known before it is read, with its number
+        in the epoch."""
+        ...
+
 
 class SeekableReader(BatchReader):
     """An `ArrayData`: any batch of any epoch can be read at once."""
@@ -295,6 +310,15 @@ class SeekableReader(BatchReader):
 
     def note_consumed(self, item: BatchItem) -> None:
         pass
+
+    def iter_known_batches(self) -> Iterator[tuple[int, Any]]:
+        arrays = self._arrays
+        last = len(arrays) - 1
+        is_smaller = arrays.remainder == "keep" and arrays.num_examples % arrays.batch_size
+        if is_smaller and self.epoch_length == len(arrays):
+            # In order, because a permutation of all examples takes long.
+            in_order = replace(arrays, shuffle=False)
+            yield last, next(in_order.iter_epoch(0, seed=0, start=last, process=self._process))
 
 
 class ReplayedReader(BatchReader):
@@ -354,6 +378,19 @@ class ReplayedReader(BatchReader):
         self._unread[0].batches.popleft()
         if item.epoch_end:
             self._unread.popleft()
+
+    def iter_known_batches(self) -> Iterator[tuple[int, Any]]:
+        if not isinstance(self._source, list | tuple):
+            return
+        signatures = set()
+        for number, batch in enumerate(self._source[: self._limit]):
+            # What else there is in a batch is converted, or refused, when it is read.
+            if not all(map(is_array, jax.tree.leaves(batch))):
+                continue
+            signature = shape_signature(batch)
+            if signature not in signatures:
+                signatures.add(signature)
+                yield number, batch
 
     def _iter_pass(self, num_skipped: int) -> Iterator[tuple[Any, Position]]:
         """Yield the batches of one pass, but for the first ones, each with what its position says

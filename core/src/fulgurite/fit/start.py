@@ -18,6 +18,7 @@ from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import (
     CheckpointError,
     ConfigurationError,
+    DataError,
     FulguriteError,
     PluginError,
 )
@@ -32,6 +33,7 @@ from fulgurite.execution.program import (
 from fulgurite.fit.run import EngineView, FitResult
 from fulgurite.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.state import ModelInit, TrainState, as_model_init
 from fulgurite.tree.paths import from_keys
 from fulgurite.triggers import StepRange
@@ -207,6 +209,32 @@ def plan_step_range(
                 f"another run directory"
             )
     return StepRange(start, stop, epoch_ends)
+
+
+def check_known_batches(
+    sharding: ShardingStrategy, batches: BatchIterator, step: int, stop: int | None
+) -> None:
+    """Raise `DataError` if a batch that the fit will come to does not divide by the devices, as far
+    as that is known before it is read.
+
+    Args:
+        sharding: of the engine.
+        batches: of the fit.
+        step: that of the state which the fit begins with.
+        stop: the last step of the fit, as far as it is known.
+    """
+    if sharding.mesh is None:
+        return
+    failure = None
+    for number, batch in batches.iter_known_batches():
+        if stop is not None and step + number >= stop:
+            continue
+        try:
+            sharding.check_batch(batch, f"the batch for step {step + number + 1}")
+        except DataError as error:
+            failure = error
+            break
+    sharding.raise_on_any_process(failure)
 
 
 def fill_missing_state(
