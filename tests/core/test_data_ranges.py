@@ -20,7 +20,10 @@ OUTSIDE = [
     (np.array([0, 2**31 + 5]), "holds 2147483653 at [1], which is outside the range of int32"),
     (np.array([2**31 + 5]), "so it would become -2147483643"),
     (np.array([7, -(2**31) - 1]), "holds -2147483649 at [1]"),
-    (np.array([2**40], np.uint64), "holds 1099511627776 at [0], which is outside the range of uint32"),
+    (
+        np.array([2**40], np.uint64),
+        "holds 1099511627776 at [0], which is outside the range of uint32",
+    ),
     (np.array([2**32], np.uint64), "so it would become 0"),
     (np.array([[1.0, 1e39]]), "holds 1e+39 at [0, 1], which is outside the range of float32"),
     (np.array([np.nan, np.inf, -1e39]), "holds -1e+39 at [2]"),
@@ -50,6 +53,9 @@ NARROWED = {"<i8": "i4", "<u8": "u4", "<f8": "f4", "<c16": "c8"}
 
 class Echo(Counting):
     """Predicts its batch."""
+
+    def __init__(self, *, key: Any = None) -> None:
+        super().__init__(key=key)
 
     def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
         return batch
@@ -86,12 +92,16 @@ def test_a_number_outside_of_the_range_is_refused_wherever_it_comes_in(
 
 
 def test_a_fit_trains_up_to_the_batch_with_such_a_number() -> None:
-    batches = [{"time": np.array([number, 2**31 + 5 - 1 * (number < 3) * 6])} for number in range(5)]
+    batches = [
+        {"time": np.array([number, 2**31 + 5 - 1 * (number < 3) * 6])} for number in range(5)
+    ]
     assert [batch["time"][1] for batch in batches] == [2**31 - 1] * 3 + [2**31 + 5] * 2
     for prefetch, steps_per_execution in ((0, 1), (2, 4)):
         steps: list[int] = []
         engine = fg.Engine(
-            steps=5, plugins=[Act(1, lambda run, steps=steps: steps.append(run.step))], autoload=False
+            steps=5,
+            plugins=[Act(1, lambda run, steps=steps: steps.append(run.step))],
+            autoload=False,
         )
         data = fg.DataSource(batches, prefetch=prefetch)
         with pytest.raises(DataError, match=r"data\['time'\] holds 2147483653 at \[1\]") as error:

@@ -8,14 +8,16 @@ import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, DataError
 from models import Counting
 
 
 class Endless:
     """`length` batches; any other index gives a batch as well, as that of many datasets does."""
 
-    def __init__(self, length: int = 3, fails_at: int | None = None, error: Any = IndexError) -> None:
+    def __init__(
+        self, length: int = 3, fails_at: int | None = None, error: Any = IndexError
+    ) -> None:
         self.length, self.fails_at, self.error = length, fails_at, error
         self.indices: list[int] = []
 
@@ -35,6 +37,9 @@ class EndlessSequence(Endless, Sequence):
 
 class Averaging(Counting):
     """Evaluates to the mean of what it is given."""
+
+    def __init__(self, *, key: Any = None) -> None:
+        super().__init__(key=key)
 
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         return fg.Output(metrics={"mean": fg.metrics.Mean.from_values(batch)})
@@ -111,5 +116,5 @@ def test_an_indexed_source_without_a_length_is_refused() -> None:
 
 
 def test_an_empty_indexed_source_is_an_error() -> None:
-    with pytest.raises(fg.errors.DataError, match="no batch 0 in epoch 0"):
+    with pytest.raises(DataError, match="no batch 0 in epoch 0"):
         fg.Engine(steps=1, autoload=False).fit(Counting, Endless(0))

@@ -19,6 +19,9 @@ from models import Act, Counting
 class Seeing(Counting):
     """Says which batch each step was given."""
 
+    def __init__(self, *, key: Any = None) -> None:
+        super().__init__(key=key)
+
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         return fg.Output(
             self.weight * 1.0, metrics={"seen": fg.metrics.LastValue.from_values(jnp.max(batch))}

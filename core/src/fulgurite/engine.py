@@ -66,7 +66,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.module import Output
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.strategy import PluginShardingStrategy
-from fulgurite.rng import DEFAULT, PARAMS, RngStreams
+from fulgurite.rng import DEFAULT, PARAMS, RngStreams, make_root_key
 from fulgurite.sharding import FIT_START, SINGLE_PROCESS, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
 from fulgurite.tracebacks import hide_internal_frames
@@ -801,7 +801,7 @@ class Engine:
             )
 
     def _make_root_key(self) -> Key[Array, ""]:
-        return jax.random.key(self.seed)
+        return make_root_key(self.seed)
 
     def _min_with_dev_run(self, num_batches: int | None) -> int | None:
         """Return the number of batches of an evaluation; None for all of them."""

@@ -82,7 +82,7 @@ def test_ids_of_64_bits_stay_exact_on_the_host_and_are_refused_on_the_device() -
     # Of ids of 32 bits the priority is that of the id alone, negative ones included.
     small = np.asarray([-5, 3, 2**31 - 1], np.int32)
     drawn = [jax.random.bits(jax.random.fold_in(jax.random.key(0), id)) for id in small]
-    entries = SampledObjects.from_values(small, small, size=3).entries
+    entries = SampledObjects.from_values(small.tolist(), small, size=3).entries
     assert {id: priority for priority, id, _ in entries} == dict(
         zip(small.tolist(), map(int, drawn), strict=True)
     )

@@ -649,7 +649,7 @@ def check_an_uneven_last_batch_is_refused_before_the_first_step() -> None:
         list(uneven()),
         tuple(uneven()),
     ):
-        settings: list[dict[str, int]] = [{"epochs": 1}, {"steps": 11}, {"steps": 500}]
+        settings: list[dict[str, Any]] = [{"epochs": 1}, {"steps": 11}, {"steps": 500}]
         for setting in settings:
             refuse(fg.Engine(plugins=[DataParallel(), noting], autoload=False, **setting), data, 11)
         # What the fit does not come to is no mistake.

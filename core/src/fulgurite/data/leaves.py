@@ -92,6 +92,11 @@ def as_native(path: tuple[Any, ...], array: np.ndarray) -> np.ndarray:
     return array.astype(dtype, copy=False)
 
 
+def has_x64() -> bool:
+    """Return whether jax keeps 64 bits here; each thread has a setting of its own."""
+    return jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+
+
 def get_native_dtype(array: np.ndarray) -> np.dtype:
     """Return the dtype that jax gives an array."""
     # jax does not know dtypes whose bytes are in the other order.
@@ -173,7 +178,7 @@ def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
         return limits.min <= int(array.min()) and int(array.max()) <= limits.max
     if dtype.kind == "c":
         part = np.finfo(dtype).dtype
-        return _fits(array.real, part) and _fits(array.imag, part)
+        return _fits(np.real(array), part) and _fits(np.imag(array), part)
     # These two leave NaN out.
     largest = max(-np.fmin.reduce(array, axis=None), np.fmax.reduce(array, axis=None))
     return bool(np.isnan(largest) or largest <= np.finfo(dtype).max)

@@ -6,9 +6,7 @@ buffers in ``DataSource(source, copy=True)``.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -18,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
+from fulgurite.data.ahead import iter_ahead
 from fulgurite.data.leaves import (
     as_array,
     as_arrays,
@@ -25,7 +24,6 @@ from fulgurite.data.leaves import (
     as_stored_array,
     get_native_dtype,
 )
-from fulgurite.data.unread import Unread, get_unread
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
@@ -39,23 +37,6 @@ from fulgurite.tree.specs import shape_spec
 Seed = int | tuple[int, ...]
 ResumePromise = Literal["exact", "replay", "restart"]
 """What a run may expect of its data when it resumes, see `DataSource`."""
-
-_RESUME_HINTS = {
-    ("datasets", "IterableDataset"): "The state of a Hugging Face IterableDataset leaves its "
-    "shuffle buffer out. Each pass is the same, so 'replay', without shuffle() or with "
-    "shuffle(seed=...)",
-    ("torch", "DataLoader"): "Each pass over a torch DataLoader is the same, so 'replay', without "
-    "shuffle=True, and with a dataset that draws no random numbers",
-    ("torchdata", "StatefulDataLoader"): "Give a torchdata StatefulDataLoader get_state and "
-    "set_state that call its state_dict and load_state_dict",
-    ("tensorflow", "DatasetV2"): "Each pass over a tf.data.Dataset is the same, so 'replay', "
-    "without shuffle() or with shuffle(seed=..., reshuffle_each_iteration=False)",
-}
-"""What sources of known libraries promise, by library and class."""
-
-_BATCHES_AHEAD = 2
-"""How many batches `device_put` has on their way: one that the device copies while it computes with
-the other."""
 
 
 # No array types on the fields of these two: jax also builds them around placeholders.
@@ -370,35 +351,14 @@ class DataSource:
                 f"device_put: epoch={epoch!r} and seed={seed!r} are for an ArrayData, and this is "
                 f"a {type(self.source).__name__}, which knows itself what comes next"
             )
-        return self._iter_on_devices(make_iterator, sharding)
-
-    def _iter_on_devices(
-        self, make_iterator: Callable[[], Iterator[Any]], sharding: Any
-    ) -> Iterator[Any]:
-        source = self.source
-        get_state = source.get_state if isinstance(source, StatefulSource) else lambda: None
-        state = deepcopy(get_state())
-        iterator = make_iterator()
-        unread = get_unread(source, iterator) if state is None else Unread()
         convert = partial(as_arrays, copy=self.copy)
         device_arrays = get_device_arrays(self)
-        # Each batch with the state of the source right after it.
-        on_the_way: deque[tuple[Any, Any]] = deque()
-        try:
-            for batch in unread.read(iterator, convert, is_new_walk=True):
-                placed = jax.device_put(ArrayData.gather(device_arrays, batch), sharding)
-                on_the_way.append((placed, deepcopy(get_state())))
-                if len(on_the_way) > _BATCHES_AHEAD:
-                    placed, state = on_the_way.popleft()
-                    unread.batches.popleft()
-                    yield placed
-            while on_the_way:
-                placed, state = on_the_way.popleft()
-                unread.batches.popleft()
-                yield placed
-        finally:
-            if on_the_way and state is not None:
-                source.set_state(state)
+
+        def place(batch: Any) -> Any:
+            return jax.device_put(ArrayData.gather(device_arrays, batch), sharding)
+
+        has_state = isinstance(self.source, StatefulSource)
+        return iter_ahead(self.source, make_iterator, convert, place, has_state=has_state)
 
 
 def as_data(source: Any) -> DataSource:
@@ -465,16 +425,6 @@ def get_device_arrays(data: Any) -> Any:
     """Return the arrays that the batches of `data` are gathered from on the device, or None."""
     source = as_data(data).source
     return source.device_arrays if isinstance(source, ArrayData) and source.on_device else None
-
-
-def get_resume_hint(source: Any) -> str:
-    """Return a sentence on how a run can resume from a source of a known library, or nothing."""
-    for source_class in type(source).__mro__:
-        library = source_class.__module__.partition(".")[0]
-        hint = _RESUME_HINTS.get((library, source_class.__name__))
-        if hint is not None:
-            return hint
-    return ""
 
 
 def _check_promise(source: Any, promise: ResumePromise | None) -> None:

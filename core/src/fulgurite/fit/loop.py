@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fulgurite.data.iterator import BatchItem
+from fulgurite.data.readers import BatchItem
 from fulgurite.errors import (
     DataError,
     EvaluationInterrupted,

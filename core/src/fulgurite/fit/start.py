@@ -33,6 +33,7 @@ from fulgurite.execution.program import (
 from fulgurite.fit.run import EngineView, FitResult
 from fulgurite.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.rng import make_root_key
 from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.state import ModelInit, TrainState, as_model_init
 from fulgurite.tree.paths import from_keys
@@ -257,7 +258,7 @@ def fill_missing_state(
         source: the model to initialize.
         init_from: the argument of `Engine.fit`.
     """
-    key = jax.random.key(engine.seed)
+    key = make_root_key(engine.seed)
     if state is not None:
         leaves = jax.tree.leaves(state)
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
