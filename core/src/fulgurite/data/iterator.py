@@ -114,10 +114,10 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self._final_position = self._reader.get_position()
 
     def __next__(self) -> BatchItem:
-        item = self.look_ahead()
+        item = self._ahead.popleft() if self._ahead else self._read_item()
         if item is None:
             raise StopIteration
-        self.consume()
+        self._note_consumed(item)
         return item
 
     def look_ahead(self, number: int = 0) -> BatchItem | None:
@@ -140,14 +140,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
             count: how many.
         """
         for _ in range(count):
-            item = self._ahead.popleft()
-            self._reader.note_consumed(item)
-            if not self._restore_on_close:
-                self._final_position = item.position
-            self._num_consumed += 1
-            if item.epoch_end:
-                self.epoch_length = self._num_consumed
-                self._num_consumed = 0
+            self._note_consumed(self._ahead.popleft())
 
     def iter_known_batches(self) -> Iterator[tuple[int, Any]]:
         """Yield batches of which the shapes are known before they are read, one of each kind, each
@@ -179,6 +172,15 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _note_consumed(self, item: BatchItem) -> None:
+        self._reader.note_consumed(item)
+        if not self._restore_on_close:
+            self._final_position = item.position
+        self._num_consumed += 1
+        if item.epoch_end:
+            self.epoch_length = self._num_consumed
+            self._num_consumed = 0
 
     def _read_item(self) -> BatchItem | None:
         """Return the next item, or None at the end."""

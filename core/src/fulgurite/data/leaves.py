@@ -17,6 +17,11 @@ _PLAIN_KINDS = "biufc"
 # One look at a character decides for nearly every batch, because the loop asks this of each leaf of
 # each batch. Other dtypes may be native as well, and are only looked at more closely.
 _NATIVE_CHARS = "?bBhHiIefF"
+_INT, _UINT, _FLOAT, _COMPLEX = map(np.dtype, ("int32", "uint32", "float32", "complex64"))
+_NARROWED = {"q": _INT, "l": _INT, "Q": _UINT, "L": _UINT, "d": _FLOAT, "D": _COMPLEX}
+"""What jax keeps of a wide dtype without x64, by the character of that."""
+_LIMITS = {dtype: (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for dtype in (_INT, _UINT)}
+"""Of integers; to ask `np.iinfo` takes as long as a look at the numbers of a small array."""
 
 
 def as_arrays(batch: Any, *, copy: bool = False) -> Any:
@@ -87,7 +92,7 @@ def as_native(path: tuple[Any, ...], array: np.ndarray) -> np.ndarray:
         DataError: it holds a number outside of the range of that dtype.
     """
     dtype = get_native_dtype(array)
-    if dtype.itemsize < array.dtype.itemsize:
+    if dtype.itemsize < array.dtype.itemsize and not _fits(array, dtype):
         _check_leaf_range(path, array)
     return array.astype(dtype, copy=False)
 
@@ -136,17 +141,18 @@ def _is_list_of_numbers(node: Any) -> bool:
 def _check_range(batch: Any) -> None:
     """Raise `DataError` if an array holds a number outside of the range of the dtype that jax gives
     it."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        is_wide = isinstance(leaf, np.ndarray) and leaf.dtype.itemsize >= 8
-        if is_wide and get_native_dtype(leaf).itemsize < leaf.dtype.itemsize:
+    if has_x64():
+        return
+    for index, leaf in enumerate(jax.tree.leaves(batch)):
+        dtype = None if isinstance(leaf, jax.Array) else _NARROWED.get(leaf.dtype.char)
+        if dtype is not None and not _fits(leaf, dtype):
+            path, _ = jax.tree_util.tree_leaves_with_path(batch)[index]
             _check_leaf_range(path, leaf)
 
 
 def _check_leaf_range(path: tuple[Any, ...], array: np.ndarray) -> None:
-    """Do so for one array, which jax would narrow."""
+    """Do so for one array, which jax would narrow, number by number."""
     dtype = get_native_dtype(array)
-    if _fits(array, dtype):
-        return
     with np.errstate(over="ignore"):
         narrowed = array.astype(dtype)
     if dtype.kind in "iu":
@@ -174,8 +180,8 @@ def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
         return True
     if dtype.kind in "iu":
         # As integers of Python, which compare exactly whatever the dtypes.
-        limits = np.iinfo(dtype)
-        return limits.min <= int(array.min()) and int(array.max()) <= limits.max
+        lowest, highest = _LIMITS[dtype]
+        return lowest <= int(array.min()) and int(array.max()) <= highest
     if dtype.kind == "c":
         part = np.finfo(dtype).dtype
         return _fits(np.real(array), part) and _fits(np.imag(array), part)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol
 
@@ -153,7 +153,7 @@ class ReplayedReader(BatchReader):
         may_be_empty = self._may_begin_with_empty_pass(position)
         while self._epochs is None or epoch < self._epochs:
             start = number
-            batches = self._iter_pass(num_skipped)
+            batches = self._add_states(self._iter_pass(num_skipped))
             for (batch, state), is_last in _mark_last(batches):
                 number += 1
                 yield BatchItem(batch, is_last, _make_position(epoch, number, is_last) | state)
@@ -196,9 +196,8 @@ class ReplayedReader(BatchReader):
                 signatures.add(signature)
                 yield number, batch
 
-    def _iter_pass(self, num_skipped: int) -> Iterator[tuple[Any, Position]]:
-        """Yield the batches of one pass, but for the first ones, each with what its position says
-        besides its number."""
+    def _iter_pass(self, num_skipped: int) -> Iterator[Any]:
+        """Return the batches of one pass, but for the first ones."""
         iterator = iter_batches(self._source)
         unread = self._get_unread(iterator)
         convert = partial(as_arrays, copy=self._copies)
@@ -208,8 +207,7 @@ class ReplayedReader(BatchReader):
         for _ in islice(batches, num_skipped):
             unread.batches.popleft()
         self._unread.append(unread)
-        for batch in batches:
-            yield batch, self._get_source_state()
+        return batches
 
     def _seek(self, position: Position) -> int:
         """Go to a position and return how many batches of the next pass come before it."""
@@ -222,9 +220,9 @@ class ReplayedReader(BatchReader):
         """Return where the batches of an iterator wait to be consumed."""
         return get_unread(self._source, iterator)
 
-    def _get_source_state(self) -> Position:
-        """Return what the position right after the batch read last says besides its number."""
-        return {}
+    def _add_states(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Position]]:
+        """Return each batch with what the position right after it says besides its number."""
+        return zip(batches, repeat({}), strict=False)
 
 
 class StatefulReader(ReplayedReader):
@@ -261,8 +259,9 @@ class StatefulReader(ReplayedReader):
     def _get_unread(self, iterator: Iterator[Any]) -> Unread:
         return Unread()  # its state says what comes next
 
-    def _get_source_state(self) -> Position:
-        return self.get_position()
+    def _add_states(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Position]]:
+        for batch in batches:
+            yield batch, self.get_position()
 
 
 def _copy_state(state: Any) -> Any:
