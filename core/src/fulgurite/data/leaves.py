@@ -144,7 +144,9 @@ def _check_range(batch: Any) -> None:
     if has_x64():
         return
     for index, leaf in enumerate(jax.tree.leaves(batch)):
-        dtype = None if isinstance(leaf, jax.Array) else _NARROWED.get(leaf.dtype.char)
+        if not isinstance(leaf, np.ndarray):
+            continue
+        dtype = _NARROWED.get(leaf.dtype.char)
         if dtype is not None and not _fits(leaf, dtype):
             path, _ = jax.tree_util.tree_leaves_with_path(batch)[index]
             _check_leaf_range(path, leaf)
