@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.data.iterator import BatchItem, BatchIterator
+from fulgurite.data.iterator import BatchIterator
+from fulgurite.data.readers import BatchItem
 from fulgurite.data.sources import ArrayData, DataSource, IndexedBatch, MaskedBatch
 from fulgurite.errors import ConfigurationError, DataError
 from hypothesis import given, strategies as st

@@ -5,6 +5,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, PluginError
@@ -167,3 +168,73 @@ def test_plugins_share_what_survives_a_resume_G20(tmp_path: Path) -> None:
 
     assert fit(2).seen == [[1], [1, 2]]
     assert fit(4).seen == [[1, 2, 3], [1, 2, 3, 4]]
+
+
+def fit_by_hand(batches: list[Any]) -> list[Any]:
+    """The losses of plain gradient descent on `Linear`, in JAX alone."""
+
+    @jax.jit
+    def step(weight: jax.Array, batch: Any) -> tuple[jax.Array, jax.Array]:
+        def compute_loss(weight: jax.Array) -> jax.Array:
+            return ((batch["x"] @ weight - batch["y"]) ** 2).mean()
+
+        loss, gradient = jax.value_and_grad(compute_loss)(weight)
+        return weight - 0.1 * gradient, loss
+
+    weight = jnp.zeros(3)
+    losses = []
+    for batch in batches:
+        weight, loss = step(weight, batch)
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_batches_on_devices_are_those_of_a_fit_epoch_after_epoch(on_device: bool) -> None:
+    data = fg.ArrayData(regression(22).arrays, 8, shuffle=True, on_device=on_device)
+    engine = fg.Engine(epochs=3, seed=5, log_every=1, autoload=False)
+    batches = [
+        batch for epoch in range(3) for batch in data.device_put(epoch=epoch, seed=engine.seed)
+    ]
+    # In the order that is documented, by NumPy alone.
+    expected = []
+    for epoch in range(3):
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([5, epoch])))
+        order = generator.permutation(22)
+        expected += [data.arrays["x"][order[low : low + 8]] for low in range(0, 22, 8)]
+    assert [batch["x"].tolist() for batch in batches] == [rows.tolist() for rows in expected]
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batches))
+    result = engine.fit(Linear, data)
+    losses = fit_by_hand(batches)
+    assert result.history["train/loss"].tolist() == pytest.approx(losses, rel=1e-6)
+    # A later fit is of another order, and so a loop that says where it continues.
+    later = engine.iter_batches(data, epochs=1, start_step=9)
+    again = data.device_put(epoch=0, seed=(5, 9))
+    assert [batch["x"].tolist() for batch in later] == [batch["x"].tolist() for batch in again]
+    # A source with a seed of its own needs the epoch alone.
+    seeded = fg.ArrayData(data.arrays, 8, shuffle=True, seed=5)
+    assert [batch["x"].tolist() for batch in seeded.device_put(epoch=2)] == [
+        rows.tolist() for rows in expected[6:]
+    ]
+
+
+def test_an_order_that_was_not_named_is_refused() -> None:
+    data = fg.ArrayData(np.arange(8), 4, shuffle=True)
+    calls: list[Any] = [{}, {"epoch": 0}, {"seed": 1}]
+    for source in (data, fg.DataSource(data)):
+        for arguments in calls:
+            with pytest.raises(ConfigurationError, match=r"device_put\(epoch=epoch, seed=engine"):
+                source.device_put(**arguments)
+    with pytest.raises(ConfigurationError, match=r"device_put\(epoch=epoch"):
+        fg.ArrayData(np.arange(8), 4, shuffle=True, seed=1).device_put()
+    for epoch in (-1, 0.5):
+        with pytest.raises(ConfigurationError, match="epoch is"):
+            data.device_put(epoch=epoch, seed=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="a list, which knows itself what comes next"):
+        fg.DataSource([np.zeros(2)]).device_put(epoch=1)
+    # Without shuffling every epoch is the same.
+    plain = fg.ArrayData(np.arange(8), 4)
+    batches = [list(plain.device_put()), list(plain.device_put(epoch=3, seed=1))]
+    assert [[batch.tolist() for batch in part] for part in batches] == [
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    ] * 2

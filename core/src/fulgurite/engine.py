@@ -15,9 +15,9 @@ from jaxtyping import Array, Key, PyTree
 
 import fulgurite.hookspecs as hookspecs
 from fulgurite.data.iterator import BatchIterator
+from fulgurite.data.leaves import as_arrays
 from fulgurite.data.sources import (
     ArrayData,
-    as_array,
     as_data,
     get_array_data_spec,
     get_batch_examples,
@@ -56,6 +56,7 @@ from fulgurite.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
 from fulgurite.fit.start import (
     FitPlan,
     FitRequest,
+    check_known_batches,
     check_starting_point,
     fill_missing_state,
     load_snapshot,
@@ -68,7 +69,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.strategy import PluginShardingStrategy
-from fulgurite.rng import DEFAULT, PARAMS, RngStreams
+from fulgurite.rng import DEFAULT, PARAMS, RngStreams, make_root_key
 from fulgurite.sharding import FIT_START, SINGLE_PROCESS, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
 from fulgurite.tracebacks import hide_internal_frames
@@ -370,8 +371,7 @@ class Engine:
         """
         for name in returns:
             check_one_of(name, RETURNABLE, "Engine.step: returns")
-        if not all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch)):
-            batch = jax.tree_util.tree_map_with_path(as_array, batch)
+        batch = as_arrays(batch)
         program = self._step_program
         if program is None or not program.layout.matches(state):
             check_not_consumed(state)
@@ -687,11 +687,13 @@ class Engine:
         program.check(state)
         with self.plugins.timings.time("check"):
             messages = try_losses(self.services, program, state, sample, device_arrays)
+        step_range = plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length)
+        check_known_batches(self.sharding, batches, int(state.step), step_range.stop)
         return FitPlan(
             program=program,
             data_iterator=batches,
             state=state,
-            step_range=plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length),
+            step_range=step_range,
             requested_length=request.length,
             steps_per_execution=request.steps_per_execution,
             device_arrays=device_arrays,
@@ -810,7 +812,7 @@ class Engine:
             )
 
     def _make_root_key(self) -> Key[Array, ""]:
-        return jax.random.key(self.seed)
+        return make_root_key(self.seed)
 
     def _min_with_dev_run(self, num_batches: int | None) -> int | None:
         """Return the number of batches of an evaluation; None for all of them."""

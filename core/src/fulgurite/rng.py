@@ -107,6 +107,15 @@ class RngStreams:
         return fold_name(key, phase)
 
 
+def make_root_key(seed: int) -> AnyKey:
+    """Return the key of a seed of up to 63 bits."""
+    if seed < 2**32:
+        return jax.random.key(seed)
+    # Without x64 jax would leave out the upper half: 2**32 + 5 would be the seed 5.
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        return jax.random.key(seed)
+
+
 def fold_name(key: AnyKey, name: str, *indices: Count) -> AnyKey:
     """Return a key folded with a name and then with each of `indices`.
 

@@ -12,7 +12,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.data.sources import get_resume_hint
+from fulgurite.data.resume_hints import get_resume_hint
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_checkpoint.format import list_entries
@@ -298,9 +298,50 @@ def test_an_exception_in_the_middle_of_an_action_saves_nothing(tmp_path: Path) -
         run.log_text("act", {"at": str(run.step)})
         raise Killed
 
-    with pytest.raises(Killed), pytest.warns(UserWarning, match="nothing is saved after Killed"):
+    words = "nothing is saved after Killed: an action failed half way"
+    with pytest.raises(Killed), pytest.warns(UserWarning, match=words):
         counting(tmp_path, Act(fg.At(4), say), every=3)
     assert steps_in(tmp_path) == [3]
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize(
+    ("batch", "options", "says"),
+    [
+        ({"x": np.zeros(1, np.float32)}, {}, "the batch for step 4 has another structure"),
+        (np.zeros(5, np.float32), {"max_compilations": 1}, "the batch for step 4"),
+        (np.zeros((3, 1), np.float32), {}, "two axes are too many"),
+    ],
+)
+def test_a_batch_that_cannot_be_trained_on_saves_the_step_before_it(
+    tmp_path: Path, steps_per_execution: int, batch: Any, options: Any, says: str
+) -> None:
+    class Picky(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            if batch.ndim == 2:
+                raise ValueError("two axes are too many")
+            return super().training_step(batch, ctx)
+
+    trained = engine(
+        tmp_path, Checkpointer(99), steps=5, steps_per_execution=steps_per_execution, **options
+    )
+    with pytest.raises(Exception, match=says):
+        trained.fit(Picky, [*ZEROS * 3, batch, *ZEROS])
+    assert steps_in(tmp_path) == [3]
+    result = trained.fit(Picky, [*ZEROS * 5], resume="auto")
+    assert result.module.weight == -5
+
+
+def test_an_exception_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
+    class Failing:
+        @fg.hookimpl
+        def on_fit_start(self) -> None:
+            raise Killed
+
+    words = "nothing is saved after Killed: no step was taken"
+    with pytest.raises(Killed), pytest.warns(UserWarning, match=words):
+        counting(tmp_path, Failing())
+    assert steps_in(tmp_path) == []
 
 
 def test_an_exception_of_the_data_saves_the_step_before_it(tmp_path: Path) -> None:

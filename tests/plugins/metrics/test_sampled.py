@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, DataError
 from fulgurite_metrics import Median, SampledObjects, SampledSet
 
 MERGE = jax.jit(lambda a, b: a.merge(b))
@@ -61,6 +61,31 @@ def test_sample_of_objects_on_the_host_is_that_of_the_same_ids_B6() -> None:
     assert len(again.compute()) == 1  # an id stands for one object
     with pytest.raises(ConfigurationError, match="2 values and 1 ids"):
         SampledObjects.from_values(["a", "b"], [1], size=2)
+
+
+def test_ids_of_64_bits_stay_exact_on_the_host_and_are_refused_on_the_device() -> None:
+    # Multiples of 2**32 differ in their high words alone.
+    ids = np.arange(200, dtype=np.int64) << 32
+    sample = SampledObjects.from_values([str(id) for id in ids], ids, size=200)
+    assert sorted(sample.compute(), key=int) == [str(id) for id in ids]
+    assert [id for _, id, _ in sample.entries] == list(map(int, sample.compute()))
+    # It is a random sample, and not the one of the smallest ids.
+    some = SampledObjects.from_values(ids.tolist(), ids, size=50).compute()
+    assert 60 < np.mean(np.asarray(some) >> 32) < 140
+    for wide in (ids[1:3], np.asarray([-(2**31) - 1])):
+        with pytest.raises(DataError, match=r"data\['ids'\] holds .* outside the range of int32"):
+            SampledSet.from_values(np.zeros(len(wide)), wide, size=2)
+    with pytest.raises(ConfigurationError, match="it must have 64 bits"):
+        SampledObjects.from_values(["a"], [2**64], size=1)
+    edges = [-(2**63), -(2**31), -1, 2**31 - 1, 2**32 - 1, 2**63, 2**64 - 1]
+    assert sorted(SampledObjects.from_values(edges, edges, size=9).compute()) == edges
+    # Of ids of 32 bits the priority is that of the id alone, negative ones included.
+    small = np.asarray([-5, 3, 2**31 - 1], np.int32)
+    drawn = [jax.random.bits(jax.random.fold_in(jax.random.key(0), id)) for id in small]
+    entries = SampledObjects.from_values(small.tolist(), small, size=3).entries
+    assert {id: priority for priority, id, _ in entries} == dict(
+        zip(small.tolist(), map(int, drawn), strict=True)
+    )
 
 
 @pytest.mark.full

@@ -258,6 +258,7 @@ def test_evolution_orders_members():
         (lambda: Population(seeds=()), "one integer"),
         (lambda: Population(seeds=(-1,)), "one integer"),
         (lambda: Population(seeds=4), "one integer"),
+        (lambda: Population(seeds=(1, 2**32)), "one integer of 32 bits"),
         (lambda: Population(seeds=(1, 1)), "members of the same seed are the same"),
         (lambda: Population(seeds=(0, 1), vary={"learning_rate": [1]}), "give one for each"),
         (lambda: Population(seeds=(0, 1), vary={"learning_rate": 0.1}), "a list with one value"),

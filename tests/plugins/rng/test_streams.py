@@ -384,3 +384,19 @@ def test_dropout_layer_draws_a_key_for_each_example_and_rests_in_evaluation_K29(
     ]
     assert np.array_equal(out.aux, np.stack(by_hand))
     assert 0 < np.mean(out.aux == 0) < 1
+
+
+def test_seeds_that_differ_above_32_bits_are_different_seeds():
+    streams = Rng().make_streams
+    for seed in (0, 5, 2**31, 2**32 - 1):
+        expected = jax.random.key_data(jax.random.key(seed))
+        assert jax.random.key_data(streams(seed).root).tolist() == expected.tolist()
+    # The two words of threefry are those of the seed; with x64 JAX says the same.
+    for seed in (2**32, 2**32 + 5, 2**40 + 1, 2**63 - 1):
+        words = [seed >> 32, seed % 2**32]
+        engine = fg.Engine(steps=1, seed=seed, autoload=False)
+        keys = [streams(seed).root, engine.init_state(witness(), BATCHES).key]
+        keys.append(jax.jit(lambda seed=seed: streams(seed).root)())
+        with jax.enable_x64(True):
+            keys.append(jax.random.key(seed))
+        assert [jax.random.key_data(key).tolist() for key in keys] == [words] * 4

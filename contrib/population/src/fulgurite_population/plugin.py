@@ -94,10 +94,10 @@ class Population:
 
     def __post_init__(self) -> None:
         seeds = tuple(self.seeds) if isinstance(self.seeds, Iterable) else ()
-        if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):
             raise ConfigurationError(
-                f"Population: seeds is {self.seeds!r}; give one integer, not negative, for each "
-                "member, such as range(8)"
+                f"Population: seeds is {self.seeds!r}; give one integer of 32 bits, not negative, "
+                "for each member, such as range(8)"
             )
         object.__setattr__(self, "seeds", seeds)
         if not isinstance(self.vary, Mapping):

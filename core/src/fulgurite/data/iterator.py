@@ -5,53 +5,24 @@ A `DataSource` or `ArrayData` describes where batches come from and holds no pos
 `BatchIterator` is one walk through it.
 """
 
-import json
-import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from itertools import islice
-from operator import length_hint
-from queue import Empty, Queue
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import jax
-import numpy as np
-
-from fulgurite.data.sources import (
-    ArrayData,
-    DataSource,
-    ResumePromise,
-    Seed,
-    StatefulSource,
-    as_array,
-    as_data,
-    get_resume_hint,
+from fulgurite.data.prefetch import prefetch
+from fulgurite.data.readers import (
+    BatchItem,
+    Position,
+    SeekableReader,
+    StatefulReader,
+    make_reader,
 )
+from fulgurite.data.resume_hints import get_resume_hint
+from fulgurite.data.sources import ResumePromise, Seed, as_data
 from fulgurite.errors import DataError
 from fulgurite.sharding import ProcessShard
-from fulgurite.tree.specs import is_array, is_real_dtype
 from fulgurite.waits import Wait, WaitAbandoned
-
-Position = dict[str, Any]
-"""A JSON value: the number of the epoch, that of the next batch in it, and perhaps the state of the
-source."""
-
-
-class BatchItem(NamedTuple):
-    """One step's data.
-
-    Attributes:
-        batch: a pytree of arrays.
-        epoch_end: whether it is the last batch of its epoch.
-        position: the position right after it.
-    """
-
-    batch: Any
-    epoch_end: bool
-    position: Position
-
-
-Items = Generator[BatchItem, None, None]
 
 
 class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator", None]):
@@ -64,8 +35,9 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     Any other source is *replayed*: a new pass begins, without its first batches. Where
     `DataSource.resume` is `restart`, the position does not count.
 
-    A `StatefulSource` is left right after the batch consumed last, because what was read ahead
-    would be lost to the next walk, and how much that is depends on timing.
+    What was read ahead is not lost to the next walk: a `StatefulSource` is left right after the
+    batch consumed last, and the next walk through an iterator begins with what was read of it and
+    not consumed.
 
     Example:
         with BatchIterator(ArrayData(arrays, 32), seed=0, epochs=1) as batches:
@@ -117,7 +89,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         if options.resume == "restart":
             position = None
         position = position or {"epoch": 0, "batch": 0}
-        self._reader = _make_reader(options, seed, limit, epochs, process)
+        self._reader = make_reader(options, seed, limit, epochs, process)
         self.epoch_length = self._reader.epoch_length
         self.is_resumable = self._reader.is_resumable
         known: ResumePromise | None = "exact" if self._reader.is_exact else None
@@ -132,35 +104,59 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
             self.description = f"{options.name}: {self.description}"
         self._check_position(position, options.source)
         items = self._reader.iter_items(position)
-        self._items = _prefetch(items, options.prefetch) if options.prefetch else items
+        self._items = prefetch(items, options.prefetch) if options.prefetch else items
         self._wait = Wait(self.label)
         self._is_abandoned = False
-        self._next_item: BatchItem | None = None
+        self._ahead: deque[BatchItem] = deque()
         self._num_consumed: int = position["batch"]
         self._restore_on_close = restore_on_close
         # Where the source is left by `close`.
-        self._final_position = self._reader.get_position() if restore_on_close else {}
+        self._final_position = self._reader.get_position()
 
     def __next__(self) -> BatchItem:
-        item = self._read_item() if self._next_item is None else self._next_item
+        item = self._ahead.popleft() if self._ahead else self._read_item()
         if item is None:
             raise StopIteration
-        self._next_item = None
-        if not self._restore_on_close:
-            self._final_position = item.position
-        self._num_consumed += 1
-        if item.epoch_end:
-            self.epoch_length = self._num_consumed
-            self._num_consumed = 0
+        self._note_consumed(item)
         return item
+
+    def look_ahead(self, number: int = 0) -> BatchItem | None:
+        """Return an item that is not consumed yet, or None behind the last one.
+
+        Args:
+            number: how many items come before it.
+        """
+        while len(self._ahead) <= number:
+            item = self._read_item()
+            if item is None:
+                return None
+            self._ahead.append(item)
+        return self._ahead[number]
+
+    def consume(self, count: int = 1) -> None:
+        """Take items that were looked at: the next walk begins behind them.
+
+        Args:
+            count: how many.
+        """
+        for _ in range(count):
+            self._note_consumed(self._ahead.popleft())
+
+    def iter_known_batches(self) -> Iterator[tuple[int, Any]]:
+        """Yield batches of which the shapes are known before they are read, one of each kind, each
+        with the number of batches that come before it. Nothing is consumed.
+
+        These are the batches of a list, and the last one of an `ArrayData` if it is smaller.
+        """
+        for number, batch in self._reader.iter_known_batches():
+            yield (number - self._num_consumed) % (self.epoch_length or 1), batch
 
     def peek(self) -> Any:
         """Return the next batch, which stays the next; raise a DataError if the data has ended."""
-        if self._next_item is None:
-            self._next_item = self._read_item()
-        if self._next_item is None:
+        item = self.look_ahead()
+        if item is None:
             raise DataError("the data has ended: there is no next batch.")
-        return self._next_item.batch
+        return item.batch
 
     def close(self) -> None:
         """End the walk and its thread.
@@ -168,7 +164,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         Waits at most a few seconds for a source that is busy with a batch. One that was abandoned
         is left as it is.
         """
-        self._next_item = None
+        self._ahead.clear()
         self._items.close()
         if not self._is_abandoned:
             self._reader.set_position(self._final_position)
@@ -176,6 +172,15 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _note_consumed(self, item: BatchItem) -> None:
+        self._reader.note_consumed(item)
+        if not self._restore_on_close:
+            self._final_position = item.position
+        self._num_consumed += 1
+        if item.epoch_end:
+            self.epoch_length = self._num_consumed
+            self._num_consumed = 0
 
     def _read_item(self) -> BatchItem | None:
         """Return the next item, or None at the end."""
@@ -198,309 +203,3 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
                 f"the data ({type(source).__name__}) cannot resume from {position}. It must be the "
                 "run's data, and iterable again or with get_state(), set_state(state) and no limit."
             )
-
-
-class BatchReader(Protocol):
-    """How the items of one kind of source are read, and where the source is left."""
-
-    epoch_length: int | None
-    is_resumable: bool
-    is_exact: bool
-    description: str
-
-    def iter_items(self, position: Position) -> Items:
-        """Yield the items from a position on."""
-        ...
-
-    def get_position(self) -> Position:
-        """Return where the source is now, as far as it holds a position itself."""
-        ...
-
-    def set_position(self, position: Position) -> None:
-        """Put the source back to a position, if it holds one itself."""
-        ...
-
-
-class SeekableReader(BatchReader):
-    """An `ArrayData`: any batch of any epoch can be read at once."""
-
-    is_resumable = True
-    is_exact = True
-
-    def __init__(
-        self,
-        arrays: ArrayData,
-        seed: Seed,
-        limit: int | None,
-        epochs: int | None,
-        process: ProcessShard,
-    ) -> None:
-        self._arrays = arrays
-        self._seed = seed
-        self._epochs = epochs
-        self._process = process
-        self.epoch_length = min(len(arrays), limit or len(arrays))
-        self.description = repr(arrays)
-
-    def iter_items(self, position: Position) -> Items:
-        epoch = position["epoch"]
-        start = position["batch"]
-        length = self.epoch_length or 0
-        while self._epochs is None or epoch < self._epochs:
-            batches = self._arrays.iter_epoch(
-                epoch, seed=self._seed, start=start, process=self._process
-            )
-            for number, batch in enumerate(islice(batches, length - start), start + 1):
-                is_last = number == length
-                yield BatchItem(batch, is_last, _make_position(epoch, number, is_last))
-            epoch += 1
-            start = 0
-
-    def get_position(self) -> Position:
-        return {}
-
-    def set_position(self, position: Position) -> None:
-        pass
-
-
-class ReplayedReader(BatchReader):
-    """Any iterable: its passes are read from the beginning, and the first batches left out.
-
-    An iterator has one pass only, and cannot be replayed.
-    """
-
-    def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
-        self._source = options.source
-        self._copies = options.copy
-        self._limit = limit
-        self._epochs = epochs
-        self._is_one_pass = isinstance(self._source, Iterator)
-        length = -1 if self._is_one_pass else length_hint(self._source, -1)
-        self.epoch_length = None if length < 0 else min(length, limit or length)
-        self.is_resumable = not self._is_one_pass
-        self.is_exact = isinstance(self._source, Sequence)
-        self.description = type(self._source).__name__
-
-    def iter_items(self, position: Position) -> Items:
-        epoch = position["epoch"]
-        number = position["batch"]
-        num_skipped = self._seek(position)
-        may_be_empty = self._may_begin_with_empty_pass(position)
-        while self._epochs is None or epoch < self._epochs:
-            start = number
-            batches = islice(iter(self._source), num_skipped, self._limit)
-            for (batch, state), is_last in _mark_last(map(self._read, batches)):
-                number += 1
-                yield BatchItem(batch, is_last, _make_position(epoch, number, is_last) | state)
-            if number == start and not (may_be_empty and start == 0):
-                raise DataError(
-                    f"the data ({self.description}) has no batch {start} in epoch {epoch}: it is "
-                    "empty, is shorter than it was, or can be iterated only once."
-                )
-            if self._is_one_pass:
-                return
-            if number > start:
-                epoch += 1
-            number = 0
-            num_skipped = 0
-            may_be_empty = False
-
-    def get_position(self) -> Position:
-        return {}
-
-    def set_position(self, position: Position) -> None:
-        pass
-
-    def _seek(self, position: Position) -> int:
-        """Go to a position and return how many batches of the next pass come before it."""
-        return position["batch"]
-
-    def _may_begin_with_empty_pass(self, position: Position) -> bool:
-        return False
-
-    def _read(self, batch: Any) -> tuple[Any, Position]:
-        """Return a batch as arrays, and what its position says besides its number."""
-        return _as_arrays(batch, self._copies), {}
-
-
-class StatefulReader(ReplayedReader):
-    """A `StatefulSource`, such as an iterator of grain: it goes on from its own state."""
-
-    def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
-        super().__init__(options, limit, epochs)
-        # What is left of a pass after its limit would come first in the next one.
-        self.is_resumable = limit is None
-        self.is_exact = self.is_resumable
-
-    def get_position(self) -> Position:
-        try:
-            return {"source": _copy_state(self._source.get_state())}
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"get_state() of the data ({self.description}) cannot be saved: {error}. Return "
-                "numbers, strings, bytes, NumPy arrays, lists and dictionaries of them"
-            ) from error
-
-    def set_position(self, position: Position) -> None:
-        if "source" in position:
-            self._source.set_state(position["source"])
-
-    def _seek(self, position: Position) -> int:
-        self.set_position(position)
-        return 0 if "source" in position else position["batch"]
-
-    def _may_begin_with_empty_pass(self, position: Position) -> bool:
-        # A source restored to the end of an epoch, now or by a walk before, may first give the rest
-        # of it, which is nothing.
-        return "source" in position or not self._is_one_pass
-
-    def _read(self, batch: Any) -> tuple[Any, Position]:
-        arrays = _as_arrays(batch, self._copies)
-        return arrays, self.get_position()
-
-
-def _copy_state(state: Any) -> Any:
-    """Return a copy of a source's state, which the source may change after it has returned it.
-
-    Raises:
-        TypeError: it holds what no checkpoint can.
-    """
-    try:
-        # Many times faster than a walk in Python, and asked for with every batch.
-        return json.loads(json.dumps(state))
-    except TypeError:
-        return _copy_state_value(state)
-
-
-def _copy_state_value(value: Any) -> Any:
-    """Return a copy of a state with bytes or arrays in it, such as that of grain's `DataLoader`."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value
-    if is_array(value) and is_real_dtype(value.dtype):
-        return np.array(value)
-    if isinstance(value, list | tuple):
-        return [_copy_state_value(item) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _copy_state_value(item) for key, item in value.items()}
-    raise TypeError(f"{type(value).__name__}: {value!r}")
-
-
-def _make_reader(
-    options: DataSource,
-    seed: Seed,
-    limit: int | None,
-    epochs: int | None,
-    process: ProcessShard,
-) -> SeekableReader | ReplayedReader:
-    if isinstance(options.source, ArrayData):
-        return SeekableReader(options.source, seed, limit, epochs, process)
-    if isinstance(options.source, StatefulSource) and options.resume != "replay":
-        return StatefulReader(options, limit, epochs)
-    return ReplayedReader(options, limit, epochs)
-
-
-def _make_position(epoch: int, number: int, is_last: bool) -> Position:
-    """Return the position after batch `number` (from 1) of an epoch."""
-    if is_last:
-        return {"epoch": epoch + 1, "batch": 0}
-    return {"epoch": epoch, "batch": number}
-
-
-def _mark_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Yield each item with whether it is the last one.
-
-    Looking one ahead tells the end of an epoch *at* its last batch. An exception from looking ahead
-    waits for the item before it.
-    """
-    following = next(items, None)
-    while following is not None:
-        item = following
-        try:
-            following = next(items, None)
-        except Exception:
-            yield item, False
-            raise
-        yield item, following is None
-
-
-def _as_arrays(batch: Any, copy: bool) -> Any:
-    """Return the batch with an array for every leaf.
-
-    Args:
-        batch: a pytree of arrays and numbers.
-        copy: whether each array is copied, because the source writes to it again.
-    """
-    if not all(map(_is_plain_array, jax.tree.leaves(batch))):
-        for path, node in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_list_of_numbers):
-            if _is_list_of_numbers(node):
-                raise DataError(
-                    f"data{jax.tree_util.keystr(path)} is a list of {len(node)} numbers, each an "
-                    "array of its own: give one array, np.asarray(...)"
-                )
-        batch = jax.tree_util.tree_map_with_path(as_array, batch)
-    return jax.tree.map(lambda array: array.copy(), batch) if copy else batch
-
-
-def _is_plain_array(leaf: Any) -> bool:
-    return type(leaf) is np.ndarray and leaf.dtype.kind in "biufc"
-
-
-def _is_list_of_numbers(node: Any) -> bool:
-    return (
-        isinstance(node, list)
-        and len(node) > 1
-        and all(isinstance(item, int | float) for item in node)
-    )
-
-
-def _prefetch(items: Items, depth: int) -> Items:
-    """Yield the same items, made by a thread.
-
-    Args:
-        items: closed by the thread when it ends.
-        depth: how many finished items wait at most; one more may be in the making.
-    """
-    queue: Queue[BatchItem | BaseException | None] = Queue(maxsize=depth)
-    stopped = threading.Event()
-
-    def produce() -> None:
-        last: BaseException | None = None
-        try:
-            for item in items:
-                # After `stopped` is set the queue is emptied once, so that this always finds room.
-                queue.put(item)
-                if stopped.is_set():
-                    return
-        except BaseException as error:
-            last = error
-        finally:
-            items.close()
-        if not stopped.is_set():
-            queue.put(last)
-
-    thread = threading.Thread(target=produce, name="fulgurite-data", daemon=True)
-    thread.start()
-    patience = 5.0
-    try:
-        while True:
-            item = queue.get()
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    except WaitAbandoned:
-        patience = 0.0  # it was waited for long enough
-        raise
-    finally:
-        stopped.set()
-        _empty(queue)
-        thread.join(timeout=patience)
-
-
-def _empty(queue: Queue[Any]) -> None:
-    try:
-        while True:
-            queue.get_nowait()
-    except Empty:
-        return

@@ -6,7 +6,6 @@ buffers in ``DataSource(source, copy=True)``.
 """
 
 import math
-from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
@@ -17,6 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
+from fulgurite.data.ahead import iter_ahead
+from fulgurite.data.leaves import (
+    as_array,
+    as_arrays,
+    as_native,
+    as_stored_array,
+    get_native_dtype,
+)
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
@@ -30,23 +37,6 @@ from fulgurite.tree.specs import shape_spec
 Seed = int | tuple[int, ...]
 ResumePromise = Literal["exact", "replay", "restart"]
 """What a run may expect of its data when it resumes, see `DataSource`."""
-
-_RESUME_HINTS = {
-    ("datasets", "IterableDataset"): "The state of a Hugging Face IterableDataset leaves its "
-    "shuffle buffer out. Each pass is the same, so 'replay', without shuffle() or with "
-    "shuffle(seed=...)",
-    ("torch", "DataLoader"): "Each pass over a torch DataLoader is the same, so 'replay', without "
-    "shuffle=True, and with a dataset that draws no random numbers",
-    ("torchdata", "StatefulDataLoader"): "Give a torchdata StatefulDataLoader get_state and "
-    "set_state that call its state_dict and load_state_dict",
-    ("tensorflow", "DatasetV2"): "Each pass over a tf.data.Dataset is the same, so 'replay', "
-    "without shuffle() or with shuffle(seed=..., reshuffle_each_iteration=False)",
-}
-"""What sources of known libraries promise, by library and class."""
-
-_BATCHES_AHEAD = 2
-"""How many batches `device_put` has on their way: one that the device copies while it computes with
-the other."""
 
 
 # No array types on the fields of these two: jax also builds them around placeholders.
@@ -165,7 +155,7 @@ class ArrayData:
         check_positive_int(self.batch_size, "ArrayData: batch_size")
         check_one_of(self.remainder, ("keep", "drop", "pad"), "ArrayData: remainder")
         _get_seed_words(self.seed or 0)
-        arrays = jax.tree_util.tree_map_with_path(_as_stored_array, self.arrays)
+        arrays = jax.tree_util.tree_map_with_path(as_stored_array, self.arrays)
         object.__setattr__(self, "arrays", arrays)
         object.__setattr__(self, "num_examples", _common_length(self.arrays))
         if not len(self):
@@ -214,9 +204,11 @@ class ArrayData:
         self, order: np.ndarray | None, start: int, index: int, count: int
     ) -> Iterator[Any]:
         arrays = np.arange(self.num_examples, dtype=np.int32) if self.on_device else self.arrays
-        leaves, structure = jax.tree.flatten(arrays)
+        paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(arrays)
+        paths = [path for path, _ in paths_and_leaves]
+        leaves = [leaf for _, leaf in paths_and_leaves]
         # To ask each batch takes 5 µs an array.
-        are_native = [leaf.dtype == _get_native_dtype(leaf) for leaf in leaves]
+        are_native = [leaf.dtype == get_native_dtype(leaf) for leaf in leaves]
         padding = self.num_examples if self.on_device else 0
         for number in range(start, len(self)):
             first = number * self.batch_size
@@ -231,8 +223,8 @@ class ArrayData:
                 for leaf in leaves
             ]
             parts = [
-                _pad_to(part if is_native else _as_native(part), num_rows, padding)
-                for part, is_native in zip(rows, are_native, strict=True)
+                _pad_to(part if is_native else as_native(path, part), num_rows, padding)
+                for path, part, is_native in zip(paths, rows, are_native, strict=True)
             ]
             batch = structure.unflatten(parts)
             mask = np.arange(low, high) < self.num_examples if self.remainder == "pad" else None
@@ -243,18 +235,34 @@ class ArrayData:
             else:
                 yield MaskedBatch(batch, mask)
 
-    def device_put(self, sharding: Any = None) -> Iterator[Any]:
-        """Yield the batches of epoch 0 on devices, for a loop of one's own.
+    def device_put(
+        self, sharding: Any = None, *, epoch: int | None = None, seed: Seed | None = None
+    ) -> Iterator[Any]:
+        """Yield the batches of an epoch on devices, for a loop of one's own.
+
+        Example:
+            data = fg.ArrayData({"x": np.ones((8, 3))}, 4, shuffle=True)
+            for epoch in range(2):  # the batches of Engine(epochs=2, seed=5).fit(model, data)
+                for batch in data.device_put(epoch=epoch, seed=5):
+                    ...
 
         Args:
             sharding: see `DataSource.device_put`.
+            epoch: the number of the epoch, from 0.
+            seed: for the order, unless this source has its own: the seed of an engine, or `(seed,
+                step)` for the batches of a fit that continues from a state of that step.
+
+        Raises:
+            ConfigurationError: the order is shuffled, and epoch or seed are missing.
         """
-        return DataSource(self, prefetch=0).device_put(sharding)
+        return DataSource(self, prefetch=0).device_put(sharding, epoch=epoch, seed=seed)
 
     @cached_property
     def device_arrays(self) -> Any:
         """Return the pytree of all arrays on the default device."""
-        return jax.tree.map(lambda array: jnp.asarray(_as_native(array)), self.arrays)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, array: jnp.asarray(as_native(path, array)), self.arrays
+        )
 
     @staticmethod
     def gather(device_arrays: Any, batch: Any) -> Any:
@@ -310,8 +318,13 @@ class DataSource:
             raise ConfigurationError(
                 f"data is an iterable of batches, and {mistake}; use fg.ArrayData(arrays, size)"
             )
-        if not hasattr(self.source, "__iter__") and not hasattr(self.source, "__getitem__"):
-            raise ConfigurationError(f"data must be an iterable of batches, not {self.source!r}.")
+        if not hasattr(self.source, "__iter__") and not _is_indexed(self.source):
+            lacks = ""
+            if hasattr(self.source, "__getitem__"):
+                lacks = ": it has __getitem__, and needs __len__ as well, or __iter__"
+            raise ConfigurationError(
+                f"data must be an iterable of batches, not {self.source!r}{lacks}."
+            )
         check_tuple_of(self.batch_examples, object, "DataSource: batch_examples")
         if self.prefetch < 0:
             raise ConfigurationError(
@@ -321,33 +334,56 @@ class DataSource:
             check_one_of(self.resume, get_args(ResumePromise), "DataSource: resume")
         _check_promise(self.source, self.resume)
 
-    def device_put(self, sharding: Any = None) -> Iterator[Any]:
+    def device_put(
+        self, sharding: Any = None, *, epoch: int | None = None, seed: Seed | None = None
+    ) -> Iterator[Any]:
         """Yield the batches of one pass on devices, for a loop of one's own; `fit` places batches
         by itself.
 
-        The copy of a batch begins two batches before the loop gets it.
+        The copy of a batch begins two batches before the loop gets it. What the loop did not get
+        is not lost: see `BatchIterator`.
 
         Args:
             sharding: a device, a sharding, or a tree of them, as of `jax.device_put`; None for the
                 default device.
+            epoch: as of `ArrayData.device_put`; other sources know themselves what comes next.
+            seed: likewise.
         """
-        on_the_way: deque[Any] = deque()
+        if isinstance(self.source, ArrayData):
+            _check_epoch(self.source, epoch, seed)
+            make_iterator = partial(self.source.iter_epoch, epoch or 0, seed=seed or 0)
+        elif epoch is None and seed is None:
+            make_iterator = partial(iter_batches, self.source)
+        else:
+            raise ConfigurationError(
+                f"device_put: epoch={epoch!r} and seed={seed!r} are for an ArrayData, and this is "
+                f"a {type(self.source).__name__}, which knows itself what comes next"
+            )
+        convert = partial(as_arrays, copy=self.copy)
         device_arrays = get_device_arrays(self)
-        for batch in self.source:
-            arrays = jax.tree_util.tree_map_with_path(as_array, batch)
-            if self.copy:
-                arrays = jax.tree.map(lambda array: array.copy(), arrays)
-            arrays = ArrayData.gather(device_arrays, arrays)
-            on_the_way.append(jax.device_put(arrays, sharding))
-            if len(on_the_way) > _BATCHES_AHEAD:
-                yield on_the_way.popleft()
-        yield from on_the_way
+
+        def place(batch: Any) -> Any:
+            return jax.device_put(ArrayData.gather(device_arrays, batch), sharding)
+
+        has_state = isinstance(self.source, StatefulSource)
+        return iter_ahead(self.source, make_iterator, convert, place, has_state=has_state)
 
 
 def as_data(source: Any) -> DataSource:
     """Return a source with its options; by default no thread for what is in memory."""
     prefetch = 0 if isinstance(source, ArrayData | list | tuple) else 2
     return source if isinstance(source, DataSource) else DataSource(source, prefetch=prefetch)
+
+
+def iter_batches(source: Any) -> Iterator[Any]:
+    """Return an iterator over one pass of a source as the user gave it.
+
+    One with `__getitem__` and `__len__` is read from 0 to its length. Python's own iteration would
+    go on until an `IndexError`: past the length, and not past a mistake that raises one.
+    """
+    if not hasattr(source, "__iter__") or _has_sequence_iter(source):
+        return (source[index] for index in range(len(source)))
+    return iter(source)
 
 
 def get_batch_examples(data: Any) -> tuple[Any, ...]:
@@ -407,40 +443,6 @@ def get_device_arrays(data: Any) -> Any:
     return source.device_arrays if isinstance(source, ArrayData) and source.on_device else None
 
 
-def as_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
-    """Return a leaf as an array: jax arrays as they are, all else by NumPy.
-
-    Args:
-        path: where the leaf is in the data, a key path of `jax.tree_util`.
-        leaf: an array or a number.
-
-    Raises:
-        DataError: it does not hold numbers.
-    """
-    if isinstance(leaf, jax.Array):
-        return leaf
-    array = np.asarray(leaf)
-    # bfloat16 and its like are of kind V to NumPy, as are records, which jax does not know
-    if array.dtype.kind in "biufc" or (
-        array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number)
-    ):
-        return array
-    raise DataError(
-        f"data{keystr(path)} is a {type(leaf).__name__} of dtype {array.dtype}, but batches hold "
-        "arrays of numbers or bools: encode it first."
-    )
-
-
-def get_resume_hint(source: Any) -> str:
-    """Return a sentence on how a run can resume from a source of a known library, or nothing."""
-    for source_class in type(source).__mro__:
-        library = source_class.__module__.partition(".")[0]
-        hint = _RESUME_HINTS.get((library, source_class.__name__))
-        if hint is not None:
-            return hint
-    return ""
-
-
 def _check_promise(source: Any, promise: ResumePromise | None) -> None:
     """Raise `ConfigurationError` if a source cannot keep what it promises."""
     kind = type(source).__name__
@@ -458,6 +460,15 @@ def _check_promise(source: Any, promise: ResumePromise | None) -> None:
         )
 
 
+def _is_indexed(source: Any) -> bool:
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def _has_sequence_iter(source: Any) -> bool:
+    """Return whether a source has the `__iter__` that `Sequence` gives its subclasses."""
+    return getattr(type(source), "__iter__", None) is Sequence.__iter__
+
+
 def _holds_splits(data: Any) -> bool:
     """Return whether this is an object of several sources, and not a source with an attribute of
     such a name."""
@@ -469,24 +480,18 @@ def _holds_splits(data: Any) -> bool:
     return (has_train or has_evaluations) and not is_source
 
 
-def _as_stored_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
-    """Return a leaf as an array that stays in memory, or on disk where it is there: to convert a
-    whole memory map would read it into memory."""
-    array = as_array(path, leaf)
-    if isinstance(leaf, np.memmap):
-        return leaf
-    return _as_native(np.asarray(array))
-
-
-def _as_native(array: np.ndarray) -> np.ndarray:
-    """Return an array in the dtype that jax gives it."""
-    return array.astype(_get_native_dtype(array), copy=False)
-
-
-def _get_native_dtype(array: np.ndarray) -> np.dtype:
-    """Return the dtype that jax gives an array."""
-    # jax does not know dtypes whose bytes are in the other order.
-    return jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
+def _check_epoch(data: ArrayData, epoch: int | None, seed: Seed | None) -> None:
+    """Raise `ConfigurationError` unless it is known in which order the batches come."""
+    if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
+        raise ConfigurationError(
+            f"device_put: epoch is {epoch!r}; it must be an integer that is not negative"
+        )
+    if data.shuffle and (epoch is None or (seed is None and data.seed is None)):
+        raise ConfigurationError(
+            "device_put: this ArrayData is shuffled, so that its order depends on epoch and seed. "
+            "Say which epoch it is: data.device_put(epoch=epoch, seed=engine.seed) gives the "
+            "batches of fit. Or take them from engine.iter_batches(data, epochs=...)"
+        )
 
 
 def _pad_to(part: np.ndarray, length: int, value: int) -> np.ndarray:

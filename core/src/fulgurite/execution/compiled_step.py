@@ -64,6 +64,20 @@ class OutputLayout:
     fields: Any
 
 
+class Dispatch(NamedTuple):
+    """Steps that only have to be started.
+
+    Attributes:
+        executable: of the step.
+        arguments: all but what is due.
+        output_layout: what the arrays are that leave the step.
+    """
+
+    executable: jax.stages.Compiled
+    arguments: tuple[Any, ...]
+    output_layout: OutputLayout
+
+
 class BatchBuffer:
     """The batches of one dispatch, each copied as it comes.
 
@@ -178,19 +192,43 @@ class CompiledStep:
             due: what is due after the last of the steps, in the order of `Settings.due_names`.
             resident: the arrays on the device that indexed batches are gathered from.
         """
+        return self.run(self.prepare(flat, batches, due, resident), due)
+
+    def prepare(
+        self, flat: FlatState, batches: BatchBuffer, due: np.ndarray, resident: Any = None
+    ) -> Dispatch:
+        """Return everything that `run` needs: batches that are checked, and an executable.
+
+        If it raises, the state is still there.
+
+        Args:
+            flat: the state before.
+            batches: as of a call.
+            due: of the shape of what `run` takes.
+            resident: as of a call.
+        """
         key = id(self._step.update_rule), *shape_signature(batches.first)
         executable = self._executables.get(key)
         if executable is None:
             self._check_new_batch(batches.first)
         buffer = self._sharding.shard_batch(batches.get_batches(), is_stacked=self._runs_in_loop)
-        arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(batches.count), due)
+        arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(batches.count))
         if executable is None:
-            executable = self._compile(batches.first, arguments)
+            executable = self._compile(batches.first, (*arguments, due))
             self._executables[key] = executable
             assert self._traced_output_layout is not None
             self._output_layouts[key] = self._traced_output_layout
-        arrays, packed, results = executable(*arguments)
-        results = results._replace(output_layout=self._output_layouts[key])
+        return Dispatch(executable, arguments, self._output_layouts[key])
+
+    def run(self, dispatch: Dispatch, due: np.ndarray) -> tuple[FlatState, StepResults]:
+        """Run the steps of a dispatch, and return the state and the last step's results.
+
+        Args:
+            dispatch: from `prepare`; its state is consumed.
+            due: as of a call.
+        """
+        arrays, packed, results = dispatch.executable(*dispatch.arguments, due)
+        results = results._replace(output_layout=dispatch.output_layout)
         return FlatState(arrays, packed), results
 
     def get_output(self, results: StepResults) -> Output:

@@ -28,7 +28,7 @@ from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking
 from fulgurite.metrics.conversion import to_number
 from fulgurite.model.module import Module, OptimizerSpec, as_optimizer_specs, get_method
 from fulgurite.plugins.manager import HookImpl, PluginManager
-from fulgurite.rng import fold_name
+from fulgurite.rng import fold_name, make_root_key
 from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.metric_window import MetricWindow
 from fulgurite.training.nonfinite import NonFiniteTracker
@@ -334,7 +334,7 @@ class Program:
     def _get_gradient_transforms(self, module: Any, optimizer: str) -> list[Any]:
         transforms = []
         for hook in self._hooks.implementations("gradient_transform"):
-            root = fold_name(jax.random.key(self._services.settings.seed), f"optimizer:{optimizer}")
+            root = fold_name(make_root_key(self._services.settings.seed), f"optimizer:{optimizer}")
             key = fold_name(root, f"plugin:{hook.plugin.name}")
             transform = hook(None, module=module, optimizer=optimizer, key=key)
             transforms.append(transform or optax.identity())

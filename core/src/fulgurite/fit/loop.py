@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fulgurite.data.iterator import BatchItem
+from fulgurite.data.readers import BatchItem
 from fulgurite.errors import (
     DataError,
     EvaluationInterrupted,
@@ -20,7 +20,7 @@ from fulgurite.errors import (
     StateError,
 )
 from fulgurite.evaluation.evaluator import EvaluationResult
-from fulgurite.execution.compiled_step import BatchBuffer, StepResults
+from fulgurite.execution.compiled_step import BatchBuffer, Dispatch, StepResults
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.records import (
     Record,
@@ -63,7 +63,7 @@ class LoopState(Enum):
     """Where a loop is, and so what an exception leaves behind."""
 
     STEPPING = "a dispatch is under way: an exception leaves no state to resume from"
-    FETCHING = "waiting for data: the state is that of the newest step"
+    FETCHING = "getting the next steps ready: the state is that of the newest step"
     ACTING = "actions before saves run: what they ask to save is saved behind them"
     SAVING = "actions that save run"
     INTERRUPTED = "an action stopped before it had any effect: it is pending"
@@ -96,12 +96,14 @@ class Loop:
     _pending_error: Exception | None = None
     _abandoned_wait: WaitAbandoned | None = None
     _save_requested: bool = False
+    _broken_reason: str = "it failed in the middle of a step"
 
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         self.engine = engine
         self.program = plan.program
         self.data_iterator = plan.data_iterator
         self.step = int(plan.state.step)
+        self._first_step = self.step
         self.step_range = plan.step_range
         self.requested_length = plan.requested_length
         self.resumed_from = plan.resumed_from
@@ -121,9 +123,7 @@ class Loop:
         self.run = Run(self)
         self._sync = engine.sharding.sync
         self._timings = engine.plugins.timings
-        self._batches = iter(plan.data_iterator)
         self._resident = engine.sharding.replicate(plan.device_arrays)
-        self._pending_item: BatchItem | None = None
         self._flat = plan.program.layout.flatten_on_host(plan.state)
         self._state: TrainState | None = None
         self._epochs = plan.requested_length[1]
@@ -186,7 +186,7 @@ class Loop:
         """
         if self._loop_state is LoopState.BROKEN:
             raise StateError(
-                "an action failed half way: there is no state here from which a run could resume "
+                f"{self._broken_reason}: there is no state here from which a run could resume "
                 "exactly"
             )
         self.dispatcher.flush(wait=True)
@@ -360,6 +360,10 @@ class Loop:
         on the exception."""
         self.is_between_steps = True
         if self._loop_state not in (LoopState.FETCHING, LoopState.INTERRUPTED):
+            if self._loop_state is not LoopState.STEPPING:
+                self._broken_reason = "an action failed half way"
+            elif self.step == self._first_step:
+                self._broken_reason = "no step was taken"
             self._loop_state = LoopState.BROKEN
         calls = [partial(self.dispatcher.flush, wait=True)]
         for hook in self.engine.plugins.implementations("on_exception"):
@@ -397,14 +401,19 @@ class Loop:
             started = perf_counter()
             self._loop_state = LoopState.FETCHING
             items, batches = self._collect_batches(target)
-            self._loop_state = LoopState.STEPPING
             fetched = perf_counter()
             if not items:
+                self._loop_state = LoopState.STEPPING
                 break
-            target = self._advance(items, target)
             self._bound_in_flight()
             free = perf_counter()
-            self._dispatch(batches, is_due=self.step == target)
+            dispatch = self._prepare(batches)
+            self._loop_state = LoopState.STEPPING
+            target = self._advance(items, target)
+            self._run(dispatch, is_due=self.step == target)
+            del dispatch  # it holds batches, as the device does for as long as it needs them
+            # Not before: what was not trained on is the next fit's.
+            self.data_iterator.consume(len(items))
             dispatched = perf_counter()
             data_seconds += fetched - started
             wait_seconds += free - fetched
@@ -422,7 +431,6 @@ class Loop:
 
     def _advance(self, items: list[BatchItem], target: float) -> float:
         """Count the steps of a dispatch, and return where something is due next."""
-        self.program.step.steps_done = self.step
         self.step += len(items)
         self._data_position = items[-1].position
         if items[-1].epoch_end:
@@ -439,10 +447,19 @@ class Loop:
         if len(self._in_flight) == MAX_IN_FLIGHT:
             self._in_flight.popleft().block_until_ready()
 
-    def _dispatch(self, batches: BatchBuffer, *, is_due: bool) -> None:
-        """Hand the steps of these batches to the device."""
+    def _prepare(self, batches: BatchBuffer) -> Dispatch:
+        """Check and place the batches of the next steps, and compile these if need be."""
+        if self.step == self._first_step:
+            # There is nothing to save yet.
+            self._loop_state = LoopState.STEPPING
+        self.program.step.steps_done = self.step
+        due = self._scheduler.nothing_due
+        return self._compiled_step.prepare(self._flat, batches, due, self._resident)
+
+    def _run(self, dispatch: Dispatch, *, is_due: bool) -> None:
+        """Hand the steps of a dispatch to the device."""
         due = self._scheduler.due_flags if is_due else self._scheduler.nothing_due
-        self._flat, results = self._compiled_step(self._flat, batches, due, self._resident)
+        self._flat, results = self._compiled_step.run(dispatch, due)
         self._in_flight.append(self._flat.packed[0])
         self._last_dispatch = (results, due)
 
@@ -454,18 +471,17 @@ class Loop:
             raise self._pending_error
         batches = self._compiled_step.make_buffer()
         try:
-            items = [self._pending_item or self._get_next_batch(self.step)]
+            items = [self._look_ahead(0)]
         except WaitAbandoned as wait:
             self._abandoned_wait = wait
             return [], batches
-        self._pending_item = None
         batches.add(items[0].batch)
         room = self._divide_evenly(target - self.step)
         while len(items) < room and not items[-1].epoch_end:
             if self._scheduler.should_stop_soon:
                 break
             try:
-                item = self._get_next_batch(self.step + len(items))
+                item = self._look_ahead(len(items))
             except Exception as error:
                 self._pending_error = error
                 break
@@ -473,7 +489,6 @@ class Loop:
                 self._abandoned_wait = wait
                 break
             if shape_signature(item.batch) != shape_signature(items[0].batch):
-                self._pending_item = item
                 break
             items.append(item)
             batches.add(item.batch)
@@ -487,9 +502,15 @@ class Loop:
             return min(largest, num_steps)
         return math.ceil(num_steps / math.ceil(num_steps / largest))
 
-    def _get_next_batch(self, step: int) -> BatchItem:
+    def _look_ahead(self, number: int) -> BatchItem:
+        """Return an item that is not trained on yet.
+
+        Args:
+            number: how many items come before it.
+        """
+        step = self.step + number
         try:
-            item = next(self._batches, None)
+            item = self.data_iterator.look_ahead(number)
         except Exception as error:
             label = self.data_iterator.label
             error.add_note(f"while {label} made the batch for step {step + 1}")

@@ -18,6 +18,7 @@ from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import (
     CheckpointError,
     ConfigurationError,
+    DataError,
     FulguriteError,
     ModelError,
     PluginError,
@@ -39,6 +40,8 @@ from fulgurite.fit.run import EngineView, FitResult
 from fulgurite.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
 from fulgurite.model.module import has_training_losses, run_training_losses
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.rng import make_root_key
+from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.services import Services
 from fulgurite.training.state import ModelInit, TrainState, as_model_init
 from fulgurite.tree.paths import from_keys
@@ -224,6 +227,32 @@ def plan_step_range(
     return StepRange(start, stop, epoch_ends)
 
 
+def check_known_batches(
+    sharding: ShardingStrategy, batches: BatchIterator, step: int, stop: int | None
+) -> None:
+    """Raise `DataError` if a batch that the fit will come to does not divide by the devices, as far
+    as that is known before it is read.
+
+    Args:
+        sharding: of the engine.
+        batches: of the fit.
+        step: that of the state which the fit begins with.
+        stop: the last step of the fit, as far as it is known.
+    """
+    if sharding.mesh is None:
+        return
+    failure = None
+    for number, batch in batches.iter_known_batches():
+        if stop is not None and step + number >= stop:
+            continue
+        try:
+            sharding.check_batch(batch, f"the batch for step {step + number + 1}")
+        except DataError as error:
+            failure = error
+            break
+    sharding.raise_on_any_process(failure)
+
+
 def fill_missing_state(
     engine: EngineView,
     state: TrainState | None,
@@ -244,7 +273,7 @@ def fill_missing_state(
         source: the model to initialize.
         init_from: the argument of `Engine.fit`.
     """
-    key = jax.random.key(engine.seed)
+    key = make_root_key(engine.seed)
     if state is not None:
         leaves = jax.tree.leaves(state)
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):

@@ -8,11 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fulgurite.data.leaves import as_arrays
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Metric, Value, Values, apply_mask, to_float
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped, UInt32
 
 from fulgurite_metrics.arrays import get_array_namespace, make_example_mask
+
+_WORD = 0xFFFF_FFFF
 
 
 class SampledSet(Metric):
@@ -55,14 +58,17 @@ class SampledSet(Metric):
 
         Args:
             values: a tree of arrays that begin with the example axis.
-            ids: integers of 32 bits.
+            ids: integers of 32 bits, or of 64 with x64.
             mask: bools over the example axis.
             size: the largest number of examples.
             key: chooses the sample. It must be the same for all batches; None for the same sample
                 in all sets.
+
+        Raises:
+            DataError: ids or values do not fit the dtypes that jax gives them.
         """
-        values = jax.tree.map(jnp.asarray, values)
-        ids = jnp.asarray(ids)
+        values = jax.tree.map(jnp.asarray, as_arrays(values))
+        ids = jnp.asarray(as_arrays({"ids": ids})["ids"])
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ConfigurationError(
                 f"SampledSet with ids of {ids.dtype}; they must be integers, one for each example"
@@ -123,7 +129,7 @@ class SampledObjects:
 
         Args:
             values: any objects.
-            ids: integers of 32 bits, one for each object.
+            ids: integers of 64 bits, one for each object. They stay on the host as they are.
             size: the largest number of objects.
             key: chooses the sample, as of `SampledSet.from_values`.
         """
@@ -133,8 +139,9 @@ class SampledObjects:
             )
         if size < 1:
             raise ConfigurationError(f"a sample of size={size}; it must be at least one")
-        priorities = _draw_priorities(jnp.asarray(ids, jnp.int32), key)
-        entries = zip(map(int, priorities), map(int, ids), values, strict=True)
+        ids = list(map(int, ids))
+        priorities = map(int, _draw_host_priorities(ids, key))
+        entries = zip(priorities, ids, values, strict=True)
         return SampledObjects(size, ()).merge(SampledObjects(size, tuple(entries)))
 
     def merge(self, other: "SampledObjects") -> "SampledObjects":
@@ -205,6 +212,21 @@ def _draw_priorities(
     if key is None:
         key = jax.random.key(0)
     return jax.vmap(jax.random.bits)(jax.vmap(partial(jax.random.fold_in, key))(ids))
+
+
+def _draw_host_priorities(ids: Sequence[int], key: Key[Array, ""] | None) -> np.ndarray:
+    """Return the priorities of integers of any size up to 64 bits; of those of 32 bits, what
+    `_draw_priorities` returns."""
+    for id in ids:
+        if not -(2**63) <= id < 2**64:
+            raise ConfigurationError(f"SampledObjects with the id {id}; it must have 64 bits")
+    low = np.asarray([id & _WORD for id in ids], np.uint32)
+    high = np.asarray([id >> 32 & _WORD for id in ids], np.uint32)
+    is_wide = np.asarray([not -(2**31) <= id < 2**32 for id in ids], bool)
+    key = jax.random.key(0) if key is None else key
+    keys = jax.vmap(partial(jax.random.fold_in, key))(low)
+    of_both_words = jax.vmap(jax.random.bits)(jax.vmap(jax.random.fold_in)(keys, high))
+    return np.where(is_wide, of_both_words, jax.vmap(jax.random.bits)(keys))
 
 
 def _take_smallest(

@@ -1,8 +1,8 @@
 """The plugin: streams by name, merged over the defaults."""
 
 import fulgurite as fg
-import jax
 from fulgurite.errors import ConfigurationError
+from fulgurite.rng import make_root_key
 from jaxtyping import Array, Key
 
 DEFAULTS = (
@@ -61,5 +61,5 @@ class Rng:
         Args:
             seed: a seed, or the root key itself.
         """
-        root = jax.random.key(seed) if isinstance(seed, int) else seed
+        root = make_root_key(seed) if isinstance(seed, int) else seed
         return fg.RngStreams(root, self._streams.values())

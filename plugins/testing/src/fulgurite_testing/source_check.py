@@ -8,7 +8,8 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.data.iterator import BatchItem, BatchIterator
+from fulgurite.data.iterator import BatchIterator
+from fulgurite.data.readers import BatchItem
 from fulgurite.data.sources import as_data
 from fulgurite.errors import FulguriteError
 
