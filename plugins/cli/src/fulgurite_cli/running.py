@@ -230,6 +230,8 @@ def _exit_on_second_interrupt() -> Iterator[None]:
     """Let a second Ctrl-C within the block end the process, whatever it waits for."""
 
     def exit_at_once(*_: Any) -> None:
+        if signal.getsignal(signal.SIGINT) is not exit_at_once:
+            return  # the first one, that a fit has taken for a request to stop
         # A display may have hidden the cursor; `print` may be blocked.
         show_cursor = b"\x1b[?25h" if os.isatty(2) else b""
         os.write(2, show_cursor + b"stopped at once by SIGINT\n")
