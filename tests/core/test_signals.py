@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import fulgurite as fg
-import numpy as np
 import pytest
 from fulgurite_evaluators import Evaluator
 from fulgurite_testing.memory import InMemoryCheckpointer
@@ -104,7 +103,9 @@ def test_three_fits_within_each_other_stop_from_the_inside_out() -> None:
     order: list[str] = []
 
     def nest(depth: int) -> None:
-        ends = fg.LambdaPlugin(on_fit_end=lambda result: order.append(f"{depth} at {result.state.step}"))
+        ends = fg.LambdaPlugin(
+            on_fit_end=lambda result: order.append(f"{depth} at {result.state.step}")
+        )
         act = Act(fg.At(depth), lambda run: nest(depth + 1) if depth < 3 else terminate())
         result = fit(act, ends)
         order.append(f"{depth} returned {result.stop_reason}")

@@ -60,6 +60,7 @@ from fulgurite.fit.start import (
     load_weights,
     plan_step_range,
     restore_host_states,
+    select_hyperparameters,
 )
 from fulgurite.model.context import Context
 from fulgurite.model.module import Output
@@ -671,7 +672,7 @@ class Engine:
         with Wait("the checkpoint"):
             snapshot = load_snapshot(self, request.resume, program.state_spec)
         if snapshot is not None:
-            state = snapshot.state
+            state = select_hyperparameters(request.resume, snapshot.state)
             start_step = snapshot.step_range.start
             if self.fast_dev_run is not None:
                 steps = int(state.step) - start_step + self.fast_dev_run

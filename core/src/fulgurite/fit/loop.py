@@ -112,7 +112,8 @@ class Loop:
             history=() if plan.resumed_from is None else plan.resumed_from.history,
             loggers=None if engine.fast_dev_run is None else (),
         )
-        self.is_between_steps = False
+        # What opens the run's directory describes the state.
+        self.is_between_steps = True
         self.is_exact = True
         self.shared: dict[str, dict[str, Any]] = {}
         self._action_stop_reason: str | None = None
@@ -155,6 +156,7 @@ class Loop:
     def run_to_end(self) -> FitResult:
         """Train, and tell the plugins how it ended."""
         self.engine.services.compilations.run = self.run
+        self.is_between_steps = False
         try:
             self._fit()
             result = self._build_result()
@@ -545,9 +547,7 @@ class Loop:
         if not self._scheduler.agreed:
             self._scheduler.poll_requests(self.step)
 
-        # What a resumed run finds due and not pending was done before the interruption. What falls
-        # due by what it does now, such as the end of the run by early stopping, was not.
-        done = self._list_due() - set(only) if only else set()
+        done = self._list_done(only)
 
         def is_due(action: BoundAction) -> bool:
             if action.name in only:
@@ -574,12 +574,16 @@ class Loop:
         if self._save_requested:
             self.save()
 
-    def _list_due(self) -> set[str]:
-        """Return the names of the actions that are due at this step."""
+    def _list_done(self, pending: tuple[str, ...]) -> set[str]:
+        """Return the names of the actions that were done at this step before an interruption: what
+        is due and not pending. What falls due by a pending action, such as the end of the run by
+        early stopping, was not done."""
         return {
             action.name
             for action in self._actions
-            if self._scheduler.is_due(action, self.step, self.step_range)
+            if pending
+            and action.name not in pending
+            and self._scheduler.is_due(action, self.step, self.step_range)
         }
 
     def _run_due_action(self, action: BoundAction, due_point: DuePoint) -> None:

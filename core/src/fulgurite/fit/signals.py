@@ -253,9 +253,7 @@ def forget_stop_request() -> None:
     StopRequests._unanswered = None
 
 
-def _end_program(
-    name: str | None, message: str, cause: BaseException | None = None
-) -> NoReturn:
+def _end_program(name: str | None, message: str, cause: BaseException | None = None) -> NoReturn:
     """End the program as a signal would have ended it."""
     if name == signal.SIGINT.name:
         raise KeyboardInterrupt(message) from cause

@@ -4,7 +4,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError, check_one_of
 from fulgurite.fit.records import Record, RecordKind, check_json_value
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import TrainState
@@ -39,6 +39,9 @@ class CheckpointRef:
             fills it, such as `{"module.encoder": "module.backbone"}`. None is everything.
         strict: whether every array below the paths of `map` must have its counterpart, on both
             sides. Otherwise those that both sides have are read; there must be one for each pair.
+        hyperparameters: what a fit that resumes takes of those that `optax.inject_hyperparams`
+            keeps in the optimizer's state: the values of the `checkpoint`, or those with which the
+            `program` begins now, whatever became of them since.
     """
 
     path: str | PathLike | None
@@ -46,6 +49,7 @@ class CheckpointRef:
     optional: bool = False
     map: dict[str, str] | None = None
     strict: bool = True
+    hyperparameters: Literal["checkpoint", "program"] = "checkpoint"
 
     def __post_init__(self) -> None:
         if self.step not in ("latest", "best") and type(self.step) is not int:
@@ -58,6 +62,9 @@ class CheckpointRef:
             raise ConfigurationError(
                 f"{self!r}: path must be that of a run, and map a dictionary of paths to paths"
             )
+        check_one_of(
+            self.hyperparameters, ("checkpoint", "program"), "CheckpointRef: hyperparameters"
+        )
         for path in (*(self.map or ()), *(self.map or {}).values()):
             parse(path)
 

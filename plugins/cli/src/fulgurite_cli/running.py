@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fulgurite import Engine, FitResult
+from fulgurite import CheckpointRef, Engine, FitResult
 from fulgurite.errors import (
     CheckpointError,
     ConfigurationError,
@@ -104,7 +104,9 @@ def run(
         engine.run_dir is not None
         and engine.plugins.get_single_impl("restore_checkpoint") is not None
     )
-    resume = "never" if options.resume == "never" else "auto"
+    resume = options.resume
+    if resume == "auto" and options.hyperparameters == "program":
+        resume = CheckpointRef(None, optional=True, hyperparameters="program")
     try:
         with _exit_on_second_interrupt(), shorten_warnings(), _note_options(engine):
             result = engine.fit(
