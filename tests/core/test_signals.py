@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import fulgurite as fg
@@ -208,13 +208,16 @@ def test_an_inner_fit_in_a_thread_stops_too() -> None:
 
 def test_the_handler_of_the_program_is_called_at_once_and_stays() -> None:
     calls: list[tuple[int, int]] = []
-    weights: list[float] = []
+    ends: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        calls.append((number, len(weights)))
+        calls.append((number, len(ends)))
 
     with handling(note, signal.SIGTERM, signal.SIGINT):
-        result = fit(Act(fg.At(7), terminate), Act(fg.AtEnd(), weights.append, instance="end"))
+        result = fit(
+            Act(fg.At(7), terminate),
+            Act(fg.AtEnd(), lambda run: ends.append(run.step), instance="end"),
+        )
         assert (result.stop_reason, calls) == ("SIGTERM", [(signal.SIGTERM, 0)])
         fit(Act(fg.At(7), lambda run: signal.raise_signal(signal.SIGINT)))
         assert calls[1:] == [(signal.SIGINT, 0)]
@@ -315,7 +318,7 @@ def test_the_next_cell_of_a_notebook_trains_and_a_loop_in_the_same_cell_ends(
 ) -> None:
     """IPython counts its cells."""
     monkeypatch.undo()
-    shell = type("Shell", (), {"execution_count": 1})()
+    shell = SimpleNamespace(execution_count=1)
     ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: shell  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)

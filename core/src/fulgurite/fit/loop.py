@@ -3,6 +3,7 @@ order."""
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -547,18 +548,7 @@ class Loop:
         if not self._scheduler.agreed:
             self._scheduler.poll_requests(self.step)
 
-        done = self._list_done(only)
-
-        def is_due(action: BoundAction) -> bool:
-            if action.name in only:
-                return True
-            if action.name in done:
-                return False
-            if self.step == self.step_range.stop and action.name in self._untried_actions:
-                return True
-            return self._scheduler.is_due(action, self.step, self.step_range)
-
-        due_point = DuePoint(self._actions, is_due)
+        due_point = DuePoint(self._actions, self._make_due_rule(only))
         while (action := due_point.take_next()) is not None:
             try:
                 self._run_due_action(action, due_point)
@@ -574,17 +564,22 @@ class Loop:
         if self._save_requested:
             self.save()
 
-    def _list_done(self, pending: tuple[str, ...]) -> set[str]:
-        """Return the names of the actions that were done at this step before an interruption: what
-        is due and not pending. What falls due by a pending action, such as the end of the run by
-        early stopping, was not done."""
-        return {
-            action.name
-            for action in self._actions
-            if pending
-            and action.name not in pending
-            and self._scheduler.is_due(action, self.step, self.step_range)
-        }
+    def _make_due_rule(self, pending: tuple[str, ...]) -> Callable[[BoundAction], bool]:
+        """Return the rule that says whether an action is due at this step; where a resumed run goes
+        on in the middle of a step, what is pending."""
+
+        def is_due(action: BoundAction) -> bool:
+            return self._scheduler.is_due(action, self.step, self.step_range)
+
+        if not pending:
+            return lambda action: (
+                is_due(action)
+                or (self.step == self.step_range.stop and action.name in self._untried_actions)
+            )
+        # What is due and not pending was done before the interruption. What falls due by a pending
+        # action, such as the end of the run by early stopping, was not.
+        done = {action.name for action in self._actions if is_due(action)} - set(pending)
+        return lambda action: action.name in pending or (action.name not in done and is_due(action))
 
     def _run_due_action(self, action: BoundAction, due_point: DuePoint) -> None:
         """Run an action of a due point. One that fails without having emitted a record is pending,

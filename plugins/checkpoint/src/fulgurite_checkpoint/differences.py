@@ -62,6 +62,7 @@ def describe_hyperparameter_changes(saved: dict[str, Any], current: dict[str, An
         return []
     entries = current["hyperparameters"]["state"]
     rows = []
+    has_kept = False
     for name in sorted({*before, *now}):
         old = before.get(name)
         new = now.get(name)
@@ -71,11 +72,16 @@ def describe_hyperparameter_changes(saved: dict[str, Any], current: dict[str, An
         if dumps(value) == dumps(new):
             rows.append(f"{name} was {old!r} and is {new!r}")
         else:
+            has_kept = True
             rows.append(
                 f"{name} stays {value!r}, as in the checkpoint; in the program it was {old!r} and "
-                f"is {new!r}: to take that, resume with fg.CheckpointRef(..., "
-                f"hyperparameters='program'), on the command line --hyperparameters program"
+                f"is {new!r}"
             )
+    if has_kept:
+        rows.append(
+            "to take what the program has, resume with CheckpointRef(..., "
+            "hyperparameters='program'), on the command line --hyperparameters program"
+        )
     return rows
 
 

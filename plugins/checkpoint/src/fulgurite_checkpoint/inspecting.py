@@ -96,9 +96,7 @@ def compare_checkpoints(first: SavedCheckpoint, second: SavedCheckpoint) -> list
         if first_values[name].tobytes() != second_values[name].tobytes():
             rows.append(f"{name}: {_format_difference(first_values[name], second_values[name])}")
     rows += describe_differences(first.manifest, second.manifest)
-    rows += list_changes(
-        get_hyperparameters(first.manifest), get_hyperparameters(second.manifest)
-    )
+    rows += list_changes(get_hyperparameters(first.manifest), get_hyperparameters(second.manifest))
     return [strip_control_characters(row) for row in rows]
 
 

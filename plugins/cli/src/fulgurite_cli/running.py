@@ -104,15 +104,12 @@ def run(
         engine.run_dir is not None
         and engine.plugins.get_single_impl("restore_checkpoint") is not None
     )
-    resume = options.resume
-    if resume == "auto" and options.hyperparameters == "program":
-        resume = CheckpointRef(None, optional=True, hyperparameters="program")
     try:
         with _exit_on_second_interrupt(), shorten_warnings(), _note_options(engine):
             result = engine.fit(
                 built.model,
                 data,
-                resume=resume if can_resume else None,
+                resume=_choose_resume(options) if can_resume else None,
                 init_from=options.init_from,
             )
     except MISTAKES as error:
@@ -127,6 +124,12 @@ def run(
             )
         sys.exit(exit_codes[result.stop_reason])
     return result
+
+
+def _choose_resume(options: argparse.Namespace) -> CheckpointRef | str:
+    if options.resume == "auto" and options.hyperparameters == "program":
+        return CheckpointRef(None, optional=True, hyperparameters="program")
+    return options.resume
 
 
 def _build_parser(

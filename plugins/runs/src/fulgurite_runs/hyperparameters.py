@@ -203,8 +203,8 @@ def _list_parts(value: Any, name: str) -> list[tuple[str, Any]]:
         keywords = [(f"{name}.{key}", item) for key, item in value.keywords.items()]
         return [(name, value.func), *positional, *keywords]
     # `optax.GradientTransformation`: a checkpoint holds what its `init` made.
-    if isinstance(value, tuple) and hasattr(value, "update"):
-        return [(name, value.update)]
+    if isinstance(value, tuple) and "update" in getattr(value, "_fields", ()):
+        return [(name, value.update)]  # type: ignore[attr-defined]
     if isinstance(value, list | tuple):
         return [(f"{name}[{index}]", item) for index, item in enumerate(value)]
     if isinstance(value, dict):
