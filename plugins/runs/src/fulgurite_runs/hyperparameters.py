@@ -111,16 +111,16 @@ def _compute_initial(run: fg.Run) -> dict[str, Any]:
 def _find_in_state(opt_state: Any) -> dict[str, Any]:
     """Return what `optax.inject_hyperparams` keeps in an optimizer state, by path, except for what
     a schedule of the program computes at each update."""
-    found: dict[Path, Any] = {}
+    leaves: dict[Path, Any] = {}
     scheduled: set[Path] = set()
     for keys, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
         for index, key in enumerate(keys):
             before = ("opt_state", *from_keys(keys[:index]))
             if key == GetAttrKey("hyperparams"):
-                found[Path((*before, "hyperparams", *from_keys(keys[index + 1 :])))] = leaf
+                leaves[Path((*before, "hyperparams", *from_keys(keys[index + 1 :])))] = leaf
             if key == GetAttrKey("hyperparams_states"):
                 scheduled.add(Path((*before, "hyperparams", *from_keys(keys[index + 1 :])[:1])))
-    return {str(path): leaf for path, leaf in found.items() if path not in scheduled}
+    return {str(path): leaf for path, leaf in leaves.items() if path not in scheduled}
 
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:
