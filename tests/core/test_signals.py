@@ -329,3 +329,39 @@ def test_the_next_cell_of_a_notebook_trains_and_a_loop_in_the_same_cell_ends(
     with pytest.raises(KeyboardInterrupt, match="SIGINT stopped the fit before this one"):
         fit(steps=3)
     assert float(fit(steps=3).module.weight) == -3
+
+
+class Together(fg.ProcessSync):
+    """One of several processes: another one got SIGTERM at step 4, or was stopped in a fit before."""
+
+    def __init__(self, stopped_before: str | None = None) -> None:
+        self.stopped_before = stopped_before
+
+    def reduce_requests(self, step: int, requests: frozenset[str]) -> frozenset[str]:
+        return frozenset({"stop:SIGTERM"} if step == 4 else ())
+
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        return [value, self.stopped_before if name == "unanswered stop" else value]
+
+
+class Processes:
+    def __init__(self, sync: fg.ProcessSync) -> None:
+        self.sync = sync
+
+    @fg.hookimpl
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        return fg.SingleDevice(self.sync)
+
+
+def test_several_processes_end_at_the_same_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of them got the signal: one that went on alone would wait for the others."""
+    monkeypatch.undo()
+    assert fit(Processes(Together())).stop_reason == "SIGTERM"
+    with (
+        pytest.raises(SystemExit) as ended,
+        pytest.warns(UserWarning, match="SIGTERM stopped the fit before this one"),
+    ):
+        fit(steps=3)
+    assert ended.value.code == 143
+    with pytest.raises(KeyboardInterrupt, match="SIGINT stopped the fit before this one"):
+        fit(Processes(Together("SIGINT")), steps=3)
