@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
@@ -262,6 +263,17 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+cells = count()
+
+
+@pytest.fixture(autouse=True)
+def cell_of_each_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a signal stops and that resumes within one test stands for two processes: as if
+    each fit were in a notebook's cell of its own, a stop ends no later one. `test_signals.py` tests
+    that of real programs."""
+    monkeypatch.setattr("fulgurite.fit.signals._find_cell", cells.__next__)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -693,6 +693,7 @@ def train(action):
         print(result.stop_reason, int(result.state.step), float(result.module.weight), len(ends), len(events.results))
     except KeyboardInterrupt:
         print("at once", len(events.exceptions), len(events.results))
+    fg.forget_stop_request()
 
 train(lambda run: print("training", flush=True))
 train(lambda run: os.kill(os.getpid(), signal.SIGTERM))

@@ -53,3 +53,17 @@ def test_a_rate_changed_by_an_action_holds_from_the_next_step_and_after_a_resume
 
     assert fit(3, None) == -2.25
     assert fit(6, "latest") == -3.0
+
+
+def test_a_resumed_run_takes_the_rate_of_the_program_where_resume_says_so() -> None:
+    """By 1 and 1, then by 0.25 until step 3; the program begins with 1 again."""
+    memory = InMemoryCheckpointer()
+
+    def fit(steps: int, resume: Any) -> float:
+        engine = fg.Engine(steps=steps, plugins=[Adjust(), SaveAt3(), memory], autoload=False)
+        result = engine.fit(Adjustable, [np.zeros(1, np.float32)], resume=resume)
+        return float(result.module.weight)
+
+    assert fit(3, None) == -2.25
+    assert fit(5, fg.CheckpointRef("memory", hyperparameters="program")) == -4.25
+    assert fit(6, fg.CheckpointRef("memory", step=3)) == -3.0

@@ -300,7 +300,7 @@ def main(run: str, arguments: list[str]) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("default", "Error (reading|writing) persistent compilation cache")
     warnings.filterwarnings("default", category=DeprecationWarning)
-    killing = r"((after|count|delay|number|place) was [^;]*(; )?)+$"
+    killing = r"(the argument (after|count|delay|number|place) was [^;]*(; )?)+$"
     warnings.filterwarnings("default", rf"resuming from \S+ may not be exact: {killing}")
     result = fulgurite_cli.run(experiment, [*arguments, "--run", run])
     arrays = {

@@ -10,6 +10,7 @@ from fulgurite.fit.lambda_plugin import LambdaPlugin
 from fulgurite.fit.records import History, Record
 from fulgurite.fit.run import FitResult, LoggedRun, Run
 from fulgurite.fit.schedule import Schedule
+from fulgurite.fit.signals import forget_stop_request
 from fulgurite.fit.snapshot import CheckpointRef, Snapshot
 from fulgurite.model.ambient_rng import make_rng
 from fulgurite.model.context import Context
@@ -101,6 +102,7 @@ __all__ = [
     "compute_gradients",
     "conjugate_gradients",
     "exclude",
+    "forget_stop_request",
     "hookimpl",
     "hookspec",
     "is_training",

@@ -51,7 +51,7 @@ from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.run import FitResult
 from fulgurite.fit.scheduler import BoundAction, collect_actions
-from fulgurite.fit.signals import StopRequests
+from fulgurite.fit.signals import StopRequests, raise_unanswered
 from fulgurite.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
 from fulgurite.fit.start import (
     FitPlan,
@@ -63,6 +63,7 @@ from fulgurite.fit.start import (
     load_weights,
     plan_step_range,
     restore_host_states,
+    select_hyperparameters,
     try_losses,
 )
 from fulgurite.model.context import Context
@@ -301,13 +302,17 @@ class Engine:
         Raises:
             NonFiniteError: a loss, gradient or update was not finite.
             DataError: the data ended early or changed its structure.
+            KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM has stopped the fit before this one;
+                see `forget_stop_request`.
+            EvaluationInterrupted: one of them stopped this fit within an action of another.
             FulguriteError: any other mistake, most of them before anything is compiled.
         """
         request = self._check_request(
             model, data, state, steps, epochs, steps_per_execution, resume, init_from
         )
-        self.plugins.timings = Timings()
         sync = self.sharding.sync
+        raise_unanswered(sync)
+        self.plugins.timings = Timings()
         # One of several processes cannot stop alone.
         timeout = self.stop_timeout if sync is SINGLE_PROCESS else None
         with StopRequests(sync.signals, timeout) as signals, ExitStack() as stack:
@@ -322,7 +327,9 @@ class Engine:
                 if context is not None:
                     stack.enter_context(context)
             restore_host_states(self.plugins, plan.resumed_from)
-            return loop.run_to_end()
+            result = loop.run_to_end()
+            signals.stopped_by = result.stop_reason
+            return result
 
     @hide_internal_frames
     @_use_device
@@ -673,7 +680,7 @@ class Engine:
         with Wait("the checkpoint"):
             snapshot = load_snapshot(self, request.resume, program.state_spec)
         if snapshot is not None:
-            state = snapshot.state
+            state = select_hyperparameters(request.resume, snapshot.state)
             start_step = snapshot.step_range.start
             if self.fast_dev_run is not None:
                 steps = int(state.step) - start_step + self.fast_dev_run

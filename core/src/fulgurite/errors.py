@@ -48,9 +48,10 @@ class CheckpointError(FulguriteError):
 
 
 class EvaluationInterrupted(FulguriteError):
-    """Raised between two batches of an evaluation, because training is to stop.
+    """Raised between two batches of an evaluation, or at the end of a fit within an action of
+    another, because training is to stop.
 
-    Let it through: the action that ran the evaluation is done again when the run resumes.
+    Let it through: the action that ran the evaluation or fit is done again when the run resumes.
     """
 
 

@@ -3,6 +3,7 @@ order."""
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -116,7 +117,8 @@ class Loop:
             history=() if plan.resumed_from is None else plan.resumed_from.history,
             loggers=None if engine.fast_dev_run is None else (),
         )
-        self.is_between_steps = False
+        # What opens the run's directory describes the state.
+        self.is_between_steps = True
         self.is_exact = True
         self.shared: dict[str, dict[str, Any]] = {}
         self._action_stop_reason: str | None = None
@@ -156,6 +158,7 @@ class Loop:
     def run_to_end(self) -> FitResult:
         """Train, and tell the plugins how it ended."""
         self.engine.services.compilations.run = self.run
+        self.is_between_steps = False
         try:
             self._fit()
             result = self._build_result()
@@ -217,14 +220,16 @@ class Loop:
         still due would be neither in the checkpoint nor done by the run that goes on from it.
         """
         self._save_requested = self._loop_state is LoopState.ACTING
-        if self._save_requested or self.engine.fast_dev_run is not None:
+        if self._save_requested or self._loop_state is LoopState.BROKEN:
+            return
+        if self.engine.fast_dev_run is not None:
             return
         if self.engine.plugins.implementations("save_checkpoint"):
             self._call_event("save_checkpoint")
 
     def request_stop(self, reason: str) -> None:
         """Note that this process wants to stop."""
-        self._signals.requested = self._signals.requested or reason
+        self._signals.request(reason)
 
     def run_evaluator(self, name: str, state: TrainState) -> EvaluationResult:
         """Run the evaluation `name` on a state; given up between two batches, or in a wait for
@@ -566,27 +571,38 @@ class Loop:
         if not self._scheduler.agreed:
             self._scheduler.poll_requests(self.step)
 
-        def is_due(action: BoundAction) -> bool:
-            if only:
-                return action.name in only
-            if self.step == self.step_range.stop and action.name in self._untried_actions:
-                return True
-            return self._scheduler.is_due(action, self.step, self.step_range)
-
-        due_point = DuePoint(self._actions, is_due)
+        due_point = DuePoint(self._actions, self._make_due_rule(only))
         while (action := due_point.take_next()) is not None:
             try:
                 self._run_due_action(action, due_point)
-            except EvaluationInterrupted:
+            except EvaluationInterrupted as interruption:
+                self._note_interruption(action, interruption)
                 break
         if self.stop_reason is None:
             self.stop_reason = next(iter(self._scheduler.stop_reasons), None)
         self._scheduler.forget_requests()
         self.is_between_steps = False
-        if self._loop_state is not LoopState.INTERRUPTED:
+        if self._loop_state not in (LoopState.INTERRUPTED, LoopState.BROKEN):
             self._loop_state = LoopState.STEPPING
         if self._save_requested:
             self.save()
+
+    def _make_due_rule(self, pending: tuple[str, ...]) -> Callable[[BoundAction], bool]:
+        """Return the rule that says whether an action is due at this step; where a resumed run goes
+        on in the middle of a step, what is pending."""
+
+        def is_due(action: BoundAction) -> bool:
+            return self._scheduler.is_due(action, self.step, self.step_range)
+
+        if not pending:
+            return lambda action: (
+                is_due(action)
+                or (self.step == self.step_range.stop and action.name in self._untried_actions)
+            )
+        # What is due and not pending was done before the interruption. What falls due by a pending
+        # action, such as the end of the run by early stopping, was not.
+        done = {action.name for action in self._actions if is_due(action)} - set(pending)
+        return lambda action: action.name in pending or (action.name not in done and is_due(action))
 
     def _run_due_action(self, action: BoundAction, due_point: DuePoint) -> None:
         """Run an action of a due point. One that fails without having emitted a record is pending,
@@ -610,6 +626,7 @@ class Loop:
             self._before_action = copy_host(
                 self.engine.plugins, self.step, self.shared, self.metrics
             )
+        self._signals.is_in_action = True
         try:
             self._run_action(action)
         except Exception:
@@ -617,9 +634,31 @@ class Loop:
                 self._pending_actions = (action.name, *due_point.list_remaining(action))
                 self._loop_state = LoopState.INTERRUPTED
             raise
+        finally:
+            self._signals.is_in_action = False
         self._before_action = None
         self._scheduler.mark_done(action, self.step)
         self._untried_actions.discard(action.name)
+
+    def _note_interruption(self, action: BoundAction, interruption: Exception) -> None:
+        """Stop, because an action was given up between two batches.
+
+        An evaluation is not given up once its action has emitted a record, but a fit within it is:
+        the action is neither done nor can it be done again from here. The run goes on from the
+        newest checkpoint, which is as exact, and takes these steps again.
+        """
+        if not self._scheduler.agreed:
+            self._scheduler.poll_requests(self.step)
+        self.stop_reason = next(iter(self._scheduler.stop_reasons), str(interruption))
+        if self._loop_state is LoopState.INTERRUPTED:
+            return
+        self._loop_state = LoopState.BROKEN
+        self._pending_actions = (action.name,)
+        message = (
+            f"{interruption}, after {action.name} had emitted records: nothing is saved at step "
+            f"{self.step}, and the run goes on from the checkpoint before"
+        )
+        self.run.notify("fulgurite", message)
 
     def _run_action(self, action: BoundAction) -> None:
         """Call an action, and do what it returns."""

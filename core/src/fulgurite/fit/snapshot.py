@@ -4,7 +4,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-from fulgurite.errors import CheckpointError, ConfigurationError, check_name
+from fulgurite.errors import CheckpointError, ConfigurationError, check_name, check_one_of
 from fulgurite.fit.records import Record, RecordKind, check_json_value
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import TrainState
@@ -41,6 +41,9 @@ class CheckpointRef:
             sides. Otherwise those that both sides have are read; there must be one for each pair.
         view: the module view to evaluate or to predict with, such as `averaged`. None for the
             module that was trained, and of the best checkpoint for the weights that were measured.
+        hyperparameters: what a fit that resumes takes of those that `optax.inject_hyperparams`
+            keeps in the optimizer's state: the values of the `checkpoint`, or those with which the
+            `program` begins now, whatever became of them since.
     """
 
     path: str | PathLike | None
@@ -49,6 +52,7 @@ class CheckpointRef:
     map: dict[str, str] | None = None
     strict: bool = True
     view: str | None = None
+    hyperparameters: Literal["checkpoint", "program"] = "checkpoint"
 
     def __post_init__(self) -> None:
         if self.view is not None:
@@ -63,6 +67,9 @@ class CheckpointRef:
             raise ConfigurationError(
                 f"{self!r}: path must be that of a run, and map a dictionary of paths to paths"
             )
+        check_one_of(
+            self.hyperparameters, ("checkpoint", "program"), "CheckpointRef: hyperparameters"
+        )
         for path in (*(self.map or ()), *(self.map or {}).values()):
             parse(path)
 

@@ -156,6 +156,25 @@ def load_snapshot(engine: EngineView, resume: Resume, template: TrainState) -> S
     return snapshot
 
 
+def select_hyperparameters(resume: Resume, state: TrainState) -> TrainState:
+    """Return the state of a checkpoint, in which shapes stand for the hyperparameters in the
+    optimizer's state if those of the program are to be taken.
+
+    Args:
+        resume: the argument of `Engine.fit`.
+        state: of the checkpoint.
+    """
+    if not isinstance(resume, CheckpointRef) or resume.hyperparameters == "checkpoint":
+        return state
+
+    def leave_out(path: Any, leaf: Any) -> Any:
+        # `hyperparams` is the field of the state of `optax.inject_hyperparams`.
+        is_hyperparameter = any(getattr(key, "name", None) == "hyperparams" for key in path)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_hyperparameter else leaf
+
+    return state.replace(opt_state=jax.tree_util.tree_map_with_path(leave_out, state.opt_state))
+
+
 def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> None:
     """Hand the host states in a snapshot to their plugins.
 

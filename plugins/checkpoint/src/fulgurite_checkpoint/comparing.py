@@ -9,6 +9,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite_runs import RunDirectory
+from fulgurite_runs.hyperparameters import get_hyperparameters
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import get_arguments
 
@@ -121,6 +122,10 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
     for section in _SECTIONS:
         values = [_as_dict(manifest.get(section)) for manifest in manifests]
         rows += _list_differences(f"{section}.", *values)
+    # Manifests of earlier versions do not tell.
+    hyperparameters = list(map(get_hyperparameters, manifests))
+    if all(hyperparameters):
+        rows += _list_differences("hyperparameters.", *hyperparameters)
     plugins = list(map(_get_plugins, manifests, runs))
     for name in sorted({*plugins[0], *plugins[1]}):
         if name in plugins[0] and name in plugins[1]:

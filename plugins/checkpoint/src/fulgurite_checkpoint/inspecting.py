@@ -8,9 +8,11 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import CheckpointError
+from fulgurite_runs.hyperparameters import get_hyperparameters
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint.differences import describe_differences, list_changes
 from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.listing import format_number, format_size, strip_control_characters
 from fulgurite_checkpoint.references import resolve_step_path
@@ -93,7 +95,8 @@ def compare_checkpoints(first: SavedCheckpoint, second: SavedCheckpoint) -> list
     for name in common_names:
         if first_values[name].tobytes() != second_values[name].tobytes():
             rows.append(f"{name}: {_format_difference(first_values[name], second_values[name])}")
-    rows += restoring.describe_differences(first.manifest, second.manifest)
+    rows += describe_differences(first.manifest, second.manifest)
+    rows += list_changes(get_hyperparameters(first.manifest), get_hyperparameters(second.manifest))
     return [strip_control_characters(row) for row in rows]
 
 

@@ -24,6 +24,11 @@ from fulgurite_runs import RunPlugin, get_run_directory
 from fulgurite_runs.loggers import rewind_loggers
 
 from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint.differences import (
+    describe_differences,
+    describe_hyperparameter_changes,
+    report_hyperparameters,
+)
 from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.format import Entry, Verify
 from fulgurite_checkpoint.references import as_checkpoint_ref
@@ -287,7 +292,8 @@ class Checkpointer(RunPlugin):
         if self._fit.is_same_run:
             self._supersede_later(run, step)
             rewind_loggers(run.engine.plugins, step, checkpoint.logger_positions)
-        differences = restoring.describe_differences(checkpoint.manifest, run.manifest)
+        differences = describe_differences(checkpoint.manifest, run.manifest)
+        differences += describe_hyperparameter_changes(checkpoint.manifest, run.manifest)
         unexpected = list_unexpected_actions(
             checkpoint.index["pending_actions"],
             run.engine.actions,
@@ -345,6 +351,8 @@ class Checkpointer(RunPlugin):
             resumed_from=checkpoint,
             weights_only=self.weights_only,
         )
+        if checkpoint is not None:
+            report_hyperparameters(run)
         if resumed_here is not None:
             _report_changed_loggers(run, resumed_here)
         # Again, because a process may be killed between a checkpoint and what it says of it.

@@ -1,6 +1,5 @@
 """Reading checkpoints: the requested one, whole and as it was written, or an error."""
 
-import difflib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +15,7 @@ from fulgurite.errors import CheckpointError, PathError
 from fulgurite.fit.run import EngineView
 from fulgurite.metrics.direction import Mode
 from fulgurite.tree.paths import Path as TreePath
-from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.manifest import describe_plugins, get_arguments
+from fulgurite_runs.manifest import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import DamagedError, read_json
@@ -40,9 +38,6 @@ from fulgurite_checkpoint.validation import (
 )
 
 T = TypeVar("T")
-_MAX_MODEL_LINES = 8
-# The length of a run may change, and no number depends on what writes the files.
-_HARMLESS = {"steps", "epochs", "orbax-checkpoint"}
 
 
 @dataclass(frozen=True)
@@ -438,43 +433,6 @@ def _format_install(plugin: dict[str, Any]) -> str:
     if plugin["distribution"] == "module":
         return ""
     return f"pip install {plugin['distribution']}, and "
-
-
-def describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """Return what makes a resumed run differ from an uninterrupted one, as far as manifests show.
-
-    Args:
-        saved: the manifest in the checkpoint.
-        current: the manifest of the run.
-    """
-    rows = _list_changes(get_arguments(saved), get_arguments(current))
-    for section in ("settings", "versions", "devices"):
-        rows += _list_changes(saved.get(section) or {}, current[section] or {})
-    saved_plugins = {plugin["name"]: plugin for plugin in saved["plugins"]}
-    for plugin in current["plugins"]:
-        saved_plugin = saved_plugins.get(plugin["name"])
-        if plugin["decisive"] and saved_plugin is not None:
-            changes = _list_changes(
-                saved_plugin["settings"] | {"version": saved_plugin["version"]},
-                plugin["settings"] | {"version": plugin["version"]},
-            )
-            rows += [f"{plugin['name']}: {change}" for change in changes]
-    diff = difflib.unified_diff(saved.get("model", []), current["model"], lineterm="", n=0)
-    changed_lines = [
-        " ".join(line.split()) for line in diff if not line.startswith(("---", "+++", "@@"))
-    ]
-    if changed_lines:
-        rows.append(f"the model: {' '.join(changed_lines[:_MAX_MODEL_LINES])}")
-    return rows
-
-
-def _list_changes(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    names = sorted({*saved, *current} - _HARMLESS)
-    return [
-        f"{name} was {saved.get(name)!r} and is {current.get(name)!r}"
-        for name in names
-        if dumps(saved.get(name)) != dumps(current.get(name))
-    ]
 
 
 def _load_verified(

@@ -15,6 +15,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.fit.monitor import find_module_view
 from fulgurite.redact import format_error
 from fulgurite.waits import WaitAbandoned
+from fulgurite_runs.hyperparameters import takes_program
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers
 
@@ -254,6 +255,8 @@ class Saver:
             return run.manifest
         current = run.manifest
         manifest = {**current, **checkpoint.manifest, "plugins": current["plugins"]}
+        if takes_program(run.resume):
+            manifest["hyperparameters"] = current["hyperparameters"]
         length = {name: current["settings"][name] for name in ("steps", "epochs")}
         return {**manifest, "settings": {**manifest["settings"], **length}}
 

@@ -287,6 +287,8 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     for section in ("configuration", "versions", "devices"):
         if manifest.get(section) is not None:
             check_object(manifest[section], section)
+    if manifest.get("hyperparameters") is not None:
+        check_hyperparameters(manifest["hyperparameters"])
     for line in check_list(manifest["model"], "model"):
         check_text(line, "model")
     for plugin in check_list(manifest["plugins"], "plugins"):
@@ -295,6 +297,28 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
             check_text(plugin[name], f"plugins.{name}")
         check_bool(plugin["decisive"], "plugins.decisive")
         check_object(plugin["settings"], "plugins.settings")
+
+
+def check_hyperparameters(section: Any) -> None:
+    """Raise `ValueError` if it is not what a manifest says of hyperparameters."""
+    check_object(section, "hyperparameters")
+    for name, value in check_object(section["program"], "hyperparameters.program").items():
+        _check_hyperparameter(value, f"hyperparameters.program.{name}")
+    for path, entry in check_object(section["state"], "hyperparameters.state").items():
+        check_object(entry, f"hyperparameters.state.{path}")
+        if entry.keys() != {"value", "program"}:
+            raise ValueError(f"hyperparameters.state.{path} has {sorted(entry)}")
+        for kind, value in entry.items():
+            _check_hyperparameter(value, f"hyperparameters.state.{path}.{kind}")
+
+
+def _check_hyperparameter(value: Any, name: str) -> None:
+    """Raise `ValueError` unless it is a number, a text that stands for one, or a list of them."""
+    if isinstance(value, list):
+        for item in value:
+            _check_hyperparameter(item, name)
+    elif not isinstance(value, bool | int | float | str | None):
+        raise ValueError(f"{name} is {value!r}")
 
 
 def parse_requested_length(settings: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -62,6 +62,13 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         help="whether a run that is in the run directory goes on (default: auto)",
     )
     parser.add_argument(
+        "--hyperparameters",
+        choices=["checkpoint", "program"],
+        default="checkpoint",
+        help="what a run that goes on takes of the hyperparameters in the optimizer's state: their "
+        "values in the checkpoint, or those with which the program begins (default: checkpoint)",
+    )
+    parser.add_argument(
         "--init-from",
         metavar="RUN",
         help="begin with the newest weights of another run, where none is resumed",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fulgurite import Engine, FitResult
+from fulgurite import CheckpointRef, Engine, FitResult
 from fulgurite.errors import (
     CheckpointError,
     ConfigurationError,
@@ -104,13 +104,12 @@ def run(
         engine.run_dir is not None
         and engine.plugins.get_single_impl("restore_checkpoint") is not None
     )
-    resume = "never" if options.resume == "never" else "auto"
     try:
         with _exit_on_second_interrupt(), shorten_warnings(), _note_options(engine):
             result = engine.fit(
                 built.model,
                 data,
-                resume=resume if can_resume else None,
+                resume=_choose_resume(options) if can_resume else None,
                 init_from=options.init_from,
             )
     except MISTAKES as error:
@@ -125,6 +124,12 @@ def run(
             )
         sys.exit(exit_codes[result.stop_reason])
     return result
+
+
+def _choose_resume(options: argparse.Namespace) -> CheckpointRef | str:
+    if options.resume == "auto" and options.hyperparameters == "program":
+        return CheckpointRef(None, optional=True, hyperparameters="program")
+    return options.resume
 
 
 def _build_parser(
@@ -230,6 +235,8 @@ def _exit_on_second_interrupt() -> Iterator[None]:
     """Let a second Ctrl-C within the block end the process, whatever it waits for."""
 
     def exit_at_once(*_: Any) -> None:
+        if signal.getsignal(signal.SIGINT) is not exit_at_once:
+            return  # the first one, that a fit has taken for a request to stop
         # A display may have hidden the cursor; `print` may be blocked.
         show_cursor = b"\x1b[?25h" if os.isatty(2) else b""
         os.write(2, show_cursor + b"stopped at once by SIGINT\n")

@@ -154,7 +154,7 @@ def _build_command(
         command += ["--allow", name]
     if options.init_from is not None:
         command += ["--init-from", options.init_from]
-    return [*command, "--resume", options.resume]
+    return [*command, "--resume", options.resume, "--hyperparameters", options.hyperparameters]
 
 
 def _get_program(experiment: Callable[..., Any]) -> list[str]:

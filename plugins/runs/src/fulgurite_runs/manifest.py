@@ -12,6 +12,7 @@ from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.redact import redact_text, redact_value
 from fulgurite.triggers import Trigger
 
+from fulgurite_runs.hyperparameters import describe_hyperparameters
 from fulgurite_runs.program import describe_program, find_version
 
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy", "orbax-checkpoint")
@@ -26,6 +27,7 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
 
     It has the keys `configuration` (the arguments of the program, None where there are none),
     `settings`, `plugins` (all of them, in order, with the versions of their distributions),
+    `hyperparameters` (those with which the attempt begins, see `fulgurite_runs.hyperparameters`),
     `versions` (of Python, of packages, and of CUDA where the devices use it), `program` (see
     `fulgurite_runs.program`), `devices` and `model` (the lines that Equinox prints of the module,
     in which everything but arrays shows by its value). Secrets are replaced by `***`.
@@ -53,6 +55,7 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
             **{name: find_version(name) for name in PACKAGES},
             **_find_cuda_version(devices[0]),
         },
+        "hyperparameters": describe_hyperparameters(run),
         "program": describe_program(engine.program_file),
         "devices": {
             "platform": devices[0].platform,
