@@ -32,6 +32,7 @@ its `data`, an `engine`, and for metrics `logits`, `labels`, `preds`, `targets` 
 CORE = [
     "fulgurite",
     "fulgurite.metrics",
+    "fulgurite.fit.monitor",
     "fulgurite.tree.paths",
     "fulgurite.errors",
     "fulgurite_logging.media",

@@ -19,7 +19,12 @@ CORE = "fulgurite"
 CORE_PACKAGES = {"equinox", "fulgurite", "jax", "jaxtyping", "numpy", "optax", "pluggy"}
 STANDALONE = {"fulgurite-config"}
 """What imports neither jax nor the core, so that it can be used without them."""
-PUBLIC_MODULES = {"fulgurite.errors", "fulgurite.metrics", "fulgurite.tree.paths"}
+PUBLIC_MODULES = {
+    "fulgurite.errors",
+    "fulgurite.fit.monitor",
+    "fulgurite.metrics",
+    "fulgurite.tree.paths",
+}
 """Besides `fulgurite` itself; other distributions are imported by their top level."""
 MAX_DEPTH = 3
 """Core <- runs, metrics, losses <- logging, cli, checkpoint, evaluators <- tensorboard, wandb, keys."""

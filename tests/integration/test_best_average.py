@@ -87,8 +87,8 @@ def test_training_ends_with_the_average_that_was_the_best(
     assert result.model_state is not None
     state = result.model_state.get(result.module.index)
     np.testing.assert_allclose(state, 10 * average, rtol=1e-6)
-    measured = engine.evaluate(result, [np.full(2, 11 * average, np.float32)])["loss"]
-    assert measured == pytest.approx(0, abs=1e-4)
+    metrics = engine.evaluate(result, [np.full(2, 11 * average, np.float32)])
+    assert metrics["loss"] == pytest.approx(0, abs=1e-4)
     assert f"with the weights 'averaged' of step {step}, where ema/loss was" in result.messages[0]
 
 

@@ -263,16 +263,16 @@ class EarlyStopping:
 
     def _copy_measured(self, run: fg.Run) -> dict[str, Any]:
         """Return a copy of the weights that the metric measures now, as they are kept."""
-        measured = self._get_measured(run, run.state)
-        kept = run.state.plugin_states[self._full_name]
+        new = self._select_measured(run, run.state)
+        old = run.state.plugin_states[self._full_name]
         return jax.tree.map(
-            lambda old, new: jax.device_put(new, old.sharding), kept, copy_arrays(measured)
+            lambda old, new: jax.device_put(new, old.sharding), old, copy_arrays(new)
         )
 
-    def _get_measured(self, run: fg.Run, state: fg.TrainState) -> dict[str, Any]:
+    def _select_measured(self, run: fg.Run, state: fg.TrainState) -> dict[str, Any]:
         view = find_module_view(run.engine, self.monitor)
-        measured = run.engine.apply_module_view(state, view)
-        return _select_arrays(measured.module, measured.model_state)
+        state = run.engine.apply_module_view(state, view)
+        return _select_arrays(state.module, state.model_state)
 
     def _check_view(self, run: fg.Run) -> None:
         """Raise a ConfigurationError if a run could not end with the weights that are measured."""
@@ -280,10 +280,9 @@ class EarlyStopping:
         if view == "current":
             return
         state = run.state
-        get_measured = partial(self._get_measured, run)
-        measured = eqx.filter_eval_shape(get_measured, state)
-        kept = eqx.filter_eval_shape(_select_arrays, state.module, state.model_state)
-        if tree_signature(measured) != tree_signature(kept):
+        best = eqx.filter_eval_shape(partial(self._select_measured, run), state)
+        place = eqx.filter_eval_shape(_select_arrays, state.module, state.model_state)
+        if tree_signature(best) != tree_signature(place):
             raise ConfigurationError(
                 f"EarlyStopping: {self.monitor} measures the weights {view!r}, which have other "
                 "arrays than the module, so that training cannot end with them: leave restore_best "
