@@ -857,7 +857,7 @@ def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
 # Events of the fit below, with the step at which each is called first.
 EVENTS = {
     "on_fit_start": 0,
-    "on_compile": 1,
+    "on_compile": 0,
     "on_epoch_end": 2,
     "on_evaluate_end": 3,
     "on_fit_end": 4,

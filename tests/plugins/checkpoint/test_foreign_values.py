@@ -75,7 +75,7 @@ def test_a_metric_that_is_an_array_is_shown(tmp_path: Path) -> None:
     commit = Commit(1, 1, ["0" * 64], [{}], metrics, None, {}, 0)
     index = {"step_range": {"start": 0, "stop": 1, "epoch_ends": []}}
     make_snapshot: Any = None
-    checkpoint = SavedCheckpoint(tmp_path, commit, {}, index, {}, True, make_snapshot)
+    checkpoint = SavedCheckpoint(tmp_path, commit, {}, index, {}, {}, True, make_snapshot)
     assert '"confusion"' in format_checkpoint(checkpoint)
 
 

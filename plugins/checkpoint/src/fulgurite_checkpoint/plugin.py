@@ -4,7 +4,7 @@ import os
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import fulgurite as fg
 import jax
@@ -336,18 +336,12 @@ class Checkpointer(RunPlugin):
                     f"{target}",
                     stacklevel=2,
                 )
-        metrics_by_source = {}
-        if checkpoint is not None and checkpoint.commit.step == run.step:
-            # If nothing comes after this step, it is saved anew, with what was measured at it.
-            metrics_by_source = {
-                source: (run.step, values) for source, values in checkpoint.commit.metrics.items()
-            }
         self._fit.saver = Saver(
             root,
             RetentionPolicy(self.max_to_keep, self.keep_period, self._best_by),
             self.async_save,
             previous_timings={} if resumed_here is None else resumed_here.commit.timings,
-            metrics_by_source=metrics_by_source,
+            metrics_by_source=_list_metrics(run, checkpoint),
             resumed_from=checkpoint,
             weights_only=self.weights_only,
         )
@@ -490,6 +484,22 @@ def _prepare_folder(root: Path, step: int) -> None:
             f"checkpoints cannot be written to {root}: {error}. Make it writable, or choose "
             f"another place"
         ) from error
+
+
+def _list_metrics(
+    run: fg.Run, checkpoint: SavedCheckpoint | None
+) -> dict[str, tuple[int, dict[str, Any]]]:
+    """Return what was measured at the step of a run, by source, with the step.
+
+    If nothing comes after that step, it is saved again, with these metrics.
+
+    Args:
+        run: the run.
+        checkpoint: from which it resumes, if it does.
+    """
+    if checkpoint is None or checkpoint.commit.step != run.step:
+        return {}
+    return {source: (run.step, values) for source, values in checkpoint.commit.metrics.items()}
 
 
 def _report_changed_loggers(run: fg.Run, checkpoint: SavedCheckpoint) -> None:
