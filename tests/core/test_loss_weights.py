@@ -1,0 +1,237 @@
+"""What a loss is a mean over: what a step may say, what is refused, and what is tried."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import DataError, ModelError
+
+Loss = Callable[[jax.Array, Any, fg.Context], Any]
+
+X = np.array([[1, 2, 0], [3, 0, 0], [4, 5, 6], [7, 8, 0], [9, 0, 0], [1, 1, 1]], np.float32)
+
+
+class Scaled(fg.Module):
+    """A weight whose loss is a function of it and of the batch."""
+
+    weight: jax.Array
+    loss: Loss = eqx.field(static=True)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> Any:
+        return self.loss(self.weight, batch, ctx)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def fit(loss: Loss, data: Any, weight: float = 1.0, **settings: Any) -> fg.FitResult:
+    settings = {"steps": 1, "log_every": 1} | settings
+    return fg.Engine(autoload=False, **settings).fit(Scaled(jnp.float32(weight), loss), data)
+
+
+def evaluate(loss: Loss, data: Any, **options: Any) -> dict[str, Any]:
+    engine = fg.Engine(autoload=False)
+    return engine.evaluate(Scaled(jnp.float32(1), loss), data, **options)
+
+
+def test_a_mean_that_is_zero_keeps_its_gradient() -> None:
+    """The weight is 0, and so is the loss, whose slope is the mean of x."""
+
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        return fg.metrics.Mean.from_values(weight * batch)
+
+    result = fit(loss, [X], weight=0.0)
+    assert float(result.module.weight) == pytest.approx(-0.1 * X.mean(), rel=1e-6)
+    assert result.history["train/loss"] == [0.0]
+
+
+def test_a_mean_over_nothing_is_zero_and_trains_nothing() -> None:
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        return fg.metrics.Mean.from_values(jnp.log(weight * batch), batch > 100)
+
+    result = fit(loss, [X])
+    assert float(result.module.weight) == 1.0
+
+
+def test_a_loss_of_weight_zero_trains_nothing_even_where_it_is_nan() -> None:
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        is_token = batch > 100
+        num_tokens = jnp.sum(is_token)
+        total = jnp.sum(jnp.where(is_token, weight * batch, 0))
+        return fg.Output(total / num_tokens, weight=num_tokens)
+
+    assert float(fit(loss, [X]).module.weight) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            lambda w, batch, ctx: fg.metrics.Std.from_values(w * batch),
+            "returned Std: return fg.Output",
+        ),
+        (
+            lambda w, batch, ctx: fg.Output(fg.metrics.Std.from_values(w * batch)),
+            "the loss term 'loss' is a Std",
+        ),
+        (
+            lambda w, batch, ctx: fg.Output(w * batch.mean(), weight=jnp.ones(3)),
+            "what a loss is a mean over is one real number",
+        ),
+        (
+            lambda w, batch, ctx: fg.Output(w * batch.mean(), weight="tokens"),
+            "what a loss is a mean over is one real number",
+        ),
+    ],
+    ids=["bare-metric", "metric", "array", "string"],
+)
+def test_what_is_no_weighted_loss_is_an_error(loss: Loss, message: str, unchecked: Any) -> None:
+    with pytest.raises(ModelError, match=message):
+        fit(loss, [X])
+
+
+def test_a_term_added_from_inside_a_step_may_be_a_mean() -> None:
+    """5 tokens of 1 in the first batch, 1 of 7 in the second, beside a loss over examples."""
+
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        ctx.add_loss("tokens", fg.metrics.Mean.from_values(weight * batch, batch > 0))
+        return fg.Output(weight * 0)
+
+    batches = [
+        np.array(rows, np.float32) for rows in ([[1, 1, 1], [1, 1, 0]], [[7, 0, 0], [0, 0, 0]])
+    ]
+    expected = {"tokens": 2.0, "loss": 2.0}
+    assert evaluate(loss, batches) == pytest.approx(expected, rel=1e-6)
+    result = fit(loss, batches, steps=2, log_every=2, weight=1.0)
+    second = 1 - 0.1  # the first gradient is 1
+    assert result.history["train/tokens"] == pytest.approx([(5 * 1 + 7 * second) / 6], rel=1e-6)
+
+
+def test_a_source_says_how_many_examples_a_batch_has() -> None:
+    """A graph of 3 nodes and 2 edges is one example, one of 5 nodes counts as three."""
+
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        return weight * jnp.mean(batch["nodes"])
+
+    batches = [
+        fg.Batch({"nodes": np.full(3, 2.0, np.float32), "edges": np.ones((2, 2))}, num_examples=1),
+        fg.Batch({"nodes": np.full(5, 6.0, np.float32), "edges": np.ones((2, 4))}, num_examples=3),
+    ]
+    assert evaluate(loss, batches) == {"loss": pytest.approx((2 + 3 * 6) / 4)}
+    with pytest.raises(DataError, match=r"begin with different lengths \(edges with 2, nodes"):
+        evaluate(loss, [batch.value for batch in batches])
+
+
+def test_a_step_whose_loss_is_a_mean_needs_no_number_of_examples() -> None:
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        return fg.metrics.Mean.from_values(weight * batch["nodes"])
+
+    batches = [
+        {"nodes": np.full(3, 2.0, np.float32), "edges": np.ones((2, 2), np.float32)},
+        {"nodes": np.full(1, 6.0, np.float32), "edges": np.ones((2, 4), np.float32)},
+    ]
+    assert evaluate(loss, batches) == {"loss": pytest.approx((3 * 2 + 6) / 4)}
+
+
+# --- what is tried
+
+
+def mean_of_tokens(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+    return weight * jnp.sum(batch) / jnp.sum(batch > 0)
+
+
+def root_of_mean(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+    return fg.Output(weight * jnp.mean(batch), metrics={"rmse": jnp.sqrt(jnp.mean(batch**2))})
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (mean_of_tokens, "the loss of 4 examples is "),
+        (lambda w, batch, ctx: w * jnp.sum(batch), "the loss of 4 examples is "),
+        (root_of_mean, "the metric 'rmse' of 4 examples is "),
+        (
+            lambda w, batch, ctx: w * jnp.mean(batch.reshape(6, 3)),
+            "could not be tried on a few of them: TypeError: cannot reshape",
+        ),
+    ],
+    ids=["tokens", "sum", "rmse", "fixed-size"],
+)
+def test_an_evaluation_of_several_batches_says_what_is_no_mean_over_examples(
+    loss: Loss, message: str
+) -> None:
+    with pytest.warns(UserWarning, match=message):
+        evaluate(loss, [X, X])
+    evaluate(loss, [X])  # one batch is not divided
+
+
+def test_both_numbers_of_a_trial_are_those_by_hand() -> None:
+    """Of the rows with the fewest and the most numbers: two of each."""
+    rows = X[[1, 4, 2, 5]]
+    halves = [rows[:2], rows[2:]]
+    whole = rows.sum() / (rows > 0).sum()
+    mean = np.mean([half.sum() / (half > 0).sum() for half in halves])
+    with pytest.warns(UserWarning, match=rf"is {whole:.6g}, and the mean .* is {mean:.6g}\."):
+        evaluate(mean_of_tokens, [X, X])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda w, batch, ctx: w * jnp.mean(batch),
+        lambda w, batch, ctx: fg.Output(w * jnp.mean(batch), metrics={"rate": jnp.float32(0.1)}),
+        lambda w, batch, ctx: w * jnp.mean(batch * jax.random.normal(ctx.key(), batch.shape)),
+        lambda w, batch, ctx: fg.metrics.Mean.from_values(w * batch, batch > 0).compute(),
+        lambda w, batch, ctx: fg.Output(
+            w * jnp.sum(batch) / jnp.sum(batch > 0), weight=jnp.sum(batch > 0)
+        ),
+        lambda w, batch, ctx: (w * jnp.mean(batch.astype(jnp.bfloat16))).astype(jnp.float32),
+    ],
+    ids=["mean", "constant-metric", "random", "computed", "weight", "bfloat16"],
+)
+def test_what_is_a_mean_or_cannot_be_told_needs_no_words(loss: Loss) -> None:
+    """Warnings are errors here."""
+    evaluate(loss, [X, X])
+    assert fit(loss, fg.ArrayData(X, 4), steps=2).messages == []
+
+
+def test_padding_is_no_part_of_a_trial() -> None:
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        return weight * jnp.mean(batch, where=ctx.mask[:, None])
+
+    data = fg.ArrayData(X[:5], 3, remainder="pad")
+    assert evaluate(loss, data) == {"loss": pytest.approx(X[:5].mean())}
+
+
+def test_a_fit_whose_last_batch_is_smaller_says_it_once_in_a_message() -> None:
+    engine = fg.Engine(epochs=2, autoload=False)
+    module = Scaled(jnp.float32(1), mean_of_tokens)
+    data = fg.ArrayData(X, 4)
+    (message,) = engine.fit(module, data).messages
+    assert "the last batch of an epoch has fewer, but the loss of 4 examples is" in message
+    assert engine.fit(module, data).messages == []
+    assert fit(mean_of_tokens, fg.ArrayData(X, 3), steps=2).messages == []
+
+
+def test_a_message_of_an_evaluation_in_a_fit_is_one_of_the_fit() -> None:
+    class Evaluation:
+        @fg.hookimpl
+        def register_evaluators(self) -> list[fg.Evaluator]:
+            return [fg.Evaluator("test", [X, X])]
+
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("look", fg.Every(1), self.evaluate, "evaluate")]
+
+        def evaluate(self, run: fg.Run) -> None:
+            run.engine.run_evaluator("test", run.state)
+
+    result = fit(mean_of_tokens, [X], steps=3, plugins=[Evaluation()])
+    (message,) = result.messages
+    assert message.startswith("the results of evaluation 'test' depend on how its data is divided")
