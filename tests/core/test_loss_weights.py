@@ -85,7 +85,7 @@ def test_a_loss_of_weight_zero_trains_nothing_even_where_it_is_nan() -> None:
             "what a loss is a mean over is one real number",
         ),
         (
-            lambda w, batch, ctx: fg.Output(w * batch.mean(), weight="tokens"),
+            lambda w, batch, ctx: fg.Output(w * batch.mean(), weight="tokens"),  # pyright: ignore[reportArgumentType]
             "what a loss is a mean over is one real number",
         ),
     ],
@@ -203,7 +203,8 @@ def test_what_is_a_mean_or_cannot_be_told_needs_no_words(loss: Loss) -> None:
 
 def test_padding_is_no_part_of_a_trial() -> None:
     def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
-        return weight * jnp.mean(batch, where=ctx.mask[:, None])
+        mask: Any = ctx.mask
+        return weight * jnp.mean(batch, where=mask[:, None])
 
     data = fg.ArrayData(X[:5], 3, remainder="pad")
     assert evaluate(loss, data) == {"loss": pytest.approx(X[:5].mean())}
