@@ -191,9 +191,12 @@ def test_both_numbers_of_a_trial_are_those_by_hand() -> None:
         lambda w, batch, ctx: fg.Output(
             w * jnp.sum(batch) / jnp.sum(batch > 0), weight=jnp.sum(batch > 0)
         ),
-        lambda w, batch, ctx: (w * jnp.mean(batch.astype(jnp.bfloat16))).astype(jnp.float32),
+        lambda w, batch, ctx: w * jnp.mean((batch + 0.37).astype(jnp.bfloat16)),
+        lambda w, batch, ctx: (
+            w * jnp.mean((1.7 * batch).astype(jnp.bfloat16)).astype(jnp.float32) + 0.1 * w**2
+        ),
     ],
-    ids=["mean", "constant-metric", "random", "computed", "weight", "bfloat16"],
+    ids=["mean", "constant-metric", "random", "computed", "weight", "bfloat16", "rounded-term"],
 )
 def test_what_is_a_mean_or_cannot_be_told_needs_no_words(loss: Loss) -> None:
     """Warnings are errors here."""
