@@ -49,6 +49,7 @@ from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.executables import keep_compiled_programs
 from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
+from fulgurite.fit.losses import try_losses
 from fulgurite.fit.run import FitResult
 from fulgurite.fit.scheduler import BoundAction, collect_actions
 from fulgurite.fit.signals import StopRequests, raise_unanswered
@@ -64,7 +65,6 @@ from fulgurite.fit.start import (
     plan_step_range,
     restore_host_states,
     select_hyperparameters,
-    try_losses,
 )
 from fulgurite.model.context import Context
 from fulgurite.model.output import Output

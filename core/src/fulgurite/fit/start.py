@@ -20,14 +20,9 @@ from fulgurite.errors import (
     ConfigurationError,
     DataError,
     FulguriteError,
-    ModelError,
     PluginError,
     error_context,
 )
-from fulgurite.evaluation.evaluator import Evaluator
-from fulgurite.evaluation.loss_trial import FIX, Sample
-from fulgurite.evaluation.runner import EvaluationRunner
-from fulgurite.evaluation.target import as_eval_target
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.program import (
     Program,
@@ -38,11 +33,9 @@ from fulgurite.execution.program import (
 )
 from fulgurite.fit.run import EngineView, FitResult
 from fulgurite.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
-from fulgurite.model.module import has_training_losses, run_training_losses
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.rng import make_root_key
 from fulgurite.sharding import ShardingStrategy
-from fulgurite.training.services import Services
 from fulgurite.training.state import ModelInit, TrainState, as_model_init
 from fulgurite.tree.paths import from_keys
 from fulgurite.triggers import StepRange
@@ -310,59 +303,6 @@ def fill_missing_state(
         (snapshot.state.module, snapshot.state.model_state), (initial.module, initial.model_state)
     )
     return _fill_missing(snapshot.state, program.init_state(as_model_init(weights), key))
-
-
-def try_losses(
-    services: Services,
-    program: Program,
-    state: TrainState,
-    sample: Sample | None,
-    device_arrays: Any,
-) -> list[str]:
-    """Try, once for each program, whether the losses of training are means over examples, and
-    return what the user is told.
-
-    Args:
-        services: of the engine.
-        program: the training program.
-        state: to train from.
-        sample: examples of the first batch; None where nothing depends on it.
-        device_arrays: what indexed batches are gathered from.
-
-    Raises:
-        ModelError: they are not, and the update rule needs it.
-    """
-    if sample is None or program.has_tried_losses or not has_training_losses(state.module):
-        return []
-    program.has_tried_losses = True
-    is_needed = program.update_rule.needs_mean_loss
-    runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
-    allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
-    target = as_eval_target(state, state.key)
-    try:
-        sentences = runner.try_means(target, sample, device_arrays, program.step.transform_batch)
-    except Exception as error:
-        message = (
-            "whether the loss is a mean over examples could not be tried on "
-            f"{2 * sample.size} of them: {type(error).__name__}: {error}. {FIX}"
-        )
-        if is_needed:
-            raise ModelError(
-                f"gradients are averaged over examples, and {message}{allow}"
-            ) from error
-        return [message]
-    losses = [sentence for name, sentence in sentences.items() if name.startswith("the loss")]
-    if losses and is_needed:
-        raise ModelError(
-            f"gradients are averaged over examples, but {'; '.join(losses)}. {FIX}{allow}"
-        )
-    if not sentences:
-        return []
-    where = "the last batch of an epoch has fewer" if not is_needed else "a batch is divided"
-    return [
-        f"metrics of training are averaged over examples, and {where}, but "
-        f"{'; '.join(sentences.values())}. {FIX}"
-    ]
 
 
 def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> TrainState:

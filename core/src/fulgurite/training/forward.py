@@ -33,6 +33,7 @@ Step = str | Callable[[Any, Any, Context], Output]
 """The name of a module's method, or a function `step(module, batch, ctx)`."""
 
 
+@collect_weights()
 def forward(
     hooks: PluginManager,
     sharding: ShardingStrategy,
@@ -55,19 +56,6 @@ def forward(
         The output. Its `losses` are all terms by name: the module's own, those of plugins, those of
         `ctx.add_loss`; its `loss` is their sum. No term at all is an error in training.
     """
-    with collect_weights():
-        return _forward(hooks, sharding, step, module, batch, ctx)
-
-
-def _forward(
-    hooks: PluginManager,
-    sharding: ShardingStrategy,
-    step: Step,
-    module: Any,
-    batch: Any,
-    ctx: Context,
-) -> Output:
-    """Do so; the arguments are those of `forward`."""
     ctx = ctx.for_forward()
     module = sharding.constrain_params(module)
     function = get_method(module, step) if isinstance(step, str) else step

@@ -1,0 +1,66 @@
+"""Whether the losses of training are means over examples, tried before the first step."""
+
+from typing import Any
+
+from fulgurite.errors import ModelError
+from fulgurite.evaluation.evaluator import Evaluator
+from fulgurite.evaluation.loss_trial import FIX, Sample
+from fulgurite.evaluation.runner import EvaluationRunner
+from fulgurite.evaluation.target import as_eval_target
+from fulgurite.execution.program import Program
+from fulgurite.model.module import has_training_losses, run_training_losses
+from fulgurite.training.services import Services
+from fulgurite.training.state import TrainState
+
+
+def try_losses(
+    services: Services,
+    program: Program,
+    state: TrainState,
+    sample: Sample | None,
+    device_arrays: Any,
+) -> list[str]:
+    """Try, once for each program, whether the losses of training are means over examples, and
+    return what the user is told.
+
+    Args:
+        services: of the engine.
+        program: the training program.
+        state: to train from.
+        sample: examples of the first batch; None where nothing depends on it.
+        device_arrays: what indexed batches are gathered from.
+
+    Raises:
+        ModelError: they are not, and the update rule needs it.
+    """
+    if sample is None or program.has_tried_losses or not has_training_losses(state.module):
+        return []
+    program.has_tried_losses = True
+    is_needed = program.update_rule.needs_mean_loss
+    runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
+    allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
+    target = as_eval_target(state, state.key)
+    try:
+        sentences = runner.try_means(target, sample, device_arrays, program.step.transform_batch)
+    except Exception as error:
+        message = (
+            "whether the loss is a mean over examples could not be tried on "
+            f"{2 * sample.size} of them: {type(error).__name__}: {error}. {FIX}"
+        )
+        if is_needed:
+            raise ModelError(
+                f"gradients are averaged over examples, and {message}{allow}"
+            ) from error
+        return [message]
+    losses = [sentence for name, sentence in sentences.items() if name.startswith("the loss")]
+    if losses and is_needed:
+        raise ModelError(
+            f"gradients are averaged over examples, but {'; '.join(losses)}. {FIX}{allow}"
+        )
+    if not sentences:
+        return []
+    where = "the last batch of an epoch has fewer" if not is_needed else "a batch is divided"
+    return [
+        f"metrics of training are averaged over examples, and {where}, but "
+        f"{'; '.join(sentences.values())}. {FIX}"
+    ]
