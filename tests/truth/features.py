@@ -81,7 +81,9 @@ class Feature:
         dtype: the coarsest that takes part.
         phases: the losses of the module, each with an optimizer of its own.
         leaves_out: kinds that mean nothing here, as patterns.
+        num_devices: over how many the examples are divided.
         settings: of the engine.
+        draw: returns the batches, in the place of those of the oracle.
     """
 
     plugins: Callable[[], Sequence[Any]] = lambda: ()
@@ -94,7 +96,9 @@ class Feature:
     dtype: str = "float32"
     phases: tuple[str, ...] | None = None
     leaves_out: Sequence[str] = ()
+    num_devices: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
+    draw: Callable[[], list[oracle.Batch]] | None = None
 
     def check(self, kind: Kind) -> None:
         """Compare a fit with the oracle."""
@@ -147,7 +151,7 @@ class Feature:
 
     def make_batches(self) -> list[oracle.Batch]:
         """Return the batches of all steps."""
-        return oracle.make_batches(self.sizes)
+        return oracle.make_batches(self.sizes) if self.draw is None else self.draw()
 
 
 class Averaging(Feature):
@@ -178,9 +182,7 @@ class Adapters(Feature):
         model = make_model(kind, self.make_optimizer())
         before = self.make_engine(kind).init_state(model, data).module
         result = self.make_engine(kind).fit(model, data)
-        training = oracle.train(
-            self.make_rule(kind), get_adapted(before), batches, self.num_joined
-        )
+        training = oracle.train(self.make_rule(kind), get_adapted(before), batches, self.num_joined)
         self.assert_close(kind, get_adapted(result.module), training.params[-1])
         self.assert_close(kind, result.history["train/loss"], training.losses)
 
@@ -199,17 +201,13 @@ class Members(Feature):
     def check(self, kind: Kind) -> None:
         batches = self.make_batches()
         data = [kind.pack(batch) for batch in batches]
-        optimizer = optax.inject_hyperparams(optax.sgd)(
-            oracle.RATE, momentum=oracle.MOMENTUM
-        )
+        optimizer = optax.inject_hyperparams(optax.sgd)(oracle.RATE, momentum=oracle.MOMENTUM)
         population = Population(seeds=(0, 1), vary={"learning_rate": self.RATES})
         engine = self.make_engine(kind, population)
         result = engine.fit(population.stack(lambda key: make_model(kind, optimizer)), data)
         for index, rate in enumerate(self.RATES):
             rule = replace(self.make_rule(kind), rate=rate)
-            training = oracle.train(
-                rule, oracle.make_params(kind.dtype), batches, self.num_joined
-            )
+            training = oracle.train(rule, oracle.make_params(kind.dtype), batches, self.num_joined)
             member = result.module.take(index)
             self.assert_close(kind, get_params(member), training.params[-1])
             self.assert_close(kind, result.history[f"train/loss[{index}]"], training.losses)
@@ -312,9 +310,9 @@ class EvaluationByFunctions(Evaluation):
 
     def evaluate(self, kind: Kind, model: Any, data: list[Any]) -> dict[str, Any]:
         def compute_loss(name: str) -> Callable[[Any, Any, Any], Any]:
-            return lambda preds, batch, mask: compute_terms(
-                kind, preds, kind.unpack(batch), mask
-            )[name]
+            return lambda preds, batch, mask: compute_terms(kind, preds, kind.unpack(batch), mask)[
+                name
+            ]
 
         names = ["loss", "example"] if kind is KINDS["three_terms"] else ["loss"]
         losses = {name: compute_loss(name) for name in names}
@@ -342,15 +340,18 @@ class EvaluationInTraining(Evaluation):
 PHASES = ("body", "head")
 
 
-def make_phases(*, order: Any = "alternating", accumulate: Any = None) -> MultiOptimizer:
+def make_phases(
+    *, order: Any = "alternating", accumulate: Any = None, rate: float = oracle.RATE
+) -> MultiOptimizer:
     """Return two optimizers, each of a part of the model.
 
     Args:
         order: of their updates.
         accumulate: of each.
+        rate: of both.
     """
     phases = {
-        name: Phase(optax.sgd(oracle.RATE, momentum=oracle.MOMENTUM), name, accumulate=accumulate)
+        name: Phase(optax.sgd(rate, momentum=oracle.MOMENTUM), name, accumulate=accumulate)
         for name in PHASES
     }
     return MultiOptimizer(order=order, **phases)
@@ -360,8 +361,10 @@ def make_averages() -> list[Any]:
     return [Average(EMA(0.5)), Average(Mean(), name="mean")]
 
 
-IN_STEPS = {"num_joined": 2, "splits": "steps", "sizes": UNEVEN}
-IN_PARTS = {"splits": "microbatch", "sizes": (8, 8, 4)}
+IN_STEPS: Mapping[str, Any] = {"num_joined": 2, "splits": "steps"}
+"""Two updates: of two steps, and of the step that is left."""
+
+IN_PARTS: Mapping[str, Any] = {"splits": "microbatch"}
 
 TRAINING: Mapping[str, Feature] = {
     "plain": Feature(sizes=(8, 8, 4)),
@@ -399,7 +402,7 @@ TRAINING: Mapping[str, Feature] = {
 }
 
 DIVIDED: Mapping[str, Feature] = {
-    "microbatches": Feature(lambda: [GradientAccumulation(2)], **IN_PARTS),
+    "microbatches": Feature(lambda: [GradientAccumulation(2)], sizes=(8, 8, 4), **IN_PARTS),
     "microbatches_four": Feature(lambda: [GradientAccumulation(4)], **IN_PARTS),
     "microbatches_clip": Feature(
         lambda: [GradientAccumulation(2), GradientClip(max_norm=0.5)],
@@ -441,7 +444,7 @@ DIVIDED: Mapping[str, Feature] = {
     "microbatches_population": Members(lambda: [GradientAccumulation(2)], **IN_PARTS),
     "microbatches_window": Window(
         lambda: [GradientAccumulation(2)],
-        sizes=UNEVEN,
+        sizes=(8, 8, 8, 8),
         splits="microbatch",
         settings={"log_every": 3},
     ),
@@ -451,7 +454,7 @@ DIVIDED: Mapping[str, Feature] = {
         phases=PHASES,
         **IN_PARTS,
     ),
-    "steps": Feature(lambda: [GradientAccumulation(2, "steps")], **IN_STEPS),
+    "steps": Feature(lambda: [GradientAccumulation(2, "steps")], sizes=UNEVEN, **IN_STEPS),
     "steps_adam": Feature(
         lambda: [GradientAccumulation(2, "steps")], rule={"adam": True}, **IN_STEPS
     ),
@@ -489,14 +492,12 @@ DIVIDED: Mapping[str, Feature] = {
     ),
     "steps_population": Members(lambda: [GradientAccumulation(2, "steps")], **IN_STEPS),
     "steps_phases": Simultaneous(
-        lambda: [
-            make_phases(order="simultaneous", accumulate=GradientAccumulation(2, "steps"))
-        ],
+        lambda: [make_phases(order="simultaneous", accumulate=GradientAccumulation(2, "steps"))],
         rule={"order": PHASES, "simultaneous": True},
         phases=PHASES,
         **IN_STEPS,
     ),
-    "steps_resume": Resume(lambda: [GradientAccumulation(2, "steps")], **IN_STEPS),
+    "steps_resume": Resume(lambda: [GradientAccumulation(2, "steps")], sizes=UNEVEN, **IN_STEPS),
 }
 
 EVALUATION: Mapping[str, Feature] = {
@@ -519,21 +520,23 @@ EVALUATION: Mapping[str, Feature] = {
 }
 
 ON_EIGHT: Mapping[str, Feature] = {
-    "data_parallel": Feature(lambda: [DataParallel()], sizes=(8, 8, 16)),
-    "fsdp": Feature(lambda: [FSDP(min_size=1)], sizes=(8, 8, 16)),
+    "data_parallel": Feature(lambda: [DataParallel()], num_devices=8, sizes=(8, 8, 16)),
+    "fsdp": Feature(lambda: [FSDP(min_size=1)], num_devices=8, sizes=(8, 8, 16)),
     "fsdp_microbatches": Feature(
         lambda: [FSDP(min_size=1), GradientAccumulation(2)],
+        num_devices=8,
         sizes=(16, 16, 32),
         splits="microbatch",
     ),
     "fsdp_steps": Feature(
         lambda: [FSDP(min_size=1), GradientAccumulation(2, "steps")],
+        num_devices=8,
         sizes=(8, 8, 16),
         num_joined=2,
         splits="steps",
     ),
     "fsdp_evaluate": Evaluation(
-        lambda: [FSDP(min_size=1)], sizes=(8, 8, 16), averages=True
+        lambda: [FSDP(min_size=1)], num_devices=8, sizes=(8, 8, 16), averages=True
     ),
 }
 """These need eight devices."""
@@ -543,6 +546,8 @@ FEATURES: Mapping[str, Feature] = {**TRAINING, **DIVIDED, **EVALUATION, **ON_EIG
 
 def expect(feature: Feature, kind: Kind) -> Expectation | None:
     """Return what should become of a pair; None if it is not known yet."""
+    if not kind.can_split and feature.num_devices > 1:
+        return Expectation("refused", DataError, "does not divide into 8 parts|cannot be split")
     if not kind.has_count:
         return Expectation("refused", DataError, "begin with different lengths")
     if not kind.can_split and feature.splits == "microbatch":

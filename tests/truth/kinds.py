@@ -326,17 +326,13 @@ KINDS: Mapping[str, Kind] = {
     "weights_mean": Kind(oracle.average_weighted, return_weighted_mean),
     "weights_losses": Kind(oracle.average_weighted, call_weighted_loss, uses_preds=True),
     "scaled_losses": Kind(oracle.average_scaled, call_scaled_loss, uses_preds=True),
-    "three_terms": Kind(
-        oracle.average_three, return_three, uses_preds=True, plugins=make_penalty
-    ),
+    "three_terms": Kind(oracle.average_three, return_three, uses_preds=True, plugins=make_penalty),
     "tuple": Kind(oracle.average_examples, take_mean, pack=pack_tuple, unpack=unpack_tuple),
     "nested": Kind(oracle.average_tokens, return_mean, pack=pack_nested, unpack=unpack_nested),
     "foreign": Kind(
         oracle.average_examples, take_mean, pack=pack_foreign, has_count=False, can_split=False
     ),
-    "foreign_counted": Kind(
-        oracle.average_examples, take_mean, pack=pack_counted, can_split=False
-    ),
+    "foreign_counted": Kind(oracle.average_examples, take_mean, pack=pack_counted, can_split=False),
     "foreign_weight": Kind(
         oracle.average_tokens,
         divide_by_tokens,
@@ -345,9 +341,7 @@ KINDS: Mapping[str, Kind] = {
         can_split=False,
     ),
     "half": Kind(oracle.average_tokens, return_mean, dtype="bfloat16"),
-    "complex": Kind(
-        oracle.average_tokens, divide_by_tokens, weigh=count_tokens, dtype="complex64"
-    ),
+    "complex": Kind(oracle.average_tokens, divide_by_tokens, weigh=count_tokens, dtype="complex64"),
     "tokens_bare": Kind(oracle.average_tokens_silently, divide_by_tokens_safely, is_mean=False),
     "sum": Kind(oracle.add_up, add_up, is_mean=False),
     "contrast": Kind(oracle.contrast, contrast, uses_preds=True, is_mean=False),

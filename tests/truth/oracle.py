@@ -244,9 +244,7 @@ class Training:
     losses: list[float]
 
 
-def train(
-    rule: Rule, params: Params, batches: Sequence[Batch], num_joined: int = 1
-) -> Training:
+def train(rule: Rule, params: Params, batches: Sequence[Batch], num_joined: int = 1) -> Training:
     """Train, one update for each batch.
 
     Args:
@@ -269,7 +267,9 @@ def train(
         losses += [measure(rule, before, batch)["loss"] for batch in group]
         for phase in phases:
             names = (phase,) if phase else rule.trained
-            grads = _differentiate(rule, before if rule.simultaneous else params, join(group), names)
+            grads = _differentiate(
+                rule, before if rule.simultaneous else params, join(group), names
+            )
             if rule.clip is not None:
                 norm = optax.tree.norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), grads))
                 factor = jnp.minimum(1, rule.clip / norm)
@@ -349,8 +349,7 @@ def _differentiate(rule: Rule, params: Params, batch: Batch, names: tuple[str, .
             for name in names
         }
         totals = {
-            name: _select(value, names)
-            for name, value in _get_jacobian(rule)(worst, part).items()
+            name: _select(value, names) for name, value in _get_jacobian(rule)(worst, part).items()
         }
         sizes = {name: size for name, (_, size) in _get_terms(rule)(worst, part).items()}
         jacobians.append((totals, sizes))

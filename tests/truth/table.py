@@ -1,4 +1,4 @@
-"""What the tests of the table share: the pairs as parameters, and how their outcomes are counted."""
+"""What the tests of the table share: which pairs are in the fast selection."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,22 +7,39 @@ import pytest
 from features import Feature, list_pairs
 
 COVERING = 11
-"""Of the pairs of a feature, every so many-th is in the fast selection, with another offset for
-each feature: so each feature and each kind is there."""
+"""Every so many-th pair of a feature is in the fast selection, from another offset on for each
+feature: so each feature and each kind is there."""
 
 
-def parametrize(features: Mapping[str, Feature]) -> Any:
-    """Return the mark that runs a test for each pair of features and kinds, most of them `full`.
+def split_pairs(
+    features: Mapping[str, Feature],
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the pairs of the fast selection, and all others, by the names of feature and kind.
 
     Args:
         features: by name.
     """
     numbers = {name: number for number, name in enumerate(features)}
-    kinds: dict[str, int] = {}
-    params = []
+    counts = dict.fromkeys(features, 0)
+    fast, full = [], []
     for feature, kind in list_pairs(features):
-        index = kinds[feature] = kinds.get(feature, -1) + 1
-        is_fast = (index + 3 * numbers[feature]) % COVERING == 0
-        marks = [] if is_fast else [pytest.mark.full]
-        params.append(pytest.param(feature, kind, id=f"{feature}-{kind}", marks=marks))
-    return pytest.mark.parametrize(("feature", "kind"), params)
+        is_fast = (counts[feature] + 3 * numbers[feature]) % COVERING == 0
+        counts[feature] += 1
+        (fast if is_fast else full).append((feature, kind))
+    return fast, full
+
+
+def parametrize(features: Mapping[str, Feature]) -> Any:
+    """Return the mark that runs a test for each pair, most of them in the full run only.
+
+    Args:
+        features: by name.
+    """
+    fast, full = split_pairs(features)
+    return pytest.mark.parametrize(
+        ("feature", "kind"),
+        [
+            *(pytest.param(*pair, id="-".join(pair)) for pair in fast),
+            *(pytest.param(*pair, id="-".join(pair), marks=pytest.mark.full) for pair in full),
+        ],
+    )
