@@ -3,6 +3,7 @@ oracle says about it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -94,6 +95,10 @@ class Model(fg.Module):
             ctx.add_loss(name, value)
         return fg.Output(loss, weight=weight, preds=preds, metrics=metric)
 
+    def compute_losses(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        """Return the losses of all phases."""
+        return Model.training_step(self, batch, ctx)
+
     def _measure(self, preds: Any, batch: Any, ctx: fg.Context) -> dict[str, Any]:
         """Return the mean of the predictions over what the loss is a mean over, a bare number
         where the output says what that is."""
@@ -105,6 +110,25 @@ class Model(fg.Module):
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return self.optimizer
+
+
+class FunctionModel(Model):
+    """Gives its losses as functions. It has no step, so they are evaluated too."""
+
+    training_step = fg.Module.training_step
+
+    def losses(self, batch: Any, ctx: fg.Context) -> dict[str, Callable[[], fg.Output]]:
+        assert self.phases is not None
+        return {phase: partial(self._compute_loss, phase, batch, ctx) for phase in self.phases}
+
+    def _compute_loss(self, phase: str, batch: Any, ctx: fg.Context) -> fg.Output:
+        output = self.compute_losses(batch, ctx)
+        terms = {
+            name: value
+            for name, value in output.losses.items()
+            if name == phase or name.startswith(f"{phase}/")
+        }
+        return output.replace(loss=terms.pop(phase), losses=terms)
 
 
 def get_weights(batch: Any, mask: Any, *, is_by_token: bool) -> Any:
@@ -130,13 +154,19 @@ def compute_terms(kind: Kind, preds: Any, batch: Any, mask: Any) -> dict[str, Te
     return kind.compute(jnp.real(difference * jnp.conj(difference)), batch, mask)
 
 
-def make_model(kind: Kind, optimizer: Any, phases: tuple[str, ...] | None = None) -> Model:
+def make_model(
+    kind: Kind,
+    optimizer: Any,
+    phases: tuple[str, ...] | None = None,
+    model_class: type[Model] = Model,
+) -> Model:
     """Return the model with the first weights of the oracle.
 
     Args:
         kind: of its loss.
         optimizer: of all.
         phases: the names of its losses.
+        model_class: its class.
     """
     params = {
         name: jnp.array(value["real"] + 1j * value["imaginary"], jnp.complex64)
@@ -146,7 +176,7 @@ def make_model(kind: Kind, optimizer: Any, phases: tuple[str, ...] | None = None
     }
     body = eqx.nn.Linear(2, oracle.WIDTH, use_bias=False, key=jax.random.key(0))
     body = eqx.tree_at(lambda body: body.weight, body, params["body"])
-    return Model(body, params["head"], kind, optimizer, phases)
+    return model_class(body, params["head"], kind, optimizer, phases)
 
 
 def get_params(module: Any) -> oracle.Params:

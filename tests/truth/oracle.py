@@ -237,21 +237,26 @@ class Training:
 
     Attributes:
         params: the weights after each update; the first are those of the beginning.
-        losses: of each batch, at the weights that it was computed with.
+        losses: of each batch, as they are recorded, at the weights that it was computed with.
+        minimised: likewise, as they are minimised: of nothing a term is 0.
     """
 
     params: list[Params]
     losses: list[float]
+    minimised: list[float]
 
 
-def train(rule: Rule, params: Params, batches: Sequence[Batch], num_joined: int = 1) -> Training:
+def train(
+    rule: Rule, params: Params, batches: Sequence[Batch], num_joined: int | Sequence[int] = 1
+) -> Training:
     """Train, one update for each batch.
 
     Args:
         rule: how.
         params: the first weights.
         batches: of all steps.
-        num_joined: how many of them are one batch; what is left at the end is one too.
+        num_joined: how many of them are one batch; what is left at the end is one too. Several
+            numbers are those of each update.
     """
     phases = rule.order or ("",)
     optimizer = rule.make_optimizer()
@@ -260,11 +265,13 @@ def train(rule: Rule, params: Params, batches: Sequence[Batch], num_joined: int 
         for phase in phases
     }
     history = [params]
-    losses = []
-    for start in range(0, len(batches), num_joined):
-        group = batches[start : start + num_joined]
+    losses, minimised = [], []
+    for group in _join_groups(batches, num_joined):
         before = params
-        losses += [measure(rule, before, batch)["loss"] for batch in group]
+        for batch in group:
+            terms = _get_terms(rule)(before, batch)
+            losses.append(measure(rule, before, batch)["loss"])
+            minimised.append(float(sum(divide(*term) for term in terms.values())))
         for phase in phases:
             names = (phase,) if phase else rule.trained
             grads = _differentiate(
@@ -280,7 +287,7 @@ def train(rule: Rule, params: Params, batches: Sequence[Batch], num_joined: int 
             updates, states[phase] = optimizer.update(grads, states[phase], chosen)
             params = {**params, **optax.apply_updates(chosen, updates)}
         history.append(params)
-    return Training(history, losses)
+    return Training(history, losses, minimised)
 
 
 def measure(rule: Rule, params: Params, batch: Batch) -> dict[str, float]:
@@ -324,6 +331,14 @@ def average(params: Sequence[Params], decay: float | None) -> Params:
     for newest in params[1:]:
         result = jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, result, newest)
     return result
+
+
+def _join_groups(batches: Sequence[Batch], sizes: int | Sequence[int]) -> list[Sequence[Batch]]:
+    """Return the batches of each update."""
+    if isinstance(sizes, int):
+        sizes = [sizes] * -(-len(batches) // sizes)
+    stops = np.cumsum(sizes)
+    return [batches[stop - size : stop] for stop, size in zip(stops, sizes, strict=True)]
 
 
 def _select(params: Params, names: Sequence[str]) -> Params:

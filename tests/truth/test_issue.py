@@ -4,6 +4,7 @@ by hand."""
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import fulgurite_losses
 import jax
@@ -260,3 +261,51 @@ def test_the_number_of_examples_is_never_that_of_a_foreign_array(structure: str)
     for run in (engine.evaluate, engine.fit):
         with pytest.raises(DataError, match=r"begin with different lengths .*num_examples="):
             run(silent, data)
+
+
+def fit_task(
+    loss: Callable[..., Any], data: fg.ArrayData, *plugins: Any, weight: float = 1.0
+) -> tuple[float, float]:
+    """Return the weight after an epoch from 0 on, and the loss of an evaluation at 1."""
+
+    class Scale(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x: Any) -> Any:
+            return self.weight * x
+
+    def make(value: float) -> fg.Task:
+        return fg.Task(
+            Scale(jnp.float32(value)), loss=loss, optimizer=optax.sgd(1.0), weight=weight
+        )
+
+    engine = fg.Engine(epochs=1, autoload=False, plugins=plugins)
+    evaluated = engine.evaluate(make(1.0), data)["loss"]
+    return float(engine.fit(make(0.0), data).module.model.weight), evaluated
+
+
+@pytest.mark.parametrize(
+    ("mode", "batch_size"), [(None, 8), ("microbatch", 8), ("steps", 4), ("steps", 2)]
+)
+@pytest.mark.parametrize("form", ["array", "masked", "mean"])
+def test_a_task_averages_over_what_its_loss_is_a_mean_of(
+    form: str, mode: Any, batch_size: int
+) -> None:
+    """Five examples and padding; a factor for the loss leaves its weight as it is."""
+    random = np.random.default_rng(2)
+    x = random.normal(size=(5, 3)).astype(np.float32)
+    tokens = np.arange(3) < np.array([3, 0, 1, 2, 1])[:, None]
+    data = fg.ArrayData((x, tokens), batch_size, remainder="pad")
+    losses: dict[str, Callable[..., Any]] = {
+        "array": lambda preds, batch: preds.mean(1),
+        "masked": lambda preds, batch, mask: fulgurite_losses.absolute_error(
+            preds, jnp.full_like(preds, -100), mask=batch[1] & mask[:, None]
+        ),
+        "mean": lambda preds, batch, mask: Mean.from_values(preds, batch[1] & mask[:, None]),
+    }
+    mean = x.mean() if form == "array" else x[tokens].mean()
+    plugins = [] if mode is None else [GradientAccumulation(4, mode)]
+    weight, evaluated = fit_task(losses[form], data, *plugins, weight=0.5)
+    assert weight == pytest.approx(-0.5 * mean, rel=1e-5)
+    offset = 50 if form == "masked" else 0
+    assert evaluated == pytest.approx(0.5 * mean + offset, rel=1e-5)
