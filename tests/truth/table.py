@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from features import Feature, list_pairs
+from features import FEATURES, Feature, list_pairs
+from kinds import KINDS
 
 COVERING = 11
 """Every so many-th pair of a feature is in the fast selection, from another offset on for each
@@ -19,12 +20,11 @@ def split_pairs(
     Args:
         features: by name.
     """
-    numbers = {name: number for number, name in enumerate(features)}
-    counts = dict.fromkeys(features, 0)
+    kinds = [*KINDS]
+    numbers = {name: number for number, name in enumerate(FEATURES)}
     fast, full = [], []
     for feature, kind in list_pairs(features):
-        is_fast = (counts[feature] + 3 * numbers[feature]) % COVERING == 0
-        counts[feature] += 1
+        is_fast = (kinds.index(kind) + 3 * numbers[feature]) % COVERING == 0
         (fast if is_fast else full).append((feature, kind))
     return fast, full
 
