@@ -10,7 +10,7 @@ import traceback
 import warnings
 
 import jax
-from features import check_pair
+from table import check_pair
 
 
 def check(pair: str) -> str:

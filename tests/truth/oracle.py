@@ -285,7 +285,8 @@ def train(
                 )
             chosen = _select(params, names)
             updates, states[phase] = optimizer.update(grads, states[phase], chosen)
-            params = {**params, **optax.apply_updates(chosen, updates)}
+            new: Any = optax.apply_updates(chosen, updates)
+            params = {**params, **new}
         history.append(params)
     return Training(history, losses, minimised)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from features import ON_EIGHT
+from columns import ON_EIGHT
 from table import split_pairs
 
 FAST, FULL = split_pairs(ON_EIGHT)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from features import DIVIDED, check_pair
-from table import parametrize
+from columns import DIVIDED
+from table import check_pair, parametrize
 
 
 @parametrize(DIVIDED)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from features import EVALUATION, check_pair
-from table import parametrize
+from columns import EVALUATION
+from table import check_pair, parametrize
 
 
 @parametrize(EVALUATION)

@@ -120,7 +120,7 @@ def test_a_phase_accumulates_by_weight(mode: Any) -> None:
             }
             return fg.Output(losses=losses)
 
-    phases = {
+    phases: dict[str, Any] = {
         name: Phase(optax.sgd(1.0), name, accumulate=GradientAccumulation(2, mode))
         for name in ("first", "second")
     }

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from features import PHASES, Evaluation, Feature, Window, make_phases
+from columns import PHASES, make_phases
+from features import Evaluation, Feature, Window
 from fulgurite_optimizers import GradientAccumulation
 from hypothesis import HealthCheck, given, settings, strategies as st
 from kinds import KINDS

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from features import TRAINING, check_pair
-from table import parametrize
+from columns import TRAINING
+from table import check_pair, parametrize
 
 
 @parametrize(TRAINING)
