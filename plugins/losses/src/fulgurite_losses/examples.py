@@ -95,7 +95,8 @@ class Examples:
         return note_weight(mean, size) if is_weighted and are_independent else mean
 
     def _sum(self, reduction: Reduction) -> Array:
-        return jnp.sum(self.present if reduction == "mean" else self.weights)
+        counted = self.present if reduction == "mean" else self.weights
+        return jnp.sum(counted, dtype=jnp.float32)
 
 
 def as_same_shape(preds: Any, targets: Any, loss_name: str) -> tuple[Array, Array]:

@@ -1,0 +1,172 @@
+"""The table: what should become of each pair of a feature and a kind of loss, the check of one, and
+which of them are in the fast selection."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any, Literal
+
+import fulgurite as fg
+import pytest
+from columns import FEATURES
+from features import Evaluation, EvaluationByFunctions, EvaluationInTraining, Feature
+from fulgurite.errors import DataError, FulguriteError, ModelError
+from fulgurite_evaluators import Evaluator
+from kinds import KINDS, Kind, make_model
+
+PROBE = False
+"""Whether bare numbers that are no means over examples are refused by accumulation and told of by
+evaluations. Until then, these pairs are left out."""
+
+PROBE_MESSAGE = "mean"
+"""What the message says then."""
+
+WAITS_FOR_MERGE: Sequence[tuple[str, str]] = [
+    ("*", "complex"),
+    # A loss that is a Mean beside a bare term: a KeyError.
+    ("*_functions", "three_terms"),
+    ("evaluate_phases", "three_terms"),
+    # A population without a bare number: a ValueError of vmap.
+    ("evaluate_members", "tokens_keys"),
+    # Plugins are asked for the terms of all members at once, whose weights are stacked.
+    ("evaluate_members", "three_terms"),
+    # The mean loss of the members lacks the weight that theirs have: refused, if nothing is wrong.
+    ("evaluate_members", "foreign_weight"),
+]
+"""Pairs, as patterns, that depend on what is mended elsewhere."""
+
+Outcome = Literal["equal", "refused", "told"]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What should become of a pair.
+
+    Attributes:
+        outcome: equal to the oracle, refused by an error, or told of by a warning.
+        error: the class of the error.
+        message: a pattern that the error or the warning has.
+    """
+
+    outcome: Outcome
+    error: type[FulguriteError] = FulguriteError
+    message: str = ""
+
+
+COMPLETE = ("plain", "window", "microbatches", "steps", "evaluate", "data_parallel")
+"""Features that are crossed with every kind."""
+
+SIMILAR = ("tokens_computed", "weights_mean", "tuple", "deviation")
+"""Kinds that the others leave out: a step sees of them what it sees of others."""
+
+
+def expect(feature: Feature, kind: Kind) -> Expectation | None:
+    """Return what should become of a pair; None if it is not known yet."""
+    divides = "does not divide into 8 parts|cannot be split"
+    if not kind.has_count:
+        return Expectation("refused", DataError, f"begin with different lengths|{divides}")
+    if not kind.can_split and feature.num_devices > 1 and not feature.averages:
+        return Expectation("refused", DataError, divides)
+    if not kind.can_split and feature.splits == "microbatch":
+        return Expectation("refused", DataError, "cannot be split")
+    if kind is KINDS["three_terms"] and feature.splits == "steps":
+        return Expectation("refused", ModelError, "different weights")
+    if kind.is_mean or not (feature.splits or feature.averages):
+        return Expectation("equal")
+    if not PROBE:
+        return None
+    if feature.splits:
+        return Expectation("refused", ModelError, PROBE_MESSAGE)
+    return Expectation("told", message=PROBE_MESSAGE)
+
+
+def list_pairs(features: Mapping[str, Feature]) -> list[tuple[str, str]]:
+    """Return all pairs of the table by the names of feature and kind."""
+    return [
+        (feature_name, kind_name)
+        for feature_name, feature in features.items()
+        for kind_name, kind in KINDS.items()
+        if expect(feature, kind) is not None
+        and (feature_name in COMPLETE or kind_name not in SIMILAR)
+        and not any(fnmatch(kind_name, pattern) for pattern in feature.leaves_out)
+        and not any(
+            fnmatch(feature_name, first) and fnmatch(kind_name, second)
+            for first, second in WAITS_FOR_MERGE
+        )
+    ]
+
+
+def check_pair(feature_name: str, kind_name: str) -> Outcome:
+    """Check one pair, and return what became of it."""
+    feature = FEATURES[feature_name]
+    kind = KINDS[kind_name]
+    expectation = expect(feature, kind)
+    assert expectation is not None
+    if expectation.outcome == "equal":
+        feature.check(kind)
+    elif expectation.outcome == "refused":
+        with pytest.raises(expectation.error, match=expectation.message):
+            feature.check(kind)
+    else:
+        check_told(feature, kind, expectation.message)
+    return expectation.outcome
+
+
+def check_told(feature: Feature, kind: Kind, message: str) -> None:
+    """Check that a warning or a message of the run says that a number means little.
+
+    Args:
+        feature: that averages such numbers.
+        kind: whose loss is no mean.
+        message: what it says.
+    """
+    data = [kind.pack(batch) for batch in feature.make_batches()]
+    model = make_model(kind, feature.make_optimizer(), feature.phases, feature.model_class)
+    engine = feature.make_engine(kind)
+    if type(feature) in (Evaluation, EvaluationByFunctions):
+        assert isinstance(feature, Evaluation)
+        with pytest.warns(UserWarning, match=message):
+            feature.evaluate(kind, model, data)
+        return
+    if isinstance(feature, EvaluationInTraining):
+        engine = feature.make_engine(kind, Evaluator("test", data, every=fg.AtEnd()))
+    messages = engine.fit(model, data).messages
+    assert any(message in text for text in messages), messages
+
+
+COVERING = 11
+"""Every so many-th pair of a feature is in the fast selection, from another offset on for each
+feature: so each feature and each kind is there."""
+
+
+def split_pairs(
+    features: Mapping[str, Feature],
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the pairs of the fast selection, and all others, by the names of feature and kind.
+
+    Args:
+        features: by name.
+    """
+    kinds = [*KINDS]
+    numbers = {name: number for number, name in enumerate(FEATURES)}
+    fast, full = [], []
+    for feature, kind in list_pairs(features):
+        is_fast = (kinds.index(kind) + 3 * numbers[feature]) % COVERING == 0
+        (fast if is_fast else full).append((feature, kind))
+    return fast, full
+
+
+def parametrize(features: Mapping[str, Feature]) -> Any:
+    """Return the mark that runs a test for each pair, most of them in the full run only.
+
+    Args:
+        features: by name.
+    """
+    fast, full = split_pairs(features)
+    return pytest.mark.parametrize(
+        ("feature", "kind"),
+        [
+            *(pytest.param(*pair, id="-".join(pair)) for pair in fast),
+            *(pytest.param(*pair, id="-".join(pair), marks=pytest.mark.full) for pair in full),
+        ],
+    )
