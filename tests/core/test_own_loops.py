@@ -170,6 +170,24 @@ def test_plugins_share_what_survives_a_resume_G20(tmp_path: Path) -> None:
     assert fit(4).seen == [[1, 2, 3], [1, 2, 3, 4]]
 
 
+def test_the_result_holds_what_plugins_shared_and_the_start_of_a_fit_knows_the_data() -> None:
+    class Split:
+        train = BATCHES
+
+    class Data:
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            run.shared["data"] = {"source": run.data}
+
+    for data in (BATCHES, Split()):
+        writer = Writer()
+        engine = fg.Engine(steps=2, plugins=[writer, Data()], autoload=False)
+        shared = engine.fit(Linear, data).shared
+        assert shared["writer"] == {"steps": [1, 2], "function": writer.write}
+        assert shared["data"]["source"] is BATCHES
+    assert fg.Engine(steps=1, plugins=[], autoload=False).fit(Linear, BATCHES).shared == {}
+
+
 def fit_by_hand(batches: list[Any]) -> list[Any]:
     """The losses of plain gradient descent on `Linear`, in JAX alone."""
 

@@ -456,8 +456,8 @@ class Stacked(fg.Module):
 
 
 def test_dropout_within_sequential_trains_and_the_context_gives_the_same_keys_outside_an_engine():
-    batch = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
-    linear = eqx.nn.Linear(8, 8, key=jax.random.key(1))
+    batch: Any = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
+    linear: Any = eqx.nn.Linear(8, 8, key=jax.random.key(1))
     module = Stacked(eqx.nn.Sequential([Dropout(0.5), linear, Dropout(0.25)]))
     engine = fg.Engine(seed=1, plugins=[Rng()], autoload=False)
     state = engine.init_state(module, [batch])
