@@ -388,6 +388,17 @@ def test_norms_equal_numpy() -> None:
     assert history["train/norms/parameters/top"][-1] == pytest.approx(float(top), rel=1e-6)
 
 
+def test_norms_of_a_selection_leave_the_rest_out_of_groups_as_well() -> None:
+    monitor = NormMonitor(("parameters", "updates"), {"all": "**"}, where="layers[1]")
+    result = engine(monitor, steps=1).fit(Tower, data())
+    metrics = result.metrics["train"]
+    top = np.linalg.norm(result.module.layers[1].weight)
+    for name in ("norms/parameters", "norms/parameters/all"):
+        assert metrics[name] == pytest.approx(float(top), rel=1e-6)
+    # The selection takes no part in the loss.
+    assert metrics["norms/updates"] == metrics["norms/updates/all"] == 0
+
+
 @pytest.mark.parametrize("clip_first", [True, False])
 def test_norms_before_and_after_clipping_are_both_shown(clip_first: bool) -> None:
     clip = GradientClip(max_norm=1e-3)
