@@ -1,4 +1,4 @@
-"""The state of a loop of one's own, saved and restored bit for bit."""
+"""The state of a loop of one's own, saved and continued bit for bit."""
 
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,11 @@ def test_a_loop_that_restores_its_state_ends_with_the_same_bits(tmp_path: Path) 
     saved, saved_module = get_bits(half), get_bits(half.module)
     other = make_engine()
     like = other.init_state(NET, BATCHES)
-    restored = restore_state(tmp_path / "states" / "2", like=like)
-    assert get_bits(restored) == saved
-    assert int(restored.step) == 2 and restored.opt_state is not None
-    assert get_bits(run_steps(other, restored, BATCHES[2:])) == get_bits(whole)
-    # What was saved, and what it was restored like, stay usable.
+    continued = restore_state(tmp_path / "states" / "2", like=like)
+    assert get_bits(continued) == saved
+    assert int(continued.step) == 2 and continued.opt_state is not None
+    assert get_bits(run_steps(other, continued, BATCHES[2:])) == get_bits(whole)
+    # What was saved, and what it was continued like, stay usable.
     assert get_bits(run_steps(engine, half, BATCHES[2:])) == get_bits(whole)
     assert int(run_steps(other, like, BATCHES[:1]).step) == 1
     with pytest.raises(StateError, match="this train state was consumed"):

@@ -121,10 +121,10 @@ class Bounded(eqx.Module):
 class Nested(fg.Module):
     inner: dict[str, list[Any]]
     rows: jax.Array
-    asked: Any = eqx.field(static=True)
+    wanted: Any = eqx.field(static=True)
 
     def constraints(self) -> Any:
-        return self.asked
+        return self.wanted
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         first, second = self.inner["layers"]
@@ -138,9 +138,9 @@ def test_layers_of_a_model_ask_for_their_own_constraints() -> None:
     """Each number becomes one less, and is then put into its bounds; the first constraint of the
     outer module sees what those of the layers left."""
 
-    def train(*asked: Any, plugins: Any) -> list[Any]:
+    def train(*wanted: Any, plugins: Any) -> list[Any]:
         layers = [Bounded(jnp.asarray([0.5, 4.0])), Bounded(jnp.asarray([1.25, -3.0]))]
-        module = Nested({"layers": layers}, jnp.asarray([[4.0, 5.0], [0.0, 1.0]]), asked)
+        module = Nested({"layers": layers}, jnp.asarray([[4.0, 5.0], [0.0, 1.0]]), wanted)
         trained = engine(*plugins, steps=1).fit(module, ONE).module
         first, second = trained.inner["layers"]
         return [first.weight.tolist(), second.weight.tolist(), trained.rows.tolist()]
@@ -150,8 +150,8 @@ def test_layers_of_a_model_ask_for_their_own_constraints() -> None:
     assert train(plugins=[]) == [[-0.5, 3.0], [0.25, -4.0], rows]
     assert train(plugins=plugins) == [[0.0, 1.0], [0.25, 0.0], rows]
     clipped = WeightClip("inner.layers[0].weight", max_value=0.5)
-    asked = (UnitNorm("rows"), clipped)
-    first, second, normed = train(*asked, plugins=plugins)
+    wanted = (UnitNorm("rows"), clipped)
+    first, second, normed = train(*wanted, plugins=plugins)
     assert (first, second) == ([0.0, 0.5], [0.25, 0.0])
     np.testing.assert_allclose(normed, [[0.6, 0.8], [-1.0, 0.0]], rtol=1e-6)
     with pytest.raises(ConfigurationError, match=r"Nested.constraints returned \('rows',\)"):
