@@ -64,7 +64,9 @@ def test_a_loop_that_starts_again_logs_each_record_once(tmp_path: Path) -> None:
         log_steps(log, range(4, 6))
         log.text("notes", {"note": "the end"}, 5)
     records = list(iter_records(tmp_path / "run"))
-    expected = [("mine", step, {"double": 2.0 * step, "one": 1.0}) for step in range(1, 6)]
+    expected: list[Any] = [
+        ("mine", step, {"double": 2.0 * step, "one": 1.0}) for step in range(1, 6)
+    ]
     expected.append(("notes", 5, {"note": "the end"}))
     assert [(record.source, record.step, record.values) for record in records] == expected
     assert RunDirectory(tmp_path / "run").num_attempts == 2
@@ -108,7 +110,7 @@ def test_mistakes_in_a_loop_are_told(tmp_path: Path) -> None:
     batch = {"x": np.ones((2, 3), np.float32), "y": np.ones(2, np.float32)}
     for policy in ("raise", "skip"):
         engine = make_engine(None, on_nonfinite=policy)
-        state = engine.init_state(lambda *, key: Falling(key=key), [batch])
+        state = engine.init_state(Falling, [batch])
         state = state.replace(module=jax.tree.map(lambda _: jnp.asarray([0.5, 0, 0]), state.module))
         with LoopLogger(engine) as log:
             for _ in range(3):

@@ -143,7 +143,7 @@ def test_a_program_without_an_engine_writes_numbers(tmp_path: Path):
     with writer:
         for step, value in enumerate(values):
             writer.scalar("loss", value, step)
-        writer.scalar("loss", 7, np.int64(10), source="test")
+        writer.scalar("loss", 7, np.int64(10), source="test")  # pyright: ignore[reportArgumentType]
         writer.flush()
     with TensorBoardWriter(folder) as again:
         again.scalar("loss", 8, 11)
