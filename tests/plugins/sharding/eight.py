@@ -901,6 +901,14 @@ def check_batches_are_put_where_a_loop_wants_them_K26() -> None:
         list(range(start, start + 32)) for start in (0, 32, 64)
     ]
     assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(batches))
+    assert engine(DataParallel()).sharding.batch_sharding == sharding
+    for strategy in (engine(FSDP()).sharding, engine(DataParallel()).sharding):
+        placed = strategy.shard_batch(dict(batches[0]))
+        spread = next(regression().device_put(strategy.batch_sharding))
+        for leaf, expected in zip(jax.tree.leaves(spread), jax.tree.leaves(placed), strict=True):
+            assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
+            assert np.array_equal(leaf, expected)
+    assert engine().sharding.batch_sharding is None
     (batch,) = fg.DataSource([{"x": np.ones(8)}]).device_put(jax.devices()[5])
     assert batch["x"].devices() == {jax.devices()[5]}
 

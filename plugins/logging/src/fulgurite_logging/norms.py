@@ -42,12 +42,15 @@ class NormMonitor:
             name stays before it.
         where: what of the module the norms are of, groups as well: `fg.select(...)`, or a pattern
             for it; None for all of it.
+        instance: tells several monitors apart, whose norms are `norms:INSTANCE/gradients` and the
+            like.
     """
 
     quantities: tuple[str, ...] = QUANTITIES
     groups: Mapping[str, Selector | str] = field(default_factory=dict)
     rename: Callable[[str], str] | None = None
     where: Selector | str | None = None
+    instance: str | None = None
 
     def __post_init__(self) -> None:
         if not self.quantities or not set(self.quantities) <= set(QUANTITIES):
