@@ -577,6 +577,39 @@ def test_a_task_trains_a_plain_model_with_metrics() -> None:
     assert fg.Engine(steps=1).evaluate(result, data)["off"] < 1e-3
 
 
+def test_a_task_without_a_loss_trains_by_the_losses_of_plugins_and_of_the_context() -> None:
+    """With the factor 10 and inputs 1 and 3 the added loss is 20, and 5 times the factor is 50."""
+
+    class FactorLoss:
+        @fg.hookimpl
+        def loss_terms(self, module: Any) -> dict[str, Any]:
+            return {"factor": 5 * module.model.factor}
+
+    def forward(model: Any, batch: Any, ctx: fg.Context) -> Any:
+        preds = jax.vmap(model)(batch[0])
+        ctx.add_loss("added", preds.mean())
+        return preds
+
+    def make_task(**options: Any) -> fg.Task:
+        return fg.Task(Scale(jnp.full((), 10.0)), optimizer=optax.sgd(0.1), **options)
+
+    data = [(np.asarray([1, 3], np.float32),)]
+    metrics = {"largest": lambda preds, batch: preds.max()}
+    both = make_task(forward=forward, metrics=metrics)
+    result = fg.Engine(steps=1, plugins=[FactorLoss()]).fit(both, data)
+    trained = result.metrics["train"]
+    assert [trained[name] for name in ("loss", "added", "factor", "largest")] == [70, 20, 50, 30]
+    assert result.module.model.factor == pytest.approx(10 - 0.1 * (2 + 5))
+    evaluated = fg.Engine().evaluate(make_task(metrics=metrics), data)
+    assert evaluated == {"largest": 30}
+    assert fg.Engine().predict(make_task(), data).tolist() == [10, 30]
+    with pytest.raises(ModelError, match="returned no loss"):
+        fg.Engine(steps=1).fit(make_task(), data)
+    for weight in (2.0, lambda step: step):
+        with pytest.raises(ConfigurationError, match="there is no loss that it is a factor of"):
+            make_task(weight=weight)
+
+
 def test_a_task_gives_each_example_a_key_where_the_model_takes_one() -> None:
     model = eqx.nn.Sequential([eqx.nn.Identity(), eqx.nn.Dropout(0.5)])
     task = fg.Task(

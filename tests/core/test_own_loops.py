@@ -99,6 +99,50 @@ def test_arguments_results_order_and_blame_G1() -> None:
         fg.Schedule([fail])  # type: ignore[list-item]
 
 
+def test_actions_are_added_to_a_schedule_in_use() -> None:
+    order: list[tuple[int, str]] = []
+
+    def act(name: str) -> Any:
+        return lambda step: order.append((step, name))
+
+    schedule = fg.Schedule([fg.ScheduledAction("late", 2, act("late"), stage="save")], steps=6)
+    more = [
+        fg.ScheduledAction("third", 3, act("third")),
+        fg.ScheduledAction("first", 2, act("first"), before=("third",)),
+        fg.ScheduledAction("end", fg.AtEnd(), act("end")),
+    ]
+    extend = fg.ScheduledAction("extend", fg.At(2), lambda step: schedule.add(*more))
+    schedule.add(extend)
+    for step in range(7):
+        schedule.run(step, step)
+    expected = [(2, "late"), (3, "third"), (4, "first"), (4, "late")]
+    assert order == [*expected, (6, "first"), (6, "third"), (6, "end"), (6, "late")]
+    with pytest.raises(PluginError, match="two scheduled actions are called 'late'"):
+        schedule.add(fg.ScheduledAction("late", 1, act("other")))
+    with pytest.raises(ConfigurationError, match="is not an action"):
+        schedule.add(act("bare"))
+
+
+def test_the_open_window_is_read_at_any_step_whatever_the_log_interval() -> None:
+    read: dict[int, dict[str, Any]] = {}
+
+    class Reader:
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("read", 1, self.read)]
+
+        def read(self, run: fg.Run) -> None:
+            read[run.step] = run.state.metric_window.read()
+
+    fg.Engine(steps=4, log_every=3, plugins=[Reader()], autoload=False).fit(Linear, BATCHES)
+    plain = fg.Engine(steps=4, log_every=1, plugins=[], autoload=False).fit(Linear, BATCHES)
+    losses = plain.history["train/loss"]
+    for step, expected in ((1, losses[:1]), (2, losses[:2])):
+        assert read[step]["loss"] == pytest.approx(expected.mean(), rel=1e-6)
+        average = plain.history["train/loss_average"][step - 1]
+        assert read[step]["loss_average"] == average
+
+
 def test_epoch_and_durations_are_values_G21() -> None:
     epochs: list[tuple[int, int]] = []
     engine = fg.Engine(
@@ -168,6 +212,24 @@ def test_plugins_share_what_survives_a_resume_G20(tmp_path: Path) -> None:
 
     assert fit(2).seen == [[1], [1, 2]]
     assert fit(4).seen == [[1, 2, 3], [1, 2, 3, 4]]
+
+
+def test_the_result_holds_what_plugins_shared_and_the_start_of_a_fit_knows_the_data() -> None:
+    class Split:
+        train = BATCHES
+
+    class Data:
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            run.shared["data"] = {"source": run.data}
+
+    for data in (BATCHES, Split()):
+        writer = Writer()
+        engine = fg.Engine(steps=2, plugins=[writer, Data()], autoload=False)
+        shared = engine.fit(Linear, data).shared
+        assert shared["writer"] == {"steps": [1, 2], "function": writer.write}
+        assert shared["data"]["source"] is BATCHES
+    assert fg.Engine(steps=1, plugins=[], autoload=False).fit(Linear, BATCHES).shared == {}
 
 
 def fit_by_hand(batches: list[Any]) -> list[Any]:

@@ -96,11 +96,14 @@ class ShardingStrategy(ABC):
         mesh: the devices that everything lies on; None for one device.
         sync: how several processes agree.
         replicated: the sharding of what every device has whole; None for one device.
+        batch_sharding: that of every array of a batch, for `source.device_put(sharding)`; None for
+            one device, and where it depends on the array: use `shard_batch` there.
     """
 
     mesh: Mesh | None = None
     sync: ProcessSync = SINGLE_PROCESS
     replicated: NamedSharding | None = None
+    batch_sharding: NamedSharding | None = None
 
     @property
     def name(self) -> str:

@@ -251,6 +251,31 @@ def test_k14_inputs_of_a_model_by_its_own_keys() -> None:
         other.configure_optimizers()
 
 
+class WholeBatch(eqx.Module):
+    """Subtracts the mean over the batch, and adds one random number to all."""
+
+    count: eqx.nn.StateIndex
+
+    def __call__(self, x: Any, state: Any = None, *, key: Any) -> Any:
+        preds = x - x.mean(axis=0) + jax.random.normal(key)
+        return preds if state is None else (preds, state.set(self.count, state.get(self.count) + 1))
+
+
+def test_a_model_of_whole_batches_is_called_once_with_one_key_and_its_state() -> None:
+    model, state = eqx.nn.make_with_state(WholeBatch)(eqx.nn.StateIndex(jnp.int32(3)))
+    x = np.asarray([[1.0, 4.0], [3.0, 0.0]], np.float32)
+    streams = RngStreams(jax.random.key(0), [fg.RngStream("default")])
+    ctx = fg.Context(streams, jnp.int32(0), training=True)
+    noise = jax.random.normal(streams.key("default", "train"))
+    expected = np.asarray([[-1, 2], [1, -2]]) + np.asarray(noise)
+    task = KeyedTask(model, {"x": "batch.x"}, map=False)
+    np.testing.assert_allclose(task.training_step({"x": x}, ctx).preds, expected, rtol=1e-6)
+    with_state = task.training_step({"x": x}, dataclasses.replace(ctx, model_state=state))
+    np.testing.assert_allclose(with_state.preds, expected, rtol=1e-6)
+    assert with_state.model_state is not None
+    assert with_state.model_state.get(model.count) == 4
+
+
 def run_around(plugin: Any, output: Any, batch: Any) -> Any:
     """Return what a plugin makes of the output of a step, without an engine."""
     ctx: Any = dataclasses.make_dataclass(

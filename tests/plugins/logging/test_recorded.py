@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -158,7 +159,9 @@ class Tower(Line):
         self.layers = [eqx.nn.Linear(4, 2, key=key), eqx.nn.Linear(2, 3, use_bias=False, key=key)]
 
 
-def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_logged_once_as_telemetry(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(
         sys, "argv", ["train.py", "--api-key", "canary1", "token=canary2", "lr=0.1"]
     )
@@ -166,8 +169,26 @@ def test_environment_is_logged_once_as_telemetry(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MY_SECRET", "canary4")
     monkeypatch.setenv("MY_PROXY", "http://me:canary5@host/x")
     logger = Logger()
-    engine(logger, EnvironmentLogger(variables=("MY_PROXY",))).fit(Tower, data())
+    with caplog.at_level(logging.INFO, "fulgurite"):
+        quiet = EnvironmentLogger(variables=("MY_PROXY",))
+        engine(logger, quiet).fit(Tower, data())
+        assert not caplog.records
+        telling = EnvironmentLogger(("MY_PROXY",), prefix="here/", level=logging.WARNING)
+        prefixed = Logger()
+        engine(prefixed, telling).fit(Tower, data())
     (environment,), (config, table) = logger.of("environment"), logger.of("parameters")
+    (moved,) = prefixed.of("here/environment")
+    assert moved.values["argv"] == environment.values["argv"]
+    assert len(prefixed.of("here/parameters")) == 2 and prefixed.of("environment") == []
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"here/environment/{name}" for name in environment.values
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert "canary" not in str(lines).lower().replace("jax_canary_token", "")
+    for wrong in ({"prefix": 1}, {"level": "INFO"}, {"level": True}):
+        with pytest.raises(ConfigurationError, match="EnvironmentLogger: (prefix|level) is"):
+            EnvironmentLogger(**wrong)  # pyright: ignore[reportArgumentType]
     assert {(record.stream, record.step) for record in (environment, config, table)} == {
         ("telemetry", 0)
     }
@@ -386,6 +407,21 @@ def test_norms_equal_numpy() -> None:
     assert history["train/norms/parameters"][-1] == pytest.approx(float(whole), rel=1e-6)
     top = np.linalg.norm(module.layers[1].weight)
     assert history["train/norms/parameters/top"][-1] == pytest.approx(float(top), rel=1e-6)
+
+
+def test_norms_of_a_selection_leave_the_rest_out_of_groups_as_well() -> None:
+    monitor = NormMonitor(("parameters", "updates"), {"all": "**"}, where="layers[1]")
+    rest = NormMonitor(("parameters",), where=~fg.select("layers[1]"), instance="rest")
+    whole = NormMonitor(("parameters",), instance="whole")
+    result = engine(monitor, rest, whole, steps=1).fit(Tower, data())
+    metrics = result.metrics["train"]
+    squares = [metrics[f"norms{name}/parameters"] ** 2 for name in ("", ":rest", ":whole")]
+    assert squares[0] + squares[1] == pytest.approx(squares[2], rel=1e-6)
+    top = np.linalg.norm(result.module.layers[1].weight)
+    for name in ("norms/parameters", "norms/parameters/all"):
+        assert metrics[name] == pytest.approx(float(top), rel=1e-6)
+    # The selection takes no part in the loss.
+    assert metrics["norms/updates"] == metrics["norms/updates/all"] == 0
 
 
 @pytest.mark.parametrize("clip_first", [True, False])

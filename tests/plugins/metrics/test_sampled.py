@@ -63,6 +63,25 @@ def test_sample_of_objects_on_the_host_is_that_of_the_same_ids_B6() -> None:
         SampledObjects.from_values(["a", "b"], [1], size=2)
 
 
+def test_samples_are_added_to_and_those_of_objects_say_what_they_hold() -> None:
+    ids = np.random.default_rng(1).permutation(12)
+    for key in (jax.random.key(7), None):
+        order = jax.random.key(0) if key is None else key
+        priority = [int(jax.random.bits(jax.random.fold_in(order, int(id)))) for id in ids]
+        expected = ids[np.argsort(priority)[:5]].tolist()
+        on_device = SampledSet.from_values(10 * ids[:4], ids[:4], size=5, key=key)
+        mask = np.asarray([True] * 8 + [False])
+        more = np.append(ids[4:], 99)
+        assert sample(on_device.add(10 * more, more, mask, key=key)) == [10 * id for id in expected]
+        objects = SampledObjects.from_values([], [], size=5, key=key)
+        assert len(objects) == 0 and "0" not in objects
+        for number, id in enumerate(ids.tolist(), 1):
+            objects = objects.add([str(id)], [id])
+            assert len(objects) == min(number, 5)
+        assert objects.compute() == [str(id) for id in expected]
+        assert [str(id) in objects for id in range(13)] == [id in expected for id in range(13)]
+
+
 def test_ids_of_64_bits_stay_exact_on_the_host_and_are_refused_on_the_device() -> None:
     # Multiples of 2**32 differ in their high words alone.
     ids = np.arange(200, dtype=np.int64) << 32

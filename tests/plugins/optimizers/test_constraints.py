@@ -12,6 +12,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_optimizers import (
     GradientClip,
+    ModuleConstraints,
     MultiOptimizer,
     NonNegative,
     Phase,
@@ -106,6 +107,57 @@ def test_constraints_hold_after_every_update() -> None:
         WeightClip("rows", max_value=cast(Any, "1"))
     with pytest.raises(ConfigurationError, match="max_value is 0"):
         WeightClip("rows", max_value=0)
+
+
+class Bounded(eqx.Module):
+    """A layer whose weights are in 0 ... 1, and its factor of length 1 with those of its parent."""
+
+    weight: jax.Array
+
+    def constraints(self) -> list[Any]:
+        return [NonNegative("weight"), WeightClip("weight", max_value=1.0)]
+
+
+class Nested(fg.Module):
+    inner: dict[str, list[Any]]
+    rows: jax.Array
+    wanted: Any = eqx.field(static=True)
+
+    def constraints(self) -> Any:
+        return self.wanted
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        first, second = self.inner["layers"]
+        return fg.Output(first.weight.sum() + second.weight.sum() + self.rows.sum())
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(1.0)
+
+
+def test_layers_of_a_model_ask_for_their_own_constraints() -> None:
+    """Each number becomes one less, and is then put into its bounds; the first constraint of the
+    outer module sees what those of the layers left."""
+
+    def train(*wanted: Any, plugins: Any) -> list[Any]:
+        layers = [Bounded(jnp.asarray([0.5, 4.0])), Bounded(jnp.asarray([1.25, -3.0]))]
+        module = Nested({"layers": layers}, jnp.asarray([[4.0, 5.0], [0.0, 1.0]]), wanted)
+        trained = engine(*plugins, steps=1).fit(module, ONE).module
+        first, second = trained.inner["layers"]
+        return [first.weight.tolist(), second.weight.tolist(), trained.rows.tolist()]
+
+    rows = [[3.0, 4.0], [-1.0, 0.0]]
+    plugins = [ModuleConstraints()]
+    assert train(plugins=[]) == [[-0.5, 3.0], [0.25, -4.0], rows]
+    assert train(plugins=plugins) == [[0.0, 1.0], [0.25, 0.0], rows]
+    clipped = WeightClip("inner.layers[0].weight", max_value=0.5)
+    wanted = (UnitNorm("rows"), clipped)
+    first, second, normed = train(*wanted, plugins=plugins)
+    assert (first, second) == ([0.0, 0.5], [0.25, 0.0])
+    np.testing.assert_allclose(normed, [[0.6, 0.8], [-1.0, 0.0]], rtol=1e-6)
+    with pytest.raises(ConfigurationError, match=r"Nested.constraints returned \('rows',\)"):
+        train("rows", plugins=plugins)
+    with pytest.raises(ConfigurationError, match="no layer of Weights has a method constraints"):
+        constrained(ModuleConstraints())
 
 
 @pytest.mark.full

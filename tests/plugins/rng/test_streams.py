@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, PluginError
+from fulgurite.errors import ConfigurationError, ModelError, PluginError
 from fulgurite.rng import fold_name
-from fulgurite_rng import Dropout, Rng, RngStream
+from fulgurite_rng import Dropout, Rng, RngStream, rng_context
 from jaxtyping import Array, Key, UInt32
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 BATCHES = [{"x": np.ones((2, 1), np.float32)} for _ in range(3)]
 NOISE = RngStream("noise", train=True, eval=True)
@@ -400,3 +400,115 @@ def test_seeds_that_differ_above_32_bits_are_different_seeds():
         with jax.enable_x64(True):
             keys.append(jax.random.key(seed))
         assert [jax.random.key_data(key).tolist() for key in keys] == [words] * 4
+
+
+def _draw_uniform_by_hand(key: Any, shape: tuple[int, ...], *num: int) -> Any:
+    """Numbers for each index of the mapped axes: the key is split along the innermost one first."""
+    if not num:
+        return np.asarray(jax.random.uniform(key, shape))
+    *outer, innermost = num
+    keys = jax.random.split(key, innermost)
+    parts = [_draw_uniform_by_hand(each, shape, *outer) for each in keys]
+    return np.stack(parts, axis=len(outer))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_dropout_under_vmap_drops_other_elements_of_each_example(dtype: str):
+    key = fold_name(Rng().make_streams(3).key("dropout", "train"), "make_rng", 0)
+    dropout = Dropout(0.25)
+    for shape, num_mapped in (((5,), 0), ((3, 5), 1), ((2, 3, 5), 2)):
+        x = jnp.arange(1, np.prod(shape) + 1, dtype=dtype).reshape(shape)
+        mapped = dropout
+        for _ in range(num_mapped):
+            mapped = jax.vmap(mapped)
+        with rng_context(3):
+            value = mapped(x)
+        numbers = _draw_uniform_by_hand(key, (5,), *shape[:num_mapped])
+        expected = np.where(numbers < 0.75, np.asarray(x / 0.75), 0)
+        assert value.dtype == dtype
+        assert_array_equal(np.asarray(value), expected)
+        if num_mapped:
+            rows = numbers.reshape(-1, 5) < 0.75
+            assert len({row.tobytes() for row in rows}) > 1
+
+    def differentiate(x: Array) -> Array:
+        with rng_context(3):
+            return jax.grad(lambda x: jnp.sum(jax.vmap(dropout)(x).real), holomorphic=False)(x)
+
+    x = jnp.ones((3, 5), dtype)
+    numbers = _draw_uniform_by_hand(key, (5,), 3)
+    expected = np.where(numbers < 0.75, np.asarray(jnp.ones((), dtype) / 0.75), 0)
+    for function in (differentiate, jax.jit(differentiate)):
+        np.testing.assert_allclose(function(x).astype("complex64"), expected.astype("complex64"))
+
+
+class Stacked(fg.Module):
+    """Applies layers one after another, which hand keys to each."""
+
+    layers: eqx.nn.Sequential
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        preds = jax.vmap(self.layers)(batch)
+        return fg.Output(jnp.mean(preds**2), preds=preds)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def test_dropout_within_sequential_trains_and_the_context_gives_the_same_keys_outside_an_engine():
+    batch: Any = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
+    linear: Any = eqx.nn.Linear(8, 8, key=jax.random.key(1))
+    module = Stacked(eqx.nn.Sequential([Dropout(0.5), linear, Dropout(0.25)]))
+    engine = fg.Engine(seed=1, plugins=[Rng()], autoload=False)
+    state = engine.init_state(module, [batch])
+    root = Rng().make_streams(1).train_keys(0)["dropout"]
+    masks = [
+        _draw_uniform_by_hand(fold_name(root, "make_rng", index), (8,), 3) < rate
+        for index, rate in ((0, 0.5), (1, 0.75))
+    ]
+    hidden = np.where(masks[0], batch / 0.5, 0) @ np.asarray(linear.weight).T + linear.bias
+    expected = np.where(masks[1], hidden / 0.75, 0)
+    with fg.training_mode(True), rng_context(1, step=0):
+        assert_allclose(jax.vmap(module.layers)(batch), expected, rtol=1e-6)
+        # A key that is handed in changes nothing.
+        with rng_context(1, step=0):
+            call = lambda x, key: module.layers(x, key=key)  # noqa: E731
+            keys = jax.random.split(jax.random.key(9), 3)
+            assert_allclose(jax.vmap(call)(batch, keys), expected, rtol=1e-6)
+    evaluated = batch @ np.asarray(linear.weight).T + linear.bias
+    assert_allclose(engine.predict(module, [batch]), evaluated, rtol=1e-6)
+    with fg.training_mode(False, module.layers) as layers:
+        assert_allclose(jax.vmap(layers)(batch), evaluated, rtol=1e-6)
+    _, out = engine.step(state, batch, returns=("preds",))
+    assert_allclose(out.preds, expected, rtol=1e-6)
+
+
+def test_keys_outside_an_engine_are_those_of_its_streams_steps_and_phases():
+    noise = RngStream("noise", train=True)
+    with rng_context(7, noise, step=4):
+        drawn = [fg.make_rng(), fg.make_rng("noise"), fg.make_rng("noise")]
+    names = [("default", 0), ("noise", 0), ("noise", 1)]
+    for key, (name, index) in zip(drawn, names, strict=True):
+        expected = jax.random.wrap_key_data(jnp.asarray(folded(7, name, 4, "train")))
+        assert_array_equal(bits(key), bits(fold_name(expected, "make_rng", index)))
+    with fg.training_mode(False), rng_context(jax.random.key(7)):
+        expected = jax.random.wrap_key_data(jnp.asarray(folded(7, "dropout", "eval")))
+        assert_array_equal(bits(fg.make_rng("dropout")), bits(fold_name(expected, "make_rng", 0)))
+
+    @jax.jit
+    def draw(key: Key[Array, ""]) -> Array:
+        with rng_context(key):
+            return jax.random.key_data(fg.make_rng())
+
+    assert draw(jax.random.key(1)).tolist() != draw(jax.random.key(2)).tolist()
+    with pytest.raises(ModelError, match="rng_context"):
+        fg.make_rng()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_anything_but_a_seed_or_one_key_is_refused_by_the_context():
+    keys = jax.random.split(jax.random.key(0), 2)
+    for wrong in (-1, 2**63, True, 1.5, jax.random.PRNGKey(0), keys):
+        context = rng_context(wrong)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ConfigurationError, match="neither a seed nor one key"), context:
+            pass

@@ -810,6 +810,46 @@ def check_parallel_takes_an_uneven_number_of_examples_B23() -> None:
             raise AssertionError(says)
 
 
+def check_parallel_functions_call_collectives_and_take_arguments_by_name() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(16, 3)).astype(np.float32)
+    weight = rng.normal(size=(3,)).astype(np.float32)
+    mesh = engine(DataParallel()).sharding.mesh
+
+    def center(x: Any, weight: Any, shift: Any = 0.0) -> Any:
+        assert x.shape == (2, 3)  # of one device
+        return x * weight - jax.lax.pmean(x.mean(0), "devices") + shift
+
+    run = parallel(center, mesh, in_axes={"weight": None, "shift": None}, axis_name="devices")
+    expected = x * weight - x.mean(0)
+    assert np.allclose(run(x, weight), expected, atol=1e-6)
+    assert np.allclose(run(weight=weight, shift=np.float32(2), x=x), expected + 2, atol=1e-6)
+
+    def total(x: Any) -> Any:
+        return jax.lax.psum(x.sum(0), "devices")
+
+    options: Any = {"out_axes": None, "axis_name": "devices"}
+    assert np.allclose(parallel(total, mesh, **options)(x), x.sum(0), atol=1e-5)
+    assert np.allclose(parallel(total, None, **options)(x[:5]), x[:5].sum(0), atol=1e-5)
+    two_axes = jax.make_mesh((2, 4), ("model", "data"))
+    assert np.allclose(parallel(total, two_axes, **options)(x), x.sum(0), atol=1e-5)
+    by_name = parallel(lambda x, y: x + y.T, mesh, in_axes={"y": 1})
+    assert np.allclose(by_name(x[:11], y=x[:11].T), 2 * x[:11])  # uneven, as without collectives
+    for call, says in [
+        (lambda: parallel(total, mesh, **options)(x[:11]), "11 examples do not divide by 8"),
+        (lambda: parallel(total, mesh, out_axes=None), "give axis_name= as well"),
+        (lambda: parallel(total, mesh, in_axes={"y": 0}), "names 'y', and .* has no such"),
+        (lambda: parallel(center, mesh, in_axes=(0, None))(x, weight=weight), "2 axes for 1 pos"),
+        (lambda: parallel(total, two_axes, out_axes=None, axis_name="model"), "another axis"),
+    ]:
+        try:
+            call()
+        except (ConfigurationError, DataError) as error:
+            assert re.search(says, str(error)), error
+        else:
+            raise AssertionError(says)
+
+
 def check_an_engine_computes_on_its_device_G22() -> None:
     class Places:
         def __init__(self) -> None:
@@ -861,6 +901,14 @@ def check_batches_are_put_where_a_loop_wants_them_K26() -> None:
         list(range(start, start + 32)) for start in (0, 32, 64)
     ]
     assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(batches))
+    assert engine(DataParallel()).sharding.batch_sharding == sharding
+    for strategy in (engine(FSDP()).sharding, engine(DataParallel()).sharding):
+        placed = strategy.shard_batch(dict(batches[0]))
+        spread = next(regression().device_put(strategy.batch_sharding))
+        for leaf, expected in zip(jax.tree.leaves(spread), jax.tree.leaves(placed), strict=True):
+            assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
+            assert np.array_equal(leaf, expected)
+    assert engine().sharding.batch_sharding is None
     (batch,) = fg.DataSource([{"x": np.ones(8)}]).device_put(jax.devices()[5])
     assert batch["x"].devices() == {jax.devices()[5]}
 

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError, StateError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_logging import media
-from fulgurite_tensorboard import EventFile, TensorBoardLogger, read_events
+from fulgurite_tensorboard import EventFile, TensorBoardLogger, TensorBoardWriter, read_events
 from fulgurite_tensorboard.events import _pack_crc, build_start_event
 from matplotlib import pyplot
 from matplotlib.figure import Figure
@@ -132,6 +132,38 @@ def test_a_full_disk_leaves_no_file_open(tmp_path: Path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_program_without_an_engine_writes_numbers(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "a" / "board"
+    values = (np.float64(1.5), jnp.bfloat16(-2), True, 3, np.ones((1, 1), np.int8), float("nan"))
+    writer = TensorBoardWriter(folder, sources=("train", "test"))
+    with writer:
+        for step, value in enumerate(values):
+            writer.scalar("loss", value, step)
+        writer.scalar("loss", 7, np.int64(10), source="test")  # pyright: ignore[reportArgumentType]
+        writer.flush()
+    with TensorBoardWriter(folder) as again:
+        again.scalar("loss", 8, 11)
+        with pytest.raises(TypeError):
+            again.scalar("loss", 8, 1.5)  # pyright: ignore[reportArgumentType]
+    expected = {"train": [1.5, -2.0, 1.0, 3.0, 1.0, np.nan, 8.0], "test": [7.0]}
+    for source, numbers in expected.items():
+        read = EventAccumulator(str(folder / source)).Reload().Scalars("loss")
+        np.testing.assert_equal([event.value for event in read], numbers)
+        steps = [10] if source == "test" else [*range(6), 11]
+        assert [event.step for event in read] == steps
+    for wrong in (1j, "1", np.zeros(2), np.zeros(0), None):
+        with pytest.raises(ConfigurationError, match="train/loss is .* give one real number"):
+            TensorBoardWriter(folder).scalar("loss", wrong, 0)
+    with pytest.raises(ConfigurationError, match="no source 'tset'. Did you mean 'test'"):
+        TensorBoardWriter(folder, sources=["test"]).scalar("loss", 1, 0, source="tset")
+    with pytest.raises(ConfigurationError, match="give a tuple of names"):
+        TensorBoardWriter(folder, sources="train")
+    with pytest.raises(StateError, match="is closed"):
+        writer.scalar("loss", 1, 0)
 
 
 def test_scalars_equal_the_history_each_once(tmp_path: Path):

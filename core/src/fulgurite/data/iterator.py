@@ -45,6 +45,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
                 print(item.batch, item.epoch_end)
 
     Attributes:
+        data: what it walks through.
         epoch_length: batches in the last epoch that ended, before that what `len()` says, or None.
         description: what the source is, in words.
         label: what errors call the source.
@@ -85,6 +86,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
             DataError: the position does not fit the data. While iterating: an epoch is empty, or a
                 batch holds anything but numbers.
         """
+        self.data = data
         options = as_data(data)
         if options.resume == "restart":
             position = None

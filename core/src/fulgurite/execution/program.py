@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
@@ -250,18 +249,11 @@ class Program:
         nonfinite: NonFiniteTracker = self.layout.packing.get_subtree(packed, "nonfinite")
         self.check_finite(nonfinite)
         has_steps = bool(window.count) and not window.closed
-        metrics: dict[str, Any] = {}
-        if has_steps:
-            # Metrics that no batch of this window had are 0 / 0.
-            with np.errstate(all="ignore"):
-                metrics = window.compute()
-        for name, count in window.optional_steps.items():
-            if not count:
-                metrics = _without_metric(metrics, name)
+        metrics = window.read()
         has_skipped = nonfinite.skipped > previous.get("skipped_steps", 0)
         if self._services.settings.on_nonfinite == "skip" and (has_steps or has_skipped):
-            metrics["skipped_steps"] = nonfinite.skipped
-        return {name: to_number(value) for name, value in metrics.items()} or None
+            metrics["skipped_steps"] = to_number(nonfinite.skipped)
+        return metrics or None
 
     def read_nonfinite(self, flat: FlatState) -> NonFiniteTracker:
         """Return what a state knows of steps that were not finite; waits for the device."""
@@ -450,15 +442,6 @@ def unite_metric_specs(specs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -
     in_all = set.intersection(*names_by_structure)
     optional = sorted(set.union(*names_by_structure) - in_all)
     return WindowSpec(*united, tuple(optional))
-
-
-def _without_metric(metrics: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the metrics without one of them and all of its results."""
-    return {
-        key: value
-        for key, value in metrics.items()
-        if key != name and not key.startswith((f"{name}/", f"{name}["))
-    }
 
 
 def build_module(

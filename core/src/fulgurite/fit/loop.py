@@ -357,6 +357,7 @@ class Loop:
             stop_reason=self.stop_reason,
             failures=self.dispatcher.failures,
             messages=self.dispatcher.messages,
+            shared=self.shared,
             _apply_module_view=self.engine.apply_module_view,
         )
 

@@ -186,6 +186,7 @@ class FitResult:
             what plugins report, such as evaluators as `evaluate.NAME`.
         messages: what the run and its plugins had to say, such as that the step is compiled again;
             see `Run.notify`.
+        shared: what plugins told each other, as `Run.shared`.
     """
 
     module: Any = field(repr=False)
@@ -197,6 +198,7 @@ class FitResult:
     stop_reason: str | None
     failures: dict[str, str]
     messages: list[str]
+    shared: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     _apply_module_view: Callable[[TrainState, str], TrainState] | None = field(
         default=None, repr=False
     )
@@ -392,6 +394,11 @@ class Run:
         """Whether this fit resumes from a checkpoint and host states were restored; otherwise
         plugins start afresh."""
         return self._loop.resumed_from is not None
+
+    @property
+    def data(self) -> Any:
+        """The training data, as `fit` got it; for data with an attribute `train`, that one."""
+        return self._loop.data_iterator.data
 
     @property
     def data_iterator(self) -> BatchIterator:

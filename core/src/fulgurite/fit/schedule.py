@@ -57,6 +57,18 @@ class Schedule:
         epoch_ends: Sequence[int] = (),
     ) -> None:
         self.step_range = StepRange(start_step, steps, tuple(epoch_ends))
+        self._actions: list[BoundAction] = []
+        self._states: dict[str, TriggerState] = {}
+        self.add(*actions)
+
+    def add(self, *actions: ScheduledAction) -> None:
+        """Add actions, which run from the next call of `run` on.
+
+        A trigger by the clock starts now.
+
+        Args:
+            actions: with names of their own.
+        """
         owner = RegisteredPlugin("schedule", self, "the program")
         for action in actions:
             if not isinstance(action, ScheduledAction) or action.action is None:
@@ -64,13 +76,12 @@ class Schedule:
                     f"Schedule: {action!r} is not an action: give "
                     "fg.ScheduledAction(name, trigger, function)"
                 )
-        self._actions = order_actions(
-            [BoundAction(action.name, owner, action) for action in actions]
-        )
+        added = [BoundAction(action.name, owner, action) for action in actions]
+        # Another list: `run` may be going through this one.
+        self._actions = order_actions([*self._actions, *added])
         now = monotonic()
-        self._states = {
-            action.name: TriggerState(action.trigger, start_step, now) for action in self._actions
-        }
+        for action in added:
+            self._states[action.name] = TriggerState(action.trigger, self.step_range.start, now)
 
     def run(self, step: int, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run the actions that are due at a step, and return what they returned, by name.

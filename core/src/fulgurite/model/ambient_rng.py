@@ -75,7 +75,8 @@ def make_rng(stream: str = "default", *, axis_name: str | None = None) -> Key[Ar
     if scope is None:
         raise ModelError(
             f"fg.make_rng({stream!r}) is called outside of a step: it works in training_step, "
-            "validation_step, predict_step and what they call, when an engine runs them"
+            "validation_step, predict_step and what they call, when an engine runs them. Elsewhere "
+            "call the model within fulgurite_rng.rng_context(key)"
         )
     if _get_trace() is not scope.trace:
         raise ModelError(

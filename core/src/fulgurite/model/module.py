@@ -162,7 +162,8 @@ class Task(Module):
         model: the Equinox model.
         loss: `loss(preds, batch)` returns an array that begins with the example axis (averaged over
             the examples that are not masked) or a scalar. With a parameter `mask` it gets
-            `ctx.mask` as well.
+            `ctx.mask` as well. None where plugins (hook `loss_terms`) or `ctx.add_loss` in
+            `forward` give all of the loss.
         optimizer: an `optax.GradientTransformation`.
         metrics: functions by name, of the same kind, or `metric(preds, batch, mask)` that returns a
             `Metric`.
@@ -174,12 +175,20 @@ class Task(Module):
     """
 
     model: PyTree
-    loss: Callable[..., Array] = eqx.field(static=True)
+    loss: Callable[..., Array] | None = eqx.field(static=True, default=None)
     optimizer: optax.GradientTransformation | None = eqx.field(static=True, default=None)
     metrics: Mapping[str, Callable[..., Any]] = eqx.field(static=True, default_factory=dict)
     forward: Callable[[Any, Any, Context], Any] | None = eqx.field(static=True, default=None)
     weight: float | Callable[[Array], Array] = eqx.field(static=True, default=1.0)
     eval_metrics: Mapping[str, Callable[..., Any]] | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        """Refuse a weight of no loss."""
+        if self.loss is None and self.weight != 1:
+            raise ConfigurationError(
+                f"fg.Task: weight is {self.weight!r}, and there is no loss that it is a factor of: "
+                "pass loss= as well, or leave weight out"
+            )
 
     def training_step(self, batch: Any, ctx: Context) -> Output:
         """Return the weighted loss and the metrics of one batch."""
@@ -196,14 +205,15 @@ class Task(Module):
         forward = self.forward or apply_model
         result = forward(self.model, batch, ctx)
         output = result if isinstance(result, Output) else Output(preds=result)
-        factor = self.weight(ctx.step) if callable(self.weight) else self.weight
-        value = evaluate_metric_fn("loss", self.loss, output.preds, batch, ctx.mask)
-        loss = scale_loss("loss", value, factor)
+        if self.loss is not None:
+            factor = self.weight(ctx.step) if callable(self.weight) else self.weight
+            value = evaluate_metric_fn("loss", self.loss, output.preds, batch, ctx.mask)
+            output = output.replace(loss=scale_loss("loss", value, factor))
         metrics = {
             name: evaluate_metric_fn(name, metric, output.preds, batch, ctx.mask)
             for name, metric in metric_fns.items()
         }
-        return output.replace(loss=loss, metrics={**output.metrics, **metrics})
+        return output.replace(metrics={**output.metrics, **metrics})
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         """Return the optimizer passed to the task."""

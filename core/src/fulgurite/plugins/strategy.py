@@ -27,6 +27,7 @@ class PluginShardingStrategy(ShardingStrategy):
         self.mesh = strategy.mesh
         self.sync = strategy.sync
         self.replicated = strategy.replicated
+        self.batch_sharding = strategy.batch_sharding
         self._plugin = plugin
 
     @property

@@ -6,13 +6,21 @@ from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from fulgurite.errors import ModelError
 from fulgurite.metrics.base import Metric, MetricAccumulator, RunningMetric, Value
 from fulgurite.metrics.basic import ExponentialMovingAverage, LastValue
-from fulgurite.metrics.conversion import GetWeight, as_loss_metric, as_metric, as_metrics
+from fulgurite.metrics.conversion import (
+    GetWeight,
+    as_loss_metric,
+    as_metric,
+    as_metrics,
+    to_number,
+)
 from fulgurite.model.output import Output
 
 
@@ -85,6 +93,24 @@ class MetricWindow(eqx.Module):
         """Return the values by name; on the host."""
         return self.values.compute()
 
+    def read(self) -> dict[str, Any]:
+        """Return the metrics of the open window as Python numbers, by name, as `fit` logs them;
+        running ones, such as moving averages, as they are now. Waits for the device.
+
+        Those that no batch of the window had are left out, and all are where no step was taken
+        since it was closed.
+        """
+        window: MetricWindow = jax.device_get(self)
+        if not window.count or window.closed:
+            return {}
+        # Metrics that no batch of this window had are 0 / 0.
+        with np.errstate(all="ignore"):
+            metrics = window.compute()
+        for name, count in window.optional_steps.items():
+            if not count:
+                metrics = _without_metric(metrics, name)
+        return {name: to_number(value) for name, value in metrics.items()}
+
 
 def collect_step_metrics(
     output: Output, extra: dict[str, Any], get_weight: GetWeight
@@ -151,3 +177,12 @@ def check_unique_names(terms: Iterable[str], metrics: Iterable[str]) -> None:
             f"{duplicates[0]!r} is both a term of the loss, which is recorded too, and a metric; "
             "rename one"
         )
+
+
+def _without_metric(metrics: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the metrics without one of them and all of its results."""
+    return {
+        key: value
+        for key, value in metrics.items()
+        if key != name and not key.startswith((f"{name}/", f"{name}["))
+    }

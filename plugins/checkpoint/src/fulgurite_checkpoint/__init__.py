@@ -3,4 +3,8 @@ runs."""
 
 from fulgurite_checkpoint.plugin import Checkpointer as Checkpointer
 from fulgurite_checkpoint.saving import SaveError as SaveError
+from fulgurite_checkpoint.states import (
+    restore_state as restore_state,
+    save_state as save_state,
+)
 from fulgurite_checkpoint.weights import save_weights as save_weights

@@ -287,6 +287,12 @@ def restore_whole(
             f"cannot resume from it. Begin a run from the weights with "
             f"fit(init_from={str(checkpoint.path.parent.parent)!r}, resume='never')"
         )
+    if checkpoint.index.get("state_only", False):
+        raise CheckpointError(
+            f"{checkpoint.path} holds the state of a loop of one's own, without the position in "
+            "the data: continue with fit(state=restore_state(path, like=state)), or give "
+            f"fit(init_from={str(checkpoint.path.parent.parent)!r}, resume='never') for the weights"
+        )
     active = describe_plugins(engine.plugins)
     changes = check_plugins(checkpoint, active, on_missing_plugin)
     needed = {
@@ -300,7 +306,7 @@ def restore_whole(
         if not name.startswith(tuple(changes.removed))
     }
     arrays.check_same_specs(needed, saved, checkpoint.path)
-    loaded = _load_verified(checkpoint, needed, verify)
+    loaded = load_verified(checkpoint, needed, verify)
     state_step = int(loaded["step"])
     if state_step != checkpoint.commit.step:
         raise DamagedError(
@@ -357,7 +363,7 @@ def restore_part(
         checkpoint.path,
     )
     specs = {saved_name: needed[name] for name, saved_name in names.items()}
-    loaded = _load_verified(checkpoint, specs, verify)
+    loaded = load_verified(checkpoint, specs, verify)
     parts = {name: loaded[saved_name] for name, saved_name in names.items()}
     return checkpoint.make_snapshot(arrays.unflatten_state(template, parts))
 
@@ -435,9 +441,16 @@ def _format_install(plugin: dict[str, Any]) -> str:
     return f"pip install {plugin['distribution']}, and "
 
 
-def _load_verified(
+def load_verified(
     checkpoint: SavedCheckpoint, specs: dict[str, Any], verify: Verify
 ) -> dict[str, jax.Array]:
+    """Return arrays of a checkpoint, whose files are compared with their hashes first.
+
+    Args:
+        checkpoint: the checkpoint.
+        specs: what to read, as of `arrays.load`.
+        verify: how the files are compared.
+    """
     try:
         if verify != "none":
             format.verify_files(checkpoint.path, checkpoint.commit, verify)

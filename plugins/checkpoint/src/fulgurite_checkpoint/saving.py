@@ -404,6 +404,7 @@ def _make_result(run: fg.Run, reason: str) -> fg.FitResult:
         stop_reason=run.stop_reason or "the checkpoints cannot be written",
         failures={"checkpoints": reason},
         messages=[reason],
+        shared=run.shared,
     )
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that hold weights alone, written outside of a run."""
+"""Checkpoints that hold weights, or a whole state, written outside of a run."""
 
 import os
 import time
@@ -82,6 +82,17 @@ def write_weights(
         manifest: of the run that it is of.
         index: of the checkpoint that it is like, if any; what it says of arrays is replaced.
     """
+    write_run(out, step, arrays_by_path, manifest, index | {"weights_only": True})
+
+
+def write_run(
+    out: Path,
+    step: int,
+    arrays_by_path: Mapping[str, Any],
+    manifest: dict[str, Any],
+    index: dict[str, Any],
+) -> None:
+    """Write a run directory with one checkpoint; the arguments are those of `write_weights`."""
     check_new(out)
     directory = RunDirectory(out)
     with directory.lock():
@@ -105,7 +116,7 @@ def _write_checkpoint(
     specs = {name: arrays.get_spec(array) for name, array in on_device.items()}
     contents = {
         "manifest.json": manifest,
-        "index.json": index | {"arrays": specs, "pending_actions": [], "weights_only": True},
+        "index.json": index | {"arrays": specs, "pending_actions": []},
         "history.json": {"records": []},
         "host-0.json": {"host_states": {}, "data_position": None},
     }

@@ -18,7 +18,10 @@ class KeyedTask(fg.Module):
     """Any Equinox model, which is applied to each example of what its keys find; what it returns is
     `preds`. `Losses` says what is minimised.
 
-    It gets one random key for each example if it takes `key`, and the `eqx.nn.State` if there is
+    With `map=False` the model is called once, with whole batches.
+
+    It gets one random key for each example (or with `map=False` for the batch) if it takes `key`,
+    and the `eqx.nn.State` if there is
     one, as `fg.Task` does. Its layers are found as `interms.model.…`.
 
     Example:
@@ -31,11 +34,13 @@ class KeyedTask(fg.Module):
             arguments it takes.
         inputs: keys by the name of the argument, looked up in the batch.
         optimizer: an `optax.GradientTransformation`.
+        map: whether the model takes a single example, and is applied by `vmap`.
     """
 
     model: PyTree
     inputs: Mapping[str, Any] = eqx.field(static=True)
     optimizer: optax.GradientTransformation | None = eqx.field(static=True)
+    map: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -43,10 +48,12 @@ class KeyedTask(fg.Module):
         inputs: Mapping[str, Any] | None = None,
         *,
         optimizer: optax.GradientTransformation | None = None,
+        map: bool = True,
     ) -> None:
         self.model = model
         self.inputs = _HashableDict(_read_inputs(model, inputs))
         self.optimizer = optimizer
+        self.map = map
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         """Return the predictions for one batch."""
@@ -54,14 +61,18 @@ class KeyedTask(fg.Module):
         inputs = {name: scope.resolve(key) for name, key in self.inputs.items()}
         call = self.model
         if "key" in inspect.signature(call).parameters and "key" not in inputs:
-            inputs["key"] = ctx.keys("default", len(jax.tree.leaves(inputs)[0]))
+            num_examples = len(jax.tree.leaves(inputs)[0])
+            inputs["key"] = ctx.keys("default", num_examples) if self.map else ctx.key()
+
+        def apply(inputs: dict[str, Any], state: eqx.nn.State | None) -> Any:
+            return call(**inputs) if state is None else call(**inputs, state=state)
+
         if ctx.model_state is None:
-            return fg.Output(preds=jax.vmap(lambda inputs: call(**inputs))(inputs))
-
-        def apply(inputs: dict[str, Any], state: eqx.nn.State) -> Any:
-            return call(**inputs, state=state)
-
-        mapped = jax.vmap(apply, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+            mapped = jax.vmap(apply, in_axes=(0, None)) if self.map else apply
+            return fg.Output(preds=mapped(inputs, None))
+        mapped = apply
+        if self.map:
+            mapped = jax.vmap(apply, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
         preds, model_state = mapped(inputs, ctx.model_state)
         return fg.Output(preds=preds, model_state=model_state)
 

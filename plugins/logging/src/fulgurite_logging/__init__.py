@@ -15,6 +15,7 @@ from fulgurite_logging.jsonl import (
     JSONLBackend as JSONLBackend,
     JSONLLogger as JSONLLogger,
 )
+from fulgurite_logging.loop_logger import LoopLogger as LoopLogger
 from fulgurite_logging.media_logger import MediaLogger as MediaLogger
 from fulgurite_logging.norms import (
     LearningRateMonitor as LearningRateMonitor,

@@ -1,6 +1,7 @@
 """Record what a run is made of and where it runs, once at its start."""
 
 import fnmatch
+import logging
 import os
 import platform
 import re
@@ -14,8 +15,9 @@ from typing import Any
 import equinox as eqx
 import fulgurite as fg
 import jax
+from fulgurite.errors import ConfigurationError
 from fulgurite.model.module import is_floating_array
-from fulgurite.redact import MASK, NAME, redact_text
+from fulgurite.redact import MASK, NAME, redact_text, redact_value
 from fulgurite.tree.paths import leaves_with_paths, parse
 from fulgurite.tree.specs import shape_summary, total_size
 
@@ -34,6 +36,7 @@ VARIABLES = (
     "SLURM_PROCID",
     "XLA_*",
 )
+LOGGER = logging.getLogger("fulgurite")
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
 _SECRET_OPTION = re.compile(rf"-+{NAME}|--?p(?:ass)?", re.IGNORECASE)
 _SECRET_ARGUMENT = re.compile(rf"-*(?:{NAME}|pass)|-p", re.IGNORECASE)
@@ -57,17 +60,38 @@ class EnvironmentLogger:
 
     Attributes:
         variables: names or patterns of further environment variables that may be recorded.
+        prefix: comes before the names of the records, `PREFIXenvironment` and the like.
+        level: at which the environment also goes to Python's `logging`, under the name
+            `fulgurite`, a line for each entry; such as `logging.INFO`. None for not at all.
     """
 
     variables: tuple[str, ...] = ()
+    prefix: str = ""
+    level: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prefix, str):
+            raise ConfigurationError(
+                f"EnvironmentLogger: prefix is {self.prefix!r}; it must be a string"
+            )
+        if self.level is not None and type(self.level) is not int:
+            raise ConfigurationError(
+                f"EnvironmentLogger: level is {self.level!r}; give one such as logging.INFO, or "
+                "None"
+            )
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Emit the records."""
         state = run.state
-        run.log_config("environment", self.describe_environment(run), stream="telemetry")
-        run.log_config("parameters", describe_parameters(state), stream="telemetry")
-        run.log_text("parameters", {"table": shape_summary(state.module)}, stream="telemetry")
+        environment = self.describe_environment(run)
+        parameters = f"{self.prefix}parameters"
+        run.log_config(f"{self.prefix}environment", environment, stream="telemetry")
+        run.log_config(parameters, describe_parameters(state), stream="telemetry")
+        run.log_text(parameters, {"table": shape_summary(state.module)}, stream="telemetry")
+        if self.level is not None:
+            for name, value in redact_value(environment).items():
+                LOGGER.log(self.level, "%senvironment/%s: %s", self.prefix, name, value)
 
     def describe_environment(self, run: fg.Run) -> dict[str, Any]:
         """Return where and with what the run runs, as JSON."""

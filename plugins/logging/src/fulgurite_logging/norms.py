@@ -40,11 +40,17 @@ class NormMonitor:
         groups: selections of the module by name: `fg.select(...)`, or a pattern for it.
         rename: `rename(name)` returns another name for `gradients/head` and the like; the plugin's
             name stays before it.
+        where: what of the module the norms are of, groups as well: `fg.select(...)`, or a pattern
+            for it; None for all of it.
+        instance: tells several monitors apart, whose norms are `norms:INSTANCE/gradients` and the
+            like.
     """
 
     quantities: tuple[str, ...] = QUANTITIES
     groups: Mapping[str, Selector | str] = field(default_factory=dict)
     rename: Callable[[str], str] | None = None
+    where: Selector | str | None = None
+    instance: str | None = None
 
     def __post_init__(self) -> None:
         if not self.quantities or not set(self.quantities) <= set(QUANTITIES):
@@ -79,6 +85,9 @@ class NormMonitor:
                 f"NormMonitor: the update rule gives no {' and no '.join(missing)}: have its "
                 "output hold them, or choose others by {'norms': {'quantities': ('parameters',)}}"
             )
+        if self.where is not None:
+            selected = _as_selector(self.where)(state.module)
+            trees = {name: eqx.filter(trees[name], selected) for name in quantities}
         specs = {name: _as_selector(group)(state.module) for name, group in self.groups.items()}
 
         def compute_norms() -> dict[str, Array]:

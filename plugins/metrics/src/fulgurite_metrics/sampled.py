@@ -1,7 +1,7 @@
 """Samples of a fixed size out of any number of examples, the same in any order and grouping."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -76,6 +76,22 @@ class SampledSet(Metric):
         present = make_example_mask((values, ids), mask)
         return _take_smallest(_draw_priorities(ids, key), ids, values, present, size)
 
+    def add(
+        self,
+        values: PyTree[Values],
+        ids: Int[Array | np.ndarray, " examples"],
+        mask: Mask | None = None,
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> "SampledSet":
+        """Return the sample with the examples of another batch.
+
+        Args:
+            values, ids, mask: as of `from_values`.
+            key: that of the other batches.
+        """
+        return self.merge(self.from_values(values, ids, mask, size=len(self.ids), key=key))
+
     def merge(self, other: Any) -> "SampledSet":
         entries = [
             (jnp.arange(len(part.ids)) < part.count, part.priorities, part.ids, part.values)
@@ -107,15 +123,19 @@ class SampledObjects:
 
         first = SampledObjects.from_values(["a", "b"], ids=[0, 1], size=2)
         sample = first.merge(SampledObjects.from_values(["c"], ids=[2], size=2))
-        sample.compute()  # two of the three
+        sample = sample.add(["d"], ids=[3])
+        sample.compute()  # two of the four
+        len(sample), "d" in sample  # how many are kept, and whether an object is
 
     Attributes:
         size: the largest number of objects.
         entries: priority, id and object of each that is kept, by ascending priority.
+        key: chooses the sample; None for the same one in all sets.
     """
 
     size: int
     entries: tuple[tuple[int, int, Any], ...]
+    key: Key[Array, ""] | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def from_values(
@@ -142,13 +162,28 @@ class SampledObjects:
         ids = list(map(int, ids))
         priorities = map(int, _draw_host_priorities(ids, key))
         entries = zip(priorities, ids, values, strict=True)
-        return SampledObjects(size, ()).merge(SampledObjects(size, tuple(entries)))
+        return SampledObjects(size, (), key).merge(SampledObjects(size, tuple(entries), key))
+
+    def add(self, values: Sequence[Any], ids: Sequence[int] | np.ndarray) -> "SampledObjects":
+        """Return the sample with further objects, drawn by the same key.
+
+        Args:
+            values: any objects.
+            ids: as of `from_values`.
+        """
+        return self.merge(self.from_values(values, ids, size=self.size, key=self.key))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self.compute()
 
     def merge(self, other: "SampledObjects") -> "SampledObjects":
         """Return the sample of the objects of both."""
         by_id = {entry[1]: entry for entry in (*other.entries, *self.entries)}
         entries = sorted(by_id.values(), key=lambda entry: entry[:2])
-        return SampledObjects(self.size, tuple(entries[: self.size]))
+        return SampledObjects(self.size, tuple(entries[: self.size]), self.key)
 
     def compute(self) -> list[Any]:
         """Return the objects that are kept."""

@@ -4,6 +4,7 @@ from fulgurite_optimizers.accumulate import GradientAccumulation as GradientAccu
 from fulgurite_optimizers.clip import GradientClip as GradientClip
 from fulgurite_optimizers.constraints import (
     Constraint as Constraint,
+    ModuleConstraints as ModuleConstraints,
     NonNegative as NonNegative,
     UnitNorm as UnitNorm,
     WeightClip as WeightClip,

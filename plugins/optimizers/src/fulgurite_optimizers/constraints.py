@@ -43,14 +43,15 @@ class Constraint:
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
         """Return the module with the constraint applied."""
-        return self._constrain(module), plugin_state
+        return self.constrain(module), plugin_state
 
     @fg.hookimpl
     def after_finalize(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
         """Do so after the update at the end of training."""
-        return self._constrain(module), plugin_state
+        return self.constrain(module), plugin_state
 
-    def _constrain(self, module: Any) -> Any:
+    def constrain(self, module: Any) -> Any:
+        """Return a module with the constraint applied to what `where` selects of it."""
         assert isinstance(self.where, Selector)
 
         def constrain(leaf: Any, is_selected: bool) -> Any:
@@ -135,6 +136,74 @@ class WeightClip(Constraint):
     def __call__(self, weight: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
         _check_real(weight, "WeightClip")
         return jnp.clip(weight, -self.max_value, self.max_value)
+
+
+class ModuleConstraints:
+    """Applies the constraints that the layers of a model ask for, after every update.
+
+    Those are what a method `constraints(self)` returns, of the module or of any `eqx.Module` in it:
+    a list of `Constraint`s, whose selections begin at that layer. Those of inner layers come
+    first.
+
+    Example:
+        from fulgurite_optimizers import ModuleConstraints, NonNegative
+
+        class Scale(eqx.Module):
+            factor: jax.Array
+
+            def constraints(self):
+                return [NonNegative("factor")]
+
+
+        engine = fg.Engine(steps=100, plugins=[ModuleConstraints()])
+    """
+
+    plugin_name = "module_constraints"
+
+    @fg.hookimpl
+    def after_update(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
+        """Return the module with the constraints applied."""
+        return self._constrain(module), plugin_state
+
+    @fg.hookimpl
+    def after_finalize(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
+        """Do so after the update at the end of training."""
+        return self._constrain(module), plugin_state
+
+    def _constrain(self, module: Any) -> Any:
+        if not any(map(_has_constraints, jax.tree.leaves(module, is_leaf=_has_constraints))):
+            raise ConfigurationError(
+                f"ModuleConstraints: no layer of {type(module).__name__} has a method "
+                "constraints(self): define it, or leave the plugin out"
+            )
+        return _constrain_layers(module)
+
+
+def _has_constraints(node: Any) -> bool:
+    is_layer = isinstance(node, eqx.Module)
+    return is_layer and callable(getattr(type(node), "constraints", None))
+
+
+def _constrain_layers(node: Any) -> Any:
+    """Return a part of a module with the constraints of its layers, and its own, applied."""
+
+    def is_inner_layer(inner: Any) -> bool:
+        return inner is not node and _has_constraints(inner)
+
+    def constrain(inner: Any) -> Any:
+        return _constrain_layers(inner) if is_inner_layer(inner) else inner
+
+    constraints = node.constraints() if _has_constraints(node) else []
+    is_list = isinstance(constraints, list | tuple)
+    if not is_list or not all(isinstance(item, Constraint) for item in constraints):
+        raise ConfigurationError(
+            f"{type(node).__name__}.constraints returned {constraints!r}: return a list of "
+            "constraints, such as [NonNegative('factor')]"
+        )
+    node = jax.tree.map(constrain, node, is_leaf=is_inner_layer)
+    for constraint in constraints:
+        node = constraint.constrain(node)
+    return node
 
 
 def _check_real(weight: Inexact[Array, "..."], name: str) -> None:

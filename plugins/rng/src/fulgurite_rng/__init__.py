@@ -4,4 +4,4 @@ eval=True))])`."""
 from fulgurite import RngStream as RngStream
 
 from fulgurite_rng.layers import Dropout as Dropout
-from fulgurite_rng.plugin import DEFAULTS as DEFAULTS, Rng as Rng
+from fulgurite_rng.plugin import DEFAULTS as DEFAULTS, Rng as Rng, rng_context as rng_context

@@ -1,9 +1,15 @@
-"""The plugin: streams by name, merged over the defaults."""
+"""The plugin: streams by name, merged over the defaults; and keys outside of an engine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import fulgurite as fg
+import jax
+import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
+from fulgurite.model.ambient_rng import provide_rngs
 from fulgurite.rng import make_root_key
-from jaxtyping import Array, Key
+from jaxtyping import Array, Int, Key
 
 DEFAULTS = (
     fg.RngStream("params", init=True, train=False, per_step=False),
@@ -63,3 +69,50 @@ class Rng:
         """
         root = make_root_key(seed) if isinstance(seed, int) else seed
         return fg.RngStreams(root, self._streams.values())
+
+
+@contextmanager
+def rng_context(
+    seed: int | Key[Array, ""],
+    *streams: fg.RngStream,
+    step: int | Int[Array, ""] | None = None,
+) -> Iterator[fg.Context]:
+    """Let layers draw keys by `fg.make_rng` in the block, without an engine.
+
+    The keys are those of a step of an engine with that seed and `Rng(*streams)`, or of an
+    evaluation within `fg.training_mode(False)`. Under a `jit` of your own enter it inside of the
+    function and hand the key in, so that each call has other keys.
+
+    Example:
+        from fulgurite_rng import Dropout, rng_context
+
+        layers = eqx.nn.Sequential([eqx.nn.Linear(4, 2, key=jax.random.key(0)), Dropout(0.5)])
+        with rng_context(jax.random.key(1)):
+            outputs = jax.vmap(layers)(jnp.ones((8, 4)))
+        with fg.training_mode(False, layers) as evaluated:
+            outputs = jax.vmap(evaluated)(jnp.ones((8, 4)))
+
+    Args:
+        seed: a seed, or a key of `jax.random.key`.
+        streams: to add, or to use instead of a default of the same name.
+        step: folded into the keys, as an engine does; None to fold in none.
+
+    Raises:
+        ConfigurationError: `seed` is neither.
+    """
+    is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
+    is_key = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
+    if not is_seed and not (is_key and jnp.shape(seed) == ()):
+        raise ConfigurationError(
+            f"rng_context: {seed!r} is neither a seed nor one key: give an integer from 0 or "
+            "jax.random.key(0)"
+        )
+    step = None if step is None else jnp.asarray(step, jnp.int32)
+    context = fg.Context(
+        Rng(*streams).make_streams(seed),
+        jnp.int32(0) if step is None else step,
+        training=fg.is_training(),
+        rng_step=step,
+    )
+    with provide_rngs(context):
+        yield context

@@ -1,13 +1,15 @@
 """Functions of one's own on the devices of a mesh."""
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError, DataError
+import numpy as np
+from fulgurite.errors import ConfigurationError, DataError, did_you_mean
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -16,9 +18,10 @@ def parallel(
     fn: Callable[..., Any],
     mesh: Mesh | None,
     *,
-    in_axes: int | Sequence[int | None] | None = 0,
-    out_axes: int = 0,
+    in_axes: int | Sequence[int | None] | Mapping[str, int | None] | None = 0,
+    out_axes: int | None = 0,
     mesh_axes: Sequence[str] = ("data",),
+    axis_name: str | None = None,
 ) -> Callable[..., Any]:
     """Return a function, compiled, whose arguments are divided over the devices of a mesh.
 
@@ -26,47 +29,147 @@ def parallel(
     examples that does not divide by the devices is filled up by repeating the last one; what comes
     of these is left out of the result. So `fn` must not sum over examples.
 
+    With `axis_name`, `fn` sees the part of one device, and collectives such as
+    `jax.lax.pmean(value, axis_name)` combine those of all. Then the examples must divide by the
+    devices.
+
     Example:
         from fulgurite_sharding import parallel
 
         embed = parallel(lambda images: images.reshape(len(images), -1) / 255, engine.sharding.mesh)
         vectors = embed(np.zeros((10, 28, 28)))
+        mean = parallel(
+            lambda x: jax.lax.pmean(x.mean(0), "devices"),
+            engine.sharding.mesh,
+            axis_name="devices",
+            out_axes=None,
+        )
 
     Args:
         fn: a pure function of trees of arrays.
         mesh: that of `engine.sharding.mesh`, or another; None for one device.
-        in_axes: for each positional argument, or for all, where the axis of examples is; None for
-            an argument that every device needs whole.
-        out_axes: where the axis of examples is in every array of the result.
+        in_axes: for each positional argument, for each parameter by name, or for all, where the
+            axis of examples is; None for an argument that every device needs whole. A parameter
+            that is not named has it in front.
+        out_axes: where the axis of examples is in every array of the result; None for a result
+            that is the same on all devices, with `axis_name` only.
         mesh_axes: the axes of the mesh that divide the examples.
+        axis_name: by which collectives in `fn` name the devices.
 
     Raises:
-        ConfigurationError: the mesh has no such axis.
+        ConfigurationError: the mesh has no such axis, or `in_axes` does not fit `fn`. When called:
+            the arguments do not fit `in_axes`.
+        DataError: when called, if the numbers of examples differ, or do not divide by the devices
+            where they must.
     """
+    if out_axes is None and axis_name is None:
+        raise ConfigurationError(
+            "parallel: out_axes is None, and without collectives no result is the same on all "
+            "devices: give axis_name= as well"
+        )
+    _check_names(fn, in_axes)
     missing = [axis for axis in mesh_axes if mesh is not None and axis not in mesh.shape]
     if mesh is not None and missing:
         raise ConfigurationError(
             f"parallel: the mesh has no axis {missing[0]!r}; it has {', '.join(mesh.shape)}"
         )
-    compiled = jax.jit(fn)
+    if axis_name is not None:
+        mesh = _name_devices(mesh, mesh_axes, axis_name)
+        mesh_axes = (axis_name,)
     num_parts = 1 if mesh is None else prod(mesh.shape[axis] for axis in mesh_axes)
 
+    def call_part(num_args: int, names: tuple[str, ...], *values: PyTree) -> PyTree:
+        return fn(*values[:num_args], **dict(zip(names, values[num_args:], strict=True)))
+
+    @partial(jax.jit, static_argnums=(0, 1, 2))
+    def run(
+        axes: tuple[int | None, ...], num_args: int, names: tuple[str, ...], *values: PyTree
+    ) -> PyTree:
+        call_here = partial(call_part, num_args, names)
+        if axis_name is None:
+            return call_here(*values)
+        in_specs = tuple(_make_spec(axis, mesh_axes) for axis in axes)
+        out_specs = _make_spec(out_axes, mesh_axes)
+        mapped = jax.shard_map(call_here, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+        return mapped(*values)
+
     @wraps(fn)
-    def call(*args: PyTree) -> PyTree:
-        axes = in_axes if isinstance(in_axes, Sequence) else [in_axes] * len(args)
-        num_examples = _count_examples(args, axes)
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        axes = _list_axes(fn, in_axes, args, kwargs)
+        num_examples = _count_examples([*args, *kwargs.values()], axes)
+        is_uneven = num_examples % num_parts != 0
+        if is_uneven and axis_name is not None:
+            raise DataError(
+                f"parallel: {num_examples} examples do not divide by {num_parts} devices, and what "
+                f"fills them up would count in collectives over {axis_name!r}: give a number that "
+                "does"
+            )
         padded = [
             _place(arg, axis, num_examples, num_parts, mesh, mesh_axes)
-            for arg, axis in zip(args, axes, strict=True)
+            for arg, axis in zip([*args, *kwargs.values()], axes, strict=True)
         ]
-        result = compiled(*padded)
-        if num_examples % num_parts == 0:
+        result = run(tuple(axes), len(args), tuple(kwargs), *padded)
+        if not is_uneven:
             return result
         return jax.tree.map(
-            lambda leaf: jax.lax.slice_in_dim(leaf, 0, num_examples, axis=out_axes), result
+            lambda leaf: jax.lax.slice_in_dim(leaf, 0, num_examples, axis=out_axes or 0), result
         )
 
     return call
+
+
+def _check_names(fn: Callable[..., Any], in_axes: Any) -> None:
+    """Raise a ConfigurationError if axes are given for parameters that a function has not."""
+    if not isinstance(in_axes, Mapping):
+        return
+    parameters = inspect.signature(fn).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in in_axes:
+        if name not in parameters:
+            raise ConfigurationError(
+                f"parallel: in_axes names {name!r}, and {fn} has no such parameter. "
+                f"{did_you_mean(name, parameters)}"
+            )
+
+
+def _list_axes(
+    fn: Callable[..., Any], in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[int | None]:
+    """Return the axis of examples of each argument, those by keyword last."""
+    if isinstance(in_axes, Mapping):
+        positional = list(inspect.signature(fn).parameters)[: len(args)]
+        names = [*positional, *kwargs]
+        return [in_axes.get(name, 0) for name in names]
+    if not isinstance(in_axes, Sequence):
+        return [in_axes] * (len(args) + len(kwargs))
+    if kwargs or len(in_axes) != len(args):
+        raise ConfigurationError(
+            f"parallel: in_axes has {len(in_axes)} axes for {len(args)} positional arguments and "
+            f"{len(kwargs)} by keyword: give one for each, or a dictionary by parameter"
+        )
+    return list(in_axes)
+
+
+def _name_devices(mesh: Mesh | None, mesh_axes: Sequence[str], axis_name: str) -> Mesh:
+    """Return a mesh of the same devices, on which those that divide the examples are one axis."""
+    if mesh is None:
+        return Mesh(np.asarray(jax.devices()[:1]), (axis_name,))
+    others = [name for name in mesh.axis_names if name not in mesh_axes]
+    if axis_name in others:
+        raise ConfigurationError(
+            f"parallel: axis_name is {axis_name!r}, which is another axis of the mesh: choose "
+            "another name"
+        )
+    order = [mesh.axis_names.index(name) for name in (*mesh_axes, *others)]
+    devices = mesh.devices.transpose(order)
+    sizes = [mesh.shape[name] for name in others]
+    return Mesh(devices.reshape(-1, *sizes), (axis_name, *others))
+
+
+def _make_spec(axis: int | None, names: Sequence[str]) -> PartitionSpec:
+    """Return the spec of an array whose examples are divided along an axis."""
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, tuple(names))
 
 
 def _count_examples(args: Sequence[PyTree], axes: Sequence[int | None]) -> int:
@@ -96,8 +199,7 @@ def _place(
         arg = jax.tree.map(lambda leaf: _repeat_last(leaf, axis, missing), arg)
     if mesh is None:
         return arg
-    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, tuple(mesh_axes))
-    return jax.device_put(arg, NamedSharding(mesh, spec))
+    return jax.device_put(arg, NamedSharding(mesh, _make_spec(axis, mesh_axes)))
 
 
 def _repeat_last(leaf: Any, axis: int, count: int) -> Any:

@@ -57,11 +57,17 @@ class RuleStrategy(MeshStrategy):
         self._rules = rules
         self._outputs = outputs
 
+    @property
+    def batch_sharding(self) -> NamedSharding:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The sharding of every array of a batch that has examples."""
+        spec = PartitionSpec(self._batch) if self._batch else PartitionSpec()
+        return self._make_sharding(spec)
+
     def get_batch_shardings(self, batch: PyTree) -> PyTree[NamedSharding]:
         """Divide every array of a batch along its first dimension."""
-        spec = PartitionSpec(self._batch) if self._batch else PartitionSpec()
         return jax.tree.map(
-            lambda leaf: self._make_sharding(spec if leaf.ndim else PartitionSpec()), batch
+            lambda leaf: self.batch_sharding if leaf.ndim else self._make_sharding(PartitionSpec()),
+            batch,
         )
 
     def get_state_shardings(self, state: fg.TrainState) -> PyTree[NamedSharding | None]:

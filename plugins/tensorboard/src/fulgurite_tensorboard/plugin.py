@@ -199,7 +199,7 @@ class _Backend:
         if split not in self._files:
             folder = self._folder / split
             folder.mkdir(exist_ok=True)
-            self._files[split] = EventFile(folder / _get_next_name(folder))
+            self._files[split] = EventFile(folder / get_next_name(folder))
             if split not in self._earlier_sizes and _is_exact(split):
                 # TensorBoard's reader in Python takes the first START of a run for its begin, and
                 # no later one.
@@ -207,7 +207,7 @@ class _Backend:
         return self._files[split]
 
 
-def _get_next_name(folder: Path) -> str:
+def get_next_name(folder: Path) -> str:
     """Return the name of a new event file, behind those of all files that are or were there."""
     last_number = 0
     for path in folder.iterdir():
