@@ -118,7 +118,8 @@ def format_cost(
         seconds: how long it took to compile; None where that was not measured.
     """
     memory = compiled.memory_analysis()
-    parts = [f"compiled {name}"]
+    evaluation = name.removeprefix("evaluate.")
+    parts = [f"compiled {name}" if evaluation == name else f"compiled evaluation {evaluation}"]
     flops = count_flops(jaxpr)
     if flops > 0:
         parts.append(f"{_format_count(flops)}FLOP")
