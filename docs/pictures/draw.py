@@ -17,7 +17,6 @@ import termios
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
