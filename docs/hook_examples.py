@@ -174,6 +174,13 @@ class Diary:
 
     @fg.hookimpl
     @contextmanager
+    def around_fit(self, timings):
+        self.notes.append(f"doing: {timings.active_names}")
+        yield
+        self.notes.append(f"{timings.seconds['start']:.1f} s to start")
+
+    @fg.hookimpl
+    @contextmanager
     def fit_context(self, run):
         self.notes.append("entered")
         yield

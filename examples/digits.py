@@ -6,6 +6,7 @@
 #     "fulgurite-checkpoint",
 #     "fulgurite-cli",
 #     "fulgurite-logging",
+#     "fulgurite-progress",
 #     "fulgurite-rng",
 #     "jax",
 #     "jaxtyping",
@@ -19,6 +20,7 @@
 # fulgurite-checkpoint = { path = "../plugins/checkpoint", editable = true }
 # fulgurite-cli = { path = "../plugins/cli", editable = true }
 # fulgurite-logging = { path = "../plugins/logging", editable = true }
+# fulgurite-progress = { path = "../plugins/progress", editable = true }
 # fulgurite-rng = { path = "../plugins/rng", editable = true }
 # ///
 """Handwritten digits: a complete program that trains on real data.

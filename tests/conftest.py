@@ -202,6 +202,27 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# What the marks select, and the time that it takes, for who runs it.
+SELECTIONS = {
+    "not slow and not full": (
+        "the fast selection: what a change most likely breaks; 5 minutes on two cores that do "
+        "nothing else, half an hour on a machine with a load of ten"
+    ),
+    "full and not slow": (
+        "what the fast selection leaves out, but for the soak; 15 minutes on two cores that do "
+        "nothing else"
+    ),
+    "not slow": "all but the soak; 20 minutes on two cores that do nothing else",
+    "slow": "long variants and the soak; hours",
+}
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say what is about to run and how long it takes. After that, pytest counts the tests."""
+    marks = config.option.markexpr
+    return f"tests: {SELECTIONS.get(marks, f'those with the marks {marks!r}' if marks else 'all')}"
+
+
 # The ids of the tests that were not run, by the mark that left them out.
 left_out: dict[str, set[str]] = {"slow": set(), "full": set()}
 

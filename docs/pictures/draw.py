@@ -8,19 +8,26 @@ python docs/pictures/draw.py cost step     # some
 
 import io
 import json
+import os
+import pty
 import re
+import subprocess
 import sys
+import termios
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
+from rich.console import Console
+from rich.text import Text
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "examples"))
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
 # The same picture has the same bytes whenever it is drawn.
 matplotlib.rcParams.update({"svg.hashsalt": "fulgurite", "font.size": 10})
 
@@ -107,28 +114,57 @@ def draw_step(file: Path) -> None:
 
 
 def draw_terminal(file: Path) -> None:
-    """Draw what a terminal shows of `examples/digits.py`, as rich exports it."""
-    import fulgurite as fg
-    import fulgurite_progress.screen as screen
-    from digits import experiment
-
-    recorders = []
-
-    class Recorder(screen.Screen):
-        """A console that remembers what was printed."""
-
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**{**options, "file": io.StringIO()}, record=True, width=100)
-            recorders.append(self)
-
-    screen.Screen = Recorder
-    program = experiment()
-    fg.Engine(steps=1_000, seed=0, log_every=200, plugins=["rng", "progress"]).fit(
-        program.model, program.data
-    )
+    """Draw what is left in a terminal of 80 columns after the train command of the README."""
+    program = ["examples/digits.py"]
+    lines = erase_lines(run_in_terminal([sys.executable, *program], columns=80))
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(Text.from_ansi("\n".join(lines)))
     # Rich points to fonts on other servers.
-    picture = recorders[0].export_svg(title="python examples/digits.py", unique_id="run")
+    picture = console.export_svg(title=f"python {program[0]}", unique_id="run")
     file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
+
+
+def run_in_terminal(command: list[str], columns: int) -> str:
+    """Return what a command writes to a terminal, control sequences included.
+
+    Args:
+        command: to run in the root of the clone, with the plugins that are on by themselves.
+        columns: of the terminal.
+    """
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, columns))
+    ignored = ("COLUMNS", "LINES", "NO_COLOR", "FULGURITE_AUTOLOAD", "FULGURITE_PLUGINS")
+    environment = {name: value for name, value in os.environ.items() if name not in ignored}
+    environment["TERM"] = "xterm-256color"
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, **streams)
+    os.close(theirs)
+    output = b""
+    # Reading fails once the other side is closed.
+    with suppress(OSError):
+        while chunk := os.read(ours, 65536):
+            output += chunk
+    os.close(ours)
+    if process.wait() != 0:
+        raise subprocess.CalledProcessError(process.returncode, command, output)
+    return output.decode()
+
+
+def erase_lines(output: str) -> list[str]:
+    """Return the lines that stay, of an output in which rich erases whole lines."""
+    lines, row = [""], 0
+    for token in re.split(r"(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)", output):
+        if token == "\n":
+            row += 1
+            if row == len(lines):
+                lines.append("")
+        elif token == "\x1b[1A":
+            row -= 1
+        elif token == "\x1b[2K":
+            lines[row] = ""
+        elif token.endswith("m") or not token.startswith(("\r", "\x1b")):
+            lines[row] += token
+    return [line for line in lines if line]
 
 
 def draw_curves(file: Path) -> None:

@@ -23,6 +23,7 @@ import optax
 import pytest
 from fulgurite.errors import (
     ConfigurationError,
+    DataError,
     ModelError,
     NonFiniteError,
     PathError,
@@ -69,6 +70,7 @@ TESTED = {
     "step_metrics": "test_hooks.py::test_step_metrics_are_prefixed_with_the_name_of_the_plugin",
     "evaluation_metrics": "test_hooks.py::test_plugins_measure_evaluations",
     "around_forward": "test_hooks.py::test_around_forward_is_nested_wherever_the_module_runs",
+    "around_fit": "test_hooks.py::test_around_fit_encloses_the_start_of_a_fit_even_if_it_fails",
     "fit_context": "test_hooks.py::test_fit_context_encloses_a_fit_and_what_ends_it",
     "on_fit_start": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
     "on_fit_end": "test_hooks.py::test_on_fit_start_and_on_fit_end_enclose_a_fit",
@@ -183,6 +185,9 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
         trainer = engine(*plugins, logger, saver, steps=20, log_every=5)
         result = trainer.fit(Linear, data, resume="latest")
         trainer.evaluate(trainer.get_module_view(result.state, "averaged"), data)
+        # Only an update rule that accumulates gradients calls it, and the core has none.
+        averages = result.state.plugin_states["averaged"]
+        shown.Averaged().after_finalize(result.state.module, averages)
         with pytest.raises(RuntimeError, match="on purpose"):
             engine(*plugins, Act(5, failing), steps=10).fit(Linear, data)
     finally:
@@ -1239,6 +1244,39 @@ def test_fit_context_encloses_a_fit_and_what_ends_it() -> None:
     with pytest.raises(RuntimeError, match="on purpose"):
         engine(outer, inner, Act(1, fail), steps=2).fit(Counting(), numbers([0]))
     assert events == [*enters, "exception", "leave inner at 1", "leave outer at 1"]
+
+
+def test_around_fit_encloses_the_start_of_a_fit_even_if_it_fails() -> None:
+    events: list[Any] = []
+
+    @contextmanager
+    def around_fit(self: Any, timings: fg.Timings) -> Iterator[None]:
+        events.append(("enter", list(timings.active_names), dict(timings.seconds)))
+        try:
+            yield
+        finally:
+            events.append(("leave", timings.calls["start"]))
+
+    @contextmanager
+    def fit_context(self: Any, run: fg.Run) -> Iterator[None]:
+        events.append("open")
+        yield
+        events.append("close")
+
+    def data() -> Iterator[Any]:
+        events.append("read")
+        yield from numbers([0], [0])
+
+    outer = plugin("outer", around_fit=around_fit)
+    silent = plugin("silent", around_fit=lambda self: None)
+    inner = plugin("inner", fit_context=fit_context)
+    trained = engine(inner, outer, silent, steps=2)
+    trained.fit(Counting(), fg.DataSource(data(), prefetch=0))
+    assert events == [("enter", [], {}), "read", "open", "close", ("leave", 1)]
+    events.clear()
+    with pytest.raises(DataError):
+        trained.fit(Counting(), fg.DataSource([], prefetch=0))
+    assert events == [("enter", [], {}), ("leave", 1)]
 
 
 def test_run_directory_that_no_plugin_opens_is_an_error(tmp_path: Any) -> None:

@@ -1,5 +1,6 @@
 """The code in the README and in docs/ runs, and the names and links in the pages lead somewhere."""
 
+import html
 import importlib.util
 import os
 import re
@@ -147,6 +148,29 @@ def test_pictures_are_shown_small_and_drawn_by_the_script(tmp_path: Path):
     for name in ("cost", "step"):
         drawing.PICTURES[name](tmp_path / f"{name}.svg")
         assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+
+
+def test_the_picture_of_the_terminal_is_what_the_train_command_shows(tmp_path: Path):
+    """But for the numbers, and for the times, whose order depends on the machine."""
+
+    def read_lines(file: Path) -> list[str]:
+        texts = re.findall(r'<text [^>]*y="([^"]+)"[^>]*>([^<]*)</text>', file.read_text())
+        lines: dict[str, str] = {}
+        for height, text in texts:
+            lines[height] = f"{lines.get(height, '')} {html.unescape(text)}"
+        words = [re.sub(r"\d[\d.,]*", "#", line).split() for line in lines.values()]
+        return [" ".join(line) for line in words if line]
+
+    def read_until_times(file: Path) -> list[str]:
+        lines = read_lines(file)
+        return lines[: lines.index("part seconds share")]
+
+    load_drawing().draw_terminal(tmp_path / "terminal.svg")
+    lines = read_until_times(tmp_path / "terminal.svg")
+    assert read_until_times(ROOT / "docs" / "pictures" / "terminal.svg") == lines
+    assert any(re.match(r"step #/# loss # accuracy # .*done$", line) for line in lines)
+    program = re.search(r"<!-- train-command -->(.*?)<!--", (ROOT / "README.md").read_text(), re.S)
+    assert program and f"{lines[0].removeprefix('python ')}\n" in program[1]
 
 
 def test_the_table_of_the_readme_holds_the_figures_of_the_chart():

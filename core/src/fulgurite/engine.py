@@ -316,6 +316,10 @@ class Engine:
         # One of several processes cannot stop alone.
         timeout = self.stop_timeout if sync is SINGLE_PROCESS else None
         with StopRequests(sync.signals, timeout) as signals, ExitStack() as stack:
+            for hook in self.plugins.implementations("around_fit"):
+                context = hook(timings=self.plugins.timings)
+                if context is not None:
+                    stack.enter_context(context)
             with self.plugins.timings.time("start"):
                 plan = self._plan_fit(request, stack)
             loop = Loop(self, plan, signals)

@@ -29,6 +29,7 @@ from fulgurite.model.output import Output
 from fulgurite.plugins.markers import Combine, hookspec
 from fulgurite.rng import RngStream
 from fulgurite.sharding import ShardingStrategy
+from fulgurite.timing import Timings
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.state import TrainState
 from fulgurite.training.update import UpdateRule
@@ -323,6 +324,20 @@ def around_forward(
 
 
 # --- events ---------------------------------------------------------------------------------------
+
+
+@hookspec(
+    "event",
+    returns=AbstractContextManager,
+    when="Once per fit, before data is read, a checkpoint is loaded or anything is traced.",
+)
+def around_fit(timings: Timings) -> AbstractContextManager[Any] | None:
+    """Return a context that encloses a call of `fit` from its beginning, when there is no run yet.
+    It is entered before `fit_context` and left after it, also if the fit cannot start.
+
+    Args:
+        timings: of this fit; its `active_names` say what is going on.
+    """
 
 
 @hookspec(

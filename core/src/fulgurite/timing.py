@@ -10,9 +10,11 @@ from time import perf_counter
 class Timings:
     """Seconds and calls by name.
 
-    The names are `start` (tracing, making the state), `data` (waiting for batches), `dispatch`
-    (handing steps to the device), `wait` (for the device: a step in flight, values of a record, a
-    finite state), `compile`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on the host.
+    The names are `start` (tracing, making the state), `check` (trying losses and evaluations before
+    the first step), `data` (waiting for batches), `dispatch` (handing steps to the device), `wait`
+    (for the device: a step in flight, values of a record, a finite state), `compile`,
+    `evaluate.NAME`, and `PLUGIN.HOOK` or `PLUGIN.ACTION` for what plugins do on the host.
+    `timing_table` of `fulgurite-progress` shows them in the words of users.
 
     Example:
         timings = fg.Timings()

@@ -25,9 +25,10 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_progress import ProgressBar, display, model_summary, parameter_table, timing_table
-from fulgurite_progress.display import describe_activity, iter_intervals
+from fulgurite_progress.display import iter_intervals
 from fulgurite_progress.line import Line
 from fulgurite_progress.notebook import CellLine
+from fulgurite_progress.times import describe_activity
 from hypothesis import given, strategies as st
 from rich.console import Console
 from rich.text import Text
@@ -65,21 +66,24 @@ def render_text(renderable: Any) -> str:
     return console.export_text()
 
 
-LINE = Line(1200, 2000, 812.3, {"batch_loss": 0.5, "loss": 0.25, "test/error": 0.9876}, "compiling")
+LINE = Line(1200, 2000, 812.3, {"error": 0.9876, "loss": 0.25}, "compiling")
 
 
 @pytest.mark.parametrize(
     "width, expected",
     [
         (
-            103,
-            "step 1,200/2,000  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌  812 steps/s  0:01 left  loss 0.25  test/error 0.9876  compiling",
+            120,
+            "step 1,200/2,000  loss 0.25  error 0.9876  0:01 left  812 steps/s  compiling  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌",
         ),
         (
-            85,
-            "step 1,200/2,000  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌  812 steps/s  0:01 left  loss 0.25  compiling",
+            88,
+            "step 1,200/2,000  loss 0.25  error 0.9876  0:01 left  812 steps/s  compiling  ━━━━━━╌╌╌╌",
         ),
-        (40, "step 1,200/2,000  0:01 left  compiling"),
+        (80, "step 1,200/2,000  loss 0.25  error 0.9876  0:01 left  812 steps/s  compiling"),
+        (70, "step 1,200/2,000  loss 0.25  error 0.9876  0:01 left  compiling  ━━━╌╌"),
+        (38, "step 1,200/2,000  loss 0.25  compiling"),
+        (37, "step 1,200/2,000  loss 0.25  ━━━━╌╌╌╌"),
         (16, "step 1,200/2,000"),
     ],
 )
@@ -88,8 +92,19 @@ def test_line_shows_the_most_important_values_that_fit(width: int, expected: str
 
 
 def test_without_a_width_everything_but_the_bar_is_shown():
-    everything = "step 1,200/2,000  812 steps/s  0:01 left  loss 0.25  test/error 0.9876  batch_loss 0.5  compiling"
+    everything = "step 1,200/2,000  loss 0.25  error 0.9876  0:01 left  812 steps/s  compiling"
     assert LINE.text().plain == everything
+
+
+@pytest.mark.parametrize(
+    "activity", ["", "compiling 13 s", "evaluating validation 2 s", "saving", "plugin tensorboard"]
+)
+def test_metrics_are_visible_in_80_columns_whatever_is_going_on(activity: str):
+    metrics = {"loss": 0.04375, "accuracy": 0.9855}
+    line = Line(13_002, 20_000, 4626.0, metrics, activity)
+    assert line.text(80).plain.startswith("step 13,002/20,000  loss 0.04375  accuracy 0.9855")
+    ended = Line(20_000, 20_000, 4626.0, metrics, "stopped: early_stopping", ended=True)
+    assert ended.text(80).plain.endswith("accuracy 0.9855  stopped: early_stopping")
 
 
 def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.MonkeyPatch):
@@ -184,6 +199,122 @@ def test_20_a_notebook_has_one_line_that_is_replaced(monkeypatch: pytest.MonkeyP
 
 def test_plain_lines_come_at_growing_intervals():
     assert list(islice(iter_intervals(), 9)) == [2, 4, 8, 16, 32, 64, 120, 120, 120]
+
+
+class Heavy(Net):
+    """A model whose first layer has a long path."""
+
+    the_encoder_of_the_first_language_model: list[dict[str, eqx.nn.MLP]]
+
+    def __init__(self, *, key: Any) -> None:
+        super().__init__(key=key)
+        self.the_encoder_of_the_first_language_model = [
+            {"projection": eqx.nn.MLP(2, 2, 2, 1, key=key)} for key in jax.random.split(key)
+        ]
+
+
+def test_a_fit_says_that_it_starts_before_it_reads_a_batch(capsys: pytest.CaptureFixture[str]):
+    shown: list[str] = []
+
+    def batches() -> Iterator[Any]:
+        shown.append(capsys.readouterr().err)
+        yield from BATCHES
+
+    engine(ProgressBar(), steps=2).fit(Net, fg.DataSource(batches(), prefetch=0))
+    assert shown == ["starting\n"]
+    assert "starting\n" not in capsys.readouterr().err
+
+
+def test_a_fit_that_cannot_start_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    shown: list[str] = []
+
+    def batches() -> Iterator[Any]:
+        shown.append(terminal.getvalue())
+        raise OSError("no such disk")
+        yield
+
+    threads = threading.active_count()
+    with pytest.raises(OSError, match="no such disk"):
+        engine(ProgressBar(), steps=2).fit(Net, fg.DataSource(batches(), prefetch=0))
+    assert "starting" in shown[0]
+    text = terminal.getvalue()
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") >= 0
+    assert text.endswith("\x1b[2K"), "the line was erased"
+    assert threading.active_count() == threads
+
+
+def test_an_evaluation_has_a_line_and_variants_of_the_loss_are_hidden(
+    capsys: pytest.CaptureFixture[str],
+):
+    def train(progress: ProgressBar) -> tuple[list[str], fg.FitResult]:
+        watching = Watching(progress)
+        result = engine(progress, watching, steps=10).fit(Net, fg.DataSource(BATCHES))
+        return capsys.readouterr().err.splitlines(), result
+
+    lines, result = train(ProgressBar(times=False))
+    first, second = result.state.module.first, result.state.module.second
+    hidden = np.ones((2, 3)) @ np.asarray(first.weight).T + np.asarray(first.bias)
+    output = hidden @ np.asarray(second.weight).T + np.asarray(second.bias)
+    loss = f"{(output**2).mean():.4g}"
+    assert [line for line in lines if "test" in line and "compiled" not in line] == [
+        f"step 10, test: loss {loss}, {LONG} {loss}"
+    ]
+    assert not re.search("batch_loss|loss_average", "\n".join(lines))
+    lines, _ = train(ProgressBar(hide=("loss",)))
+    last = next(line for line in lines if line.endswith("done"))
+    assert re.search(r"batch_loss \d.*loss_average \d", last) and "  loss " not in last
+    assert any(line.startswith(f"step 10, test: {LONG} {loss}") for line in lines)
+
+
+@pytest.mark.parametrize("step", [10, 20])
+def test_a_pipe_gets_nothing_twice(
+    step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """While an action takes as long as twenty lines."""
+    begin, end = threading.Event(), threading.Event()
+
+    def iter_intervals() -> Iterator[float]:
+        assert begin.wait(60)
+        yield from [0.0] * 20
+        end.set()
+        yield 3600.0
+
+    def act(run: fg.Run) -> None:
+        begin.set()
+        assert end.wait(60)
+
+    monkeypatch.setattr(display, "iter_intervals", iter_intervals)
+    slow = fg.LambdaPlugin("slow", every={fg.At(step): act})
+    progress = ProgressBar(summary=False, times=False)
+    engine(progress, slow, steps=20, log_every=5).fit(Net, fg.DataSource(BATCHES))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and lines[0] == "starting"
+    assert re.match(rf"step {step}/20 .*plugin slow", lines[1])
+    assert ("loss" in lines[1]) is (step == 10), "the numbers of the last step are in the last line"
+    assert re.match(r"step 20/20  loss .*  done$", lines[2])
+
+
+def test_long_paths_are_cut_on_the_left():
+    def list_paths(table: Any, width: int) -> list[str]:
+        console = Console(width=width, file=StringIO(), record=True)
+        console.print(table)
+        rows = console.export_text().splitlines()
+        assert all(len(row) <= width for row in rows)
+        return [row.split()[0] for row in rows if "float32" in row]
+
+    module = Heavy(key=jax.random.key(0))
+    state = engine(steps=1).init_state(module, fg.DataSource(BATCHES))
+    for table in (model_summary(state), parameter_table(module)):
+        paths = list_paths(table, 200)
+        assert max(map(len, paths)) > 60 and "…" not in "".join(paths)
+        for width in (60, 80):
+            for path, cut in zip(paths, list_paths(table, width), strict=True):
+                assert cut == path or (cut[0] == "…" and path.endswith(cut[1:]) and len(cut) >= 12)
+        assert list_paths(table, 60) != paths
+        assert list_paths(table, 120)[0] == paths[0]
 
 
 def test_only_the_first_process_shows_anything(
@@ -317,7 +448,27 @@ def test_activity_may_end_while_the_line_is_drawn():
             return value
 
     assert describe_activity(Fleeting(["evaluate.test"])) == "evaluating test"
-    assert describe_activity(["wait"]) == "", "which is for steps"
+
+
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        ([], ""),
+        (["wait"], ""),
+        (["start"], "starting"),
+        (["start", "check"], "starting"),
+        (["start", "compile"], "compiling"),
+        (["progress.on_fit_start"], ""),
+        (["report.on_fit_end"], "plugin report"),
+        (["report.on_fit_end", "wait"], "plugin report"),
+        (["lambda.action 1"], "plugin lambda"),
+        (["lambda.half.way"], "plugin lambda"),
+        (["test.evaluate", "evaluate.test", "wait"], "evaluating test"),
+        (["best.act", "saver.save_checkpoint"], "saving"),
+    ],
+)
+def test_activities_have_the_names_that_users_know(names: list[str], expected: str):
+    assert describe_activity(names) == expected
 
 
 def test_end_of_a_run_in_epochs_is_the_current_estimate():
@@ -525,6 +676,11 @@ def test_parameter_table_lists_all_arrays():
 def test_invalid_refresh_is_an_error(refresh: Any):
     with pytest.raises(ConfigurationError, match="refresh"):
         ProgressBar(refresh=refresh)
+
+
+def test_a_string_of_names_to_hide_is_an_error():
+    with pytest.raises(ConfigurationError, match=r"hide=\('loss',\)"):
+        ProgressBar(hide="loss")  # type: ignore[arg-type]
 
 
 def test_messages_are_printed_above_the_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import repeat
 from time import monotonic
 from typing import Any
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from fulgurite_progress.line import Line
 from fulgurite_progress.notebook import WIDTH, CellLine
+from fulgurite_progress.times import describe_activity
 
 FIRST_INTERVAL, LONGEST_INTERVAL = 2.0, 120.0
 # The rate is that of the last seconds, so that a pause shows and is forgotten.
@@ -29,14 +31,21 @@ class Display:
         run: the run.
         console: where its line goes.
         refresh: how often per second the line in a terminal or a notebook is updated.
+        hide: names of metrics that are left out.
     """
 
-    def __init__(self, run: fg.Run, console: Console, refresh: float) -> None:
+    def __init__(
+        self, run: fg.Run, console: Console, refresh: float, hide: tuple[str, ...] = ()
+    ) -> None:
         self.console = console
         self._run = run
+        self._hide = hide
         self._metrics: dict[str, float] = {}
         # Times without compilation, and the steps at these times.
         self._progress: deque[tuple[float, int]] = deque([(monotonic(), run.step)])
+        self._stopwatch = Stopwatch()
+        # Step and activity of the last plain line.
+        self._printed: tuple[int, str] | None = None
         self._ending: str | None = None
         self._ended = threading.Event()
         self._live: Live | None = None
@@ -77,13 +86,33 @@ class Display:
             self._print_line()
 
     def log(self, record: fg.Record) -> None:
-        """Take the numbers of an exact record into the line."""
-        if record.stream != "exact":
+        """Take the numbers of an exact record into the line, unless they are of an evaluation,
+        which has a line of its own."""
+        if record.stream != "exact" or record.source in self._run.engine.evaluators:
             return
         prefix = "" if record.source == "train" else f"{record.source}/"
-        for name, value in record.values.items():
-            if isinstance(value, int | float):
-                self._metrics[prefix + name] = value
+        for name, value in self._select_metrics(record.values).items():
+            self._metrics[prefix + name] = value
+
+    def print_evaluation(self, name: str, metrics: dict[str, Any]) -> None:
+        """Print the numbers of an evaluation, above the line.
+
+        Args:
+            name: of the evaluation.
+            metrics: by name.
+        """
+        numbers = self._select_metrics(metrics)
+        names = sorted(numbers, key=lambda name: name != "loss")
+        values = ", ".join(f"{name} {numbers[name]:.4g}" for name in names)
+        self.console.print(Text(f"step {self._run.step:,}, {name}: {values}", "green"))
+
+    def _select_metrics(self, values: dict[str, Any]) -> dict[str, float]:
+        """Return the numbers that are shown; a metric of a phase has the name `PHASE/NAME`."""
+        return {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, int | float) and name.rpartition("/")[2] not in self._hide
+        }
 
     def print_message(self, message: str) -> None:
         """Print a sentence of the run, above the line."""
@@ -109,12 +138,13 @@ class Display:
         """Return what is known at this moment; nothing is read from the device."""
         step = self._run.step
         timings = self._run.timings
+        activity = describe_activity(timings.active_names)
         return Line(
             step,
             self._run.step_range.stop,
             self._measure_rate(step),
             dict(self._metrics),
-            self._ending or describe_activity(timings.active_names),
+            self._ending or self._stopwatch.describe(activity, step),
             ended=self._ending is not None,
         )
 
@@ -141,11 +171,26 @@ class Display:
             self._print_line()
 
     def _print_line(self) -> None:
-        line = self.build_line()
         if self._cell is None:
-            self.console.print(line.text())
+            self._print_plain_line()
         else:
-            self._cell.show(line.text(WIDTH))
+            self._cell.show(self.build_line().text(WIDTH))
+
+    def _print_plain_line(self) -> None:
+        """Print a line if it says something new: numbers once for each step, and those of the last
+        step in the line that says how the run ended."""
+        line = self.build_line()
+        activity = self._stopwatch.activity
+        if not line.ended:
+            if (line.step, activity) == self._printed:
+                return
+            is_old = self._printed is not None and self._printed[0] == line.step
+            if is_old or line.step == line.end:
+                if not activity:
+                    return
+                line = replace(line, metrics={}, rate=None)
+        self._printed = (line.step, activity)
+        self.console.print(line.text())
 
 
 def iter_intervals() -> Iterator[float]:
@@ -156,19 +201,28 @@ def iter_intervals() -> Iterator[float]:
         interval = min(2 * interval, LONGEST_INTERVAL)
 
 
-def describe_activity(timed_names: list[str]) -> str:
-    """Return what is going on besides steps.
+class Stopwatch:
+    """How long the newest activity lasts.
 
-    Args:
-        timed_names: the names, from the outermost, of what is being timed; another thread may
-            change the list meanwhile.
+    Attributes:
+        activity: the newest.
     """
-    names = list(timed_names)
-    name = names[0] if names else ""
-    if name == "compile":
-        return "compiling"
-    if name == "wait":  # for steps
-        return ""
-    if name.startswith("evaluate.") or ".evaluate" in name:
-        return f"evaluating {names[-1].rpartition('.')[2]}"
-    return "saving" if name.endswith(".save_checkpoint") else name
+
+    def __init__(self) -> None:
+        self.activity = ""
+        self._step = 0
+        self._start = monotonic()
+
+    def describe(self, activity: str, step: int = 0) -> str:
+        """Return an activity with its whole seconds, once it has lasted a second.
+
+        Args:
+            activity: what is going on now, or an empty string.
+            step: at which; the same activity at another step begins again.
+        """
+        if (activity, step) != (self.activity, self._step):
+            self.activity = activity
+            self._step = step
+            self._start = monotonic()
+        seconds = int(monotonic() - self._start)
+        return f"{activity} {seconds} s" if activity and seconds else activity

@@ -7,9 +7,8 @@ from typing import NamedTuple
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-BAR = 20
-# Variants of the loss; they stand behind what the user logs.
-_LAST_METRICS = ("batch_loss", "loss_average")
+# A bar takes what the rest of the line leaves, from 5 to 20 columns.
+SHORTEST_BAR, LONGEST_BAR = 5, 20
 
 
 @dataclass(frozen=True)
@@ -41,35 +40,48 @@ class Line:
         the bar."""
         parts: list[_Part] = []
         used_width = 0
-        for part in self._list_parts(has_bar=width is not None):
+        for part in self._list_parts():
             if width is None or used_width + len(part.text) <= width:
                 parts.append(part)
                 used_width += len(part.text) + 2
         parts.sort(key=lambda part: part.position)
+        if width is not None:
+            parts += self._make_bar(width - used_width)
         line = Text("  ").join(Text(part.text, part.style) for part in parts)
         if width is not None:
             line.truncate(width)
         line.no_wrap = True
         return line
 
-    def _list_parts(self, *, has_bar: bool) -> list["_Part"]:
+    def _list_parts(self) -> list["_Part"]:
         """Return the parts of the line, the most important first."""
         total = "" if self.end is None else f"/{self.end:,}"
-        parts = [_Part(0, f"step {self.step:,}{total}", "bold")]
+        step = _Part(0, f"step {self.step:,}{total}", "bold")
+        activity: list[_Part] = []
         if self.activity:
-            parts.append(_Part(5, self.activity, "bold" if self.ended else "yellow"))
-        if self.end is not None and self.rate and not self.ended:
+            activity = [_Part(4, self.activity, "bold" if self.ended else "yellow")]
+        names = sorted(self.metrics, key=lambda name: name != "loss")
+        metrics = [_Part(1, f"{name} {self.metrics[name]:.4g}", "green") for name in names]
+        # How a run ended matters more than its numbers, and these more than what it is doing now.
+        first = activity + metrics[:1] if self.ended else metrics[:1] + activity
+        left: list[_Part] = []
+        if self.end is not None and self.rate and not self.ended and self.step < self.end:
             seconds_left = (self.end - self.step) / self.rate
-            parts.append(_Part(3, f"{_format_duration(seconds_left)} left", "cyan"))
-        names = sorted(self.metrics, key=_rank_metric)
-        metrics = [_Part(4, f"{name} {self.metrics[name]:.4g}", "green") for name in names]
-        parts += metrics[:1]
+            left = [_Part(2, f"{_format_duration(seconds_left)} left", "cyan")]
+        # An activity takes the place of the time left, not that of a metric.
+        rest = metrics[1:] + left if activity else left + metrics[1:]
         if self.rate:
-            parts.append(_Part(2, _format_rate(self.rate), "magenta"))
-        if has_bar and self.end and not self.ended:
-            filled = min(BAR, BAR * self.step // self.end)
-            parts.append(_Part(1, "━" * filled + "╌" * (BAR - filled), "blue"))
-        return parts + metrics[1:]
+            rest.append(_Part(3, _format_rate(self.rate), "magenta"))
+        return [step, *first, *rest]
+
+    def _make_bar(self, room: int) -> list["_Part"]:
+        """Return a bar of at most `room` columns; it is the last of the line, so that nothing moves
+        when its width changes."""
+        if not self.end or self.ended or room < SHORTEST_BAR:
+            return []
+        width = min(room, LONGEST_BAR)
+        filled = min(width, width * self.step // self.end)
+        return [_Part(5, "━" * filled + "╌" * (width - filled), "blue")]
 
 
 class _Part(NamedTuple):
@@ -92,8 +104,3 @@ def _format_duration(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02}:{whole_seconds:02}"
     return f"{minutes}:{whole_seconds:02}"
-
-
-def _rank_metric(name: str) -> tuple[bool, bool]:
-    """Return where a metric stands: the loss first, its variants, also of phases, last."""
-    return name.rpartition("/")[2] in _LAST_METRICS, name != "loss"

@@ -1,6 +1,8 @@
 """The plugin: a summary at the start, a line while training runs, the times at the end."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,10 @@ import jax
 from fulgurite.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fulgurite_progress.display import Display
+    from fulgurite_progress.startup import Startup
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +34,14 @@ class ProgressBar:
         refresh: how often per second the line in a terminal or a notebook is updated.
         summary: whether a table of the model and of each compiled step is printed.
         times: whether a table of where the wall time went is printed at the end.
+        hide: names of metrics that are left out, also of phases and evaluations.
     """
 
     refresh: float = 5.0
     summary: bool = True
     times: bool = True
+    hide: tuple[str, ...] = ("batch_loss", "loss_average")
+    _startups: list["Startup"] = field(default_factory=list, init=False, repr=False)
     _displays: list["Display"] = field(default_factory=list, init=False, repr=False)
     # Said before there is a display.
     _early_messages: list[str] = field(default_factory=list, init=False, repr=False)
@@ -45,26 +53,50 @@ class ProgressBar:
             raise ConfigurationError(
                 f"ProgressBar: refresh is {self.refresh!r}; it is a rate from 0 to 60 a second"
             )
+        if isinstance(self.hide, str):
+            raise ConfigurationError(
+                f"ProgressBar: hide is a string, {self.hide!r}; it is a tuple of names, such as "
+                f"hide=({self.hide!r},)"
+            )
+
+    @fg.hookimpl
+    @contextmanager
+    def around_fit(self, timings: fg.Timings) -> Iterator[None]:
+        """Show that the fit is starting."""
+        console = _open_console()
+        # A fit within another has no line of its own before it starts.
+        if console is None or self._startups or self._displays:
+            yield
+            return
+        from fulgurite_progress.startup import Startup
+
+        with Startup(timings, console, self.refresh) as startup:
+            self._startups.append(startup)
+            try:
+                yield
+            finally:
+                self._startups.clear()
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Print the summary and begin the line."""
         early_messages = list(self._early_messages)
         self._early_messages.clear()
-        if jax.process_index() > 0 or sys.stderr is None:
+        for startup in self._startups:
+            startup.stop()
+        console = _open_console()
+        if console is None:
             return
         from fulgurite_progress.display import Display
-        from fulgurite_progress.screen import Screen
         from fulgurite_progress.summary import model_summary
 
-        console = Screen(file=sys.stderr)
         if self.summary:
             console.print(
                 model_summary(
                     run.state, update_rule=run.update_rule.for_step(run.step, run.step_range)
                 )
             )
-        display = Display(run, console, self.refresh)
+        display = Display(run, console, self.refresh, tuple(self.hide))
         self._displays.append(display)
         display.start()
         for message in early_messages:
@@ -82,6 +114,12 @@ class ProgressBar:
         """
         if run is not None and self.summary and self._displays:
             self._displays[0].print_cost(name, compiled, jaxpr)
+
+    @fg.hookimpl
+    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
+        """Print a line for the evaluation, above that of the run."""
+        if self._displays:
+            self._displays[0].print_evaluation(name, metrics)
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -122,3 +160,12 @@ class ProgressBar:
         display = self._displays.pop()
         display.stop(ending)
         return display
+
+
+def _open_console() -> "Console | None":
+    """Return a console on standard error; None where this process shows nothing."""
+    if jax.process_index() > 0 or sys.stderr is None:
+        return None
+    from fulgurite_progress.screen import Screen
+
+    return Screen(file=sys.stderr)

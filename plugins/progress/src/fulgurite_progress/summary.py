@@ -13,6 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fulgurite_progress.path_cell import PathCell
+
 MAX_ROWS = 24
 
 
@@ -33,7 +35,7 @@ def model_summary(
     has_sharding = any(_format_sharding(leaf) != "-" for _, leaf in arrays)
     table = Table("module", box=None, pad_edge=False)
     for name in ("parameters", "bytes", "optimizer"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("dtype")
     if has_sharding:
         table.add_column("sharding")
@@ -41,8 +43,8 @@ def model_summary(
         table.add_column("frozen")
     for name, members in _group_by_module(arrays, max_rows).items():
         leaves = [leaf for _, leaf in members]
-        cells = [
-            name,
+        cells: list[RenderableType] = [
+            PathCell(name),
             f"{sum(leaf.size for leaf in leaves):,}",
             _format_bytes(sum(map(_count_bytes, leaves))),
             _format_bytes(sum(optimizer_sizes[path] for path, _ in members)),
@@ -89,11 +91,11 @@ def parameter_table(module: Any) -> Table:
     parameters, bytes."""
     table = Table("path", "shape", "dtype", "sharding", box=None, pad_edge=False)
     for name in ("parameters", "bytes"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for path, leaf in _list_arrays(module):
         shape = "×".join(map(str, leaf.shape))
         table.add_row(
-            path,
+            PathCell(path),
             shape,
             str(leaf.dtype),
             _format_sharding(leaf),
@@ -116,7 +118,8 @@ def format_cost(
         seconds: how long it took to compile; None where that was not measured.
     """
     memory = compiled.memory_analysis()
-    parts = [f"compiled {name}"]
+    evaluation = name.removeprefix("evaluate.")
+    parts = [f"compiled {name}" if evaluation == name else f"compiled evaluation {evaluation}"]
     flops = count_flops(jaxpr)
     if flops > 0:
         parts.append(f"{_format_count(flops)}FLOP")

@@ -1,11 +1,11 @@
-"""Show where the wall time of a run went."""
+"""Show where the wall time of a run went, and what it is doing now."""
 
 from collections import defaultdict
 
 import fulgurite as fg
 from rich.table import Table
 
-_NAMES = {
+_PARTS = {
     "start": "starting",
     "check": "starting",
     "data": "waiting for data",
@@ -20,7 +20,7 @@ def timing_table(timings: fg.Timings) -> Table:
     evaluations, saving, each plugin."""
     seconds: dict[str, float] = defaultdict(float)
     for name, spent in timings.seconds.items():
-        seconds[_get_part(name)] += spent
+        seconds[get_part(name)] += spent
     total = timings.total
     seconds["everything else"] = max(total - sum(seconds.values()), 0.0)
     table = Table("part", box=None, pad_edge=False, title="time", title_justify="left")
@@ -33,9 +33,26 @@ def timing_table(timings: fg.Timings) -> Table:
     return table
 
 
-def _get_part(name: str) -> str:
-    if name in _NAMES:
-        return _NAMES[name]
+def get_part(name: str) -> str:
+    """Return what a user calls the work for which `Timings` measures time by this name."""
+    if name in _PARTS:
+        return _PARTS[name]
     if name.startswith("evaluate."):
         return f"evaluating {name.removeprefix('evaluate.')}"
-    return "saving" if name.endswith(".save_checkpoint") else f"plugin {name.rpartition('.')[0]}"
+    return "saving" if name.endswith(".save_checkpoint") else f"plugin {name.partition('.')[0]}"
+
+
+def describe_activity(timed_names: list[str]) -> str:
+    """Return what is going on besides steps.
+
+    Args:
+        timed_names: the names, from the outermost, of what is being timed; another thread may
+            change the list meanwhile.
+    """
+    parts = [get_part(name) for name in list(timed_names)]
+    for part in reversed(parts):
+        # An evaluation or a save within an action says more than the plugin whose action it is.
+        if part in ("compiling", "saving") or part.startswith("evaluating "):
+            return part
+    part = parts[0] if parts else ""
+    return "" if part in ("steps", "waiting for data", "plugin progress") else part

@@ -1,0 +1,33 @@
+"""Show a path in a table that may be too narrow for it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
+from rich.text import Text
+
+SHORTEST = 12
+
+
+@dataclass(frozen=True)
+class PathCell:
+    """A path that is cut on the left, because its end says which array or module it is.
+
+    Attributes:
+        path: such as `encoder.layers[0].weight`.
+    """
+
+    path: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Yield one line of at most the width of the column."""
+        width = options.max_width
+        is_too_long = len(self.path) > width
+        text = "…" + self.path[len(self.path) - width + 1 :] if is_too_long else self.path
+        yield Text(text, no_wrap=True)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return how narrow and how wide the column may be."""
+        length = len(self.path)
+        return Measurement(min(length, SHORTEST), length).with_maximum(options.max_width)

@@ -1,0 +1,57 @@
+"""Show that a fit is starting, from its first moment until there is a run to show."""
+
+import sys
+from typing import Self
+
+import fulgurite as fg
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from fulgurite_progress.display import Stopwatch
+from fulgurite_progress.times import describe_activity
+
+
+class Startup:
+    """A context that shows what is going on: in a terminal with its seconds, until it is stopped or
+    left; elsewhere as one line.
+
+    Args:
+        timings: of the fit.
+        console: where the line goes.
+        refresh: how often per second the line in a terminal is updated.
+    """
+
+    def __init__(self, timings: fg.Timings, console: Console, refresh: float) -> None:
+        self._timings = timings
+        self._console = console
+        self._stopwatch = Stopwatch()
+        self._live: Live | None = None
+        if console.is_interactive:
+            self._live = Live(
+                get_renderable=self._describe,
+                console=console,
+                refresh_per_second=refresh,
+                redirect_stdout=sys.stdout.isatty(),
+                transient=True,
+            )
+
+    def __enter__(self) -> Self:
+        if self._live is None:
+            self._console.print(self._describe())
+        else:
+            self._live.start(refresh=True)
+            self._console.show_cursor(True)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the line away; nothing happens the second time."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _describe(self) -> Text:
+        activity = describe_activity(self._timings.active_names) or "starting"
+        return Text(self._stopwatch.describe(activity), "yellow")
