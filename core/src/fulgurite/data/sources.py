@@ -316,7 +316,9 @@ class DataSource:
             is_mapping = isinstance(self.source, Mapping)
             mistake = "a dictionary gives its keys" if is_mapping else "an array gives its rows"
             raise ConfigurationError(
-                f"data is an iterable of batches, and {mistake}; use fg.ArrayData(arrays, size)"
+                f"data is an iterable of batches, and {mistake}: use fg.ArrayData(arrays, "
+                "batch_size), where arrays are what a step takes, such as {'x': x} or the tuple "
+                "(x, y) or (x,)"
             )
         if not hasattr(self.source, "__iter__") and not _is_indexed(self.source):
             lacks = ""
