@@ -66,6 +66,13 @@ from fulgurite.fit.start import (
     select_hyperparameters,
     try_losses,
 )
+from fulgurite.foreign_names import (
+    DATA_ARGUMENTS,
+    ENGINE_ARGUMENTS,
+    FIT_ARGUMENTS,
+    check_foreign_arguments,
+    hint_at_arguments,
+)
 from fulgurite.model.context import Context
 from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
@@ -86,35 +93,6 @@ from fulgurite.waits import Wait
 
 RETURNABLE = ("preds", "aux", "grads", "updates")
 """Fields of the output that leave a step only where `Engine.step` is asked for them."""
-
-
-_FOREIGN_ARGUMENTS = {
-    **dict.fromkeys(("max_epochs", "num_epochs"), "give epochs="),
-    **dict.fromkeys(("max_steps", "num_steps", "num_train_steps"), "give steps="),
-    **dict.fromkeys(("default_root_dir", "log_dir", "workdir"), "give run_dir="),
-    **dict.fromkeys(("logger", "loggers"), "loggers are plugins, plugins=['jsonl', 'tensorboard']"),
-    **dict.fromkeys(
-        ("accelerator", "devices", "strategy"),
-        "how devices share the work is a plugin of fulgurite-sharding, such as DataParallel()",
-    ),
-    **dict.fromkeys(
-        ("check_val_every_n_epoch", "val_check_interval", "validation_data"),
-        "evaluations are plugins of fulgurite-evaluators, Evaluator('val', data, every=100)",
-    ),
-    **dict.fromkeys(
-        ("ckpt_path", "resume_from_checkpoint"), "give fit(..., resume=) or fit(..., init_from=)"
-    ),
-    "accumulate_grad_batches": "add GradientAccumulation(n) of fulgurite-optimizers to the plugins",
-    "batch_size": "it belongs to the data, fg.ArrayData(arrays, batch_size)",
-    "callbacks": "callbacks are plugins, plugins=[...]",
-    "enable_checkpointing": "add Checkpointer(every=...) of fulgurite-checkpoint to the plugins",
-    "enable_progress_bar": "the progress line is the plugin 'progress', and '-progress' leaves it "
-    "out",
-    "gradient_clip_val": "add GradientClip(max_norm=...) of fulgurite-optimizers to the plugins",
-    "log_every_n_steps": "give log_every=",
-    "optimizer": "a module has its own: define configure_optimizers, or give it to fg.Task",
-}
-"""Arguments of the trainers of other libraries, and what is in their place."""
 
 
 P = ParamSpec("P")
@@ -182,7 +160,8 @@ class Engine:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
         """Refuse arguments by their names in other libraries, with ours."""
-        _check_foreign_arguments(cls, kwargs)
+        known = signature(cls.__init__).parameters
+        check_foreign_arguments(cls.__name__, kwargs, known, ENGINE_ARGUMENTS)
         return super().__new__(cls)
 
     def __reduce__(self) -> Any:
@@ -271,6 +250,12 @@ class Engine:
         self._evaluation_runners: dict[Any, EvaluationRunner] = {}
 
     @hide_internal_frames
+    @hint_at_arguments(
+        FIT_ARGUMENTS,
+        "Engine.fit",
+        too_many="it trains on one data source, and evaluations are plugins of "
+        "fulgurite-evaluators, fg.Engine(plugins=[Evaluator('val', data, every=100)])",
+    )
     @_use_device
     def fit(
         self,
@@ -457,6 +442,7 @@ class Engine:
         return forward(self.plugins, self.sharding, step, module, batch, ctx)
 
     @hide_internal_frames
+    @hint_at_arguments(DATA_ARGUMENTS, "Engine.evaluate")
     @_use_device
     def evaluate(
         self,
@@ -491,6 +477,7 @@ class Engine:
         return self._get_runner(spec).evaluate(target, spec.data, num_batches).metrics
 
     @hide_internal_frames
+    @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
     @_use_device
     def predict(
         self,
@@ -854,15 +841,6 @@ def _set_signature(engine_class: type[Engine]) -> None:
 
 
 _set_signature(Engine)
-
-
-def _check_foreign_arguments(engine_class: type, arguments: Iterable[str]) -> None:
-    parameters = signature(engine_class.__init__).parameters
-    for name in arguments:
-        if name in _FOREIGN_ARGUMENTS and name not in parameters:
-            raise ConfigurationError(
-                f"{engine_class.__name__} has no argument {name!r}: {_FOREIGN_ARGUMENTS[name]}"
-            )
 
 
 def _unwrap_result(model: Any) -> Any:

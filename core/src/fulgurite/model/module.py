@@ -44,6 +44,7 @@ class OptimizerSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, optax.GradientTransformation):
+            check_is_not_multi_steps(self.optimizer, "fg.OptimizerSpec")
             raise ConfigurationError(
                 f"fg.OptimizerSpec: optimizer is {self.optimizer!r}; give one such as "
                 "optax.adam(1e-3)"
@@ -153,8 +154,10 @@ class Module(eqx.Module):
         """
         return plugin_state
 
-    def configure_optimizers(self) -> optax.GradientTransformation | dict[str, OptimizerSpec]:
-        """Return the optimizer, or several by name.
+    def configure_optimizers(
+        self,
+    ) -> optax.GradientTransformation | OptimizerSpec | dict[str, OptimizerSpec]:
+        """Return the optimizer, also as an `OptimizerSpec`, or several of these by name.
 
         Called once, on a module of traced arrays: they have shapes and dtypes, and no values, so an
         optimizer cannot hold them. A learning rate is a Python number or a static field; an
@@ -182,7 +185,7 @@ class Task(Module):
         loss: `loss(preds, batch)` returns an array that begins with the example axis (averaged over
             the examples that are not masked) or a scalar. With a parameter `mask` it gets
             `ctx.mask` as well.
-        optimizer: an `optax.GradientTransformation`.
+        optimizer: an `optax.GradientTransformation`, or an `OptimizerSpec`.
         metrics: functions by name, of the same kind, or `metric(preds, batch, mask)` that returns a
             `Metric`.
         eval_metrics: what evaluations measure instead; by default the same.
@@ -195,7 +198,9 @@ class Task(Module):
 
     model: PyTree
     loss: Callable[..., Array] = eqx.field(static=True)
-    optimizer: optax.GradientTransformation | None = eqx.field(static=True, default=None)
+    optimizer: optax.GradientTransformation | OptimizerSpec | None = eqx.field(
+        static=True, default=None
+    )
     metrics: Mapping[str, Callable[..., Any]] = eqx.field(static=True, default_factory=dict)
     forward: Callable[[Any, Any, Context], Any] | None = eqx.field(static=True, default=None)
     weight: float | Callable[[Array], Array] = eqx.field(static=True, default=1.0)
@@ -232,7 +237,7 @@ class Task(Module):
         }
         return output.replace(loss=loss, metrics={**output.metrics, **metrics})
 
-    def configure_optimizers(self) -> optax.GradientTransformation:
+    def configure_optimizers(self) -> optax.GradientTransformation | OptimizerSpec:
         """Return the optimizer passed to the task."""
         if self.optimizer is None:
             raise ConfigurationError(
@@ -425,7 +430,7 @@ def is_floating_array(leaf: Any) -> bool:
 
 
 def as_optimizer_specs(optimizers: Any, source: str) -> dict[str, OptimizerSpec]:
-    """Return optimizers by name; a single one is called `default`.
+    """Return optimizers by name; a single one, or a single `OptimizerSpec`, is called `default`.
 
     Args:
         optimizers: what `configure_optimizers` returned.
@@ -433,14 +438,31 @@ def as_optimizer_specs(optimizers: Any, source: str) -> dict[str, OptimizerSpec]
     """
     if isinstance(optimizers, optax.GradientTransformation):
         return {"default": OptimizerSpec(optimizers)}
+    if isinstance(optimizers, OptimizerSpec):
+        return {"default": optimizers}
+    check_is_not_multi_steps(optimizers, source)
     is_dict = isinstance(optimizers, dict) and bool(optimizers)
     if is_dict and all(isinstance(spec, OptimizerSpec) for spec in optimizers.values()):
         return optimizers
     raise ConfigurationError(
         f"{source} returned {type(optimizers).__name__}; return an optax.GradientTransformation "
-        "such as "
-        "optax.adam(1e-3), or a dict of fg.OptimizerSpec by name"
+        "such as optax.adam(1e-3), an fg.OptimizerSpec, or a dict of fg.OptimizerSpec by name"
     )
+
+
+def check_is_not_multi_steps(optimizer: Any, source: str) -> None:
+    """Raise an error for `optax.MultiSteps`, which is not an optimizer itself.
+
+    Args:
+        optimizer: what was given for one.
+        source: who gave it, for the message.
+    """
+    if isinstance(optimizer, optax.MultiSteps):
+        raise ConfigurationError(
+            f"{source}: optax.MultiSteps is not an optax.GradientTransformation: give the "
+            "optimizer that it wraps, and accumulate with GradientAccumulation(n) of "
+            "fulgurite-optimizers in the plugins of the engine, which weighs batches by examples"
+        )
 
 
 def apply_model(model: Any, batch: Any, ctx: Context) -> Output:
