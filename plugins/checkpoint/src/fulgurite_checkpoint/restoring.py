@@ -300,7 +300,7 @@ def restore_whole(
         if not name.startswith(tuple(changes.removed))
     }
     arrays.check_same_specs(needed, saved, checkpoint.path)
-    loaded = _load_verified(checkpoint, needed, verify)
+    loaded = load_verified(checkpoint, needed, verify)
     state_step = int(loaded["step"])
     if state_step != checkpoint.commit.step:
         raise DamagedError(
@@ -357,7 +357,7 @@ def restore_part(
         checkpoint.path,
     )
     specs = {saved_name: needed[name] for name, saved_name in names.items()}
-    loaded = _load_verified(checkpoint, specs, verify)
+    loaded = load_verified(checkpoint, specs, verify)
     parts = {name: loaded[saved_name] for name, saved_name in names.items()}
     return checkpoint.make_snapshot(arrays.unflatten_state(template, parts))
 
@@ -435,9 +435,16 @@ def _format_install(plugin: dict[str, Any]) -> str:
     return f"pip install {plugin['distribution']}, and "
 
 
-def _load_verified(
+def load_verified(
     checkpoint: SavedCheckpoint, specs: dict[str, Any], verify: Verify
 ) -> dict[str, jax.Array]:
+    """Return arrays of a checkpoint.
+
+    Args:
+        checkpoint: the checkpoint.
+        specs: shape, dtype and sharding by the names in the checkpoint.
+        verify: how files are compared with their hashes.
+    """
     try:
         if verify != "none":
             format.verify_files(checkpoint.path, checkpoint.commit, verify)
