@@ -31,6 +31,7 @@ from fulgurite.errors import (
     NonFiniteError,
     PluginError,
     StateError,
+    as_int,
     check_one_of,
     did_you_mean,
     error_context,
@@ -194,6 +195,10 @@ class Engine:
             raise ConfigurationError(
                 f"{type(self).__name__} overrides step; fit never calls it: override train_step"
             )
+        steps, epochs, seed, fast_dev_run = map(as_int, (steps, epochs, seed, fast_dev_run))
+        max_compilations, limit_train_batches, log_every, steps_per_execution = map(
+            as_int, (max_compilations, limit_train_batches, log_every, steps_per_execution)
+        )
         _check_counts(
             steps=steps,
             epochs=epochs,
@@ -237,12 +242,7 @@ class Engine:
         plugin_streams = self.plugins.ask("register_rng_streams")
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
-        self.evaluators: dict[str, Evaluator] = self.plugins.ask("register_evaluators")
-        if "train" in self.evaluators:
-            raise PluginError(
-                "an evaluator is called 'train', which is the source of training's records: "
-                "rename it"
-            )
+        self.evaluators: dict[str, Evaluator] = self._register_evaluators()
         self.services = self._build_services()
         self.due_names = self.services.settings.due_names
         self._programs: dict[Any, Program] = {}
@@ -624,6 +624,7 @@ class Engine:
     ) -> FitRequest:
         """Return what `fit` was asked for, as far as it can be checked before a batch is read; the
         arguments are those of `fit`."""
+        steps_per_execution, resume = as_int(steps_per_execution), as_int(resume)
         _check_counts(steps_per_execution=_get_number(steps_per_execution))
         self.sharding.check_processes()
         start_step = 0
@@ -716,6 +717,15 @@ class Engine:
             }
 
         self.sharding.check_same(FIT_START, describe, first_batch)
+
+    def _register_evaluators(self) -> dict[str, Evaluator]:
+        evaluators = self.plugins.ask("register_evaluators")
+        if "train" in evaluators:
+            raise PluginError(
+                "an evaluator is called 'train', which is the source of training's records: "
+                "rename it"
+            )
+        return evaluators
 
     def _build_services(self) -> Services:
         names = [action.name for action in self.actions if action.name != "log"]
@@ -810,6 +820,7 @@ class Engine:
 
     def _min_with_dev_run(self, num_batches: int | None) -> int | None:
         """Return the number of batches of an evaluation; None for all of them."""
+        num_batches = as_int(num_batches)
         _check_counts(num_batches=num_batches)
         limits = [limit for limit in (num_batches, self.fast_dev_run) if limit is not None]
         return min(limits, default=None)
@@ -818,6 +829,7 @@ class Engine:
         self, steps: int | None, epochs: int | None
     ) -> tuple[int | None, int | None]:
         """Return steps and epochs, of which one is None: as given, or as the engine says."""
+        steps, epochs = as_int(steps), as_int(epochs)
         _check_counts(steps=steps, epochs=epochs)
         if self.fast_dev_run is not None:
             return self.fast_dev_run, None

@@ -174,3 +174,25 @@ def test_a_checkpointer_without_an_interval_saves_at_the_end_and_monitors_nothin
     assert Checkpointer().every == fg.EverySeconds(600)
     with pytest.raises(ConfigurationError, match="monitor is 'test/loss', and without every="):
         Checkpointer(monitor="test/loss")
+
+
+def test_home_in_paths_of_checkpoints_is_expanded_and_steps_of_numpy_are_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    data = [(np.zeros(2, np.float32),)]
+    saver = Checkpointer(np.int64(2), directory="$HOME/saved", max_to_keep=np.int64(2))
+    engine = fg.Engine(steps=np.int64(4), plugins=[saver])
+    result = engine.fit(Counting, data)
+    folder = tmp_path / "home" / "saved" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-4"]
+    assert float(load("~/saved", np.int64(2), model=Counting).weight) == -2
+    assert float(load("~/saved/checkpoints/step-2", model=Counting).weight) == -2
+    more = engine.fit(Counting, data, steps=5, resume=np.int64(2))
+    assert float(more.module.weight) == -5
+    save_weights(result, "~/weights")
+    assert float(load(tmp_path / "home" / "weights", model=Counting).weight) == -4
+    state = engine.load_weights(Counting, fg.CheckpointRef("~/weights", np.int64(4)))
+    assert float(state.module.weight) == -4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]

@@ -15,6 +15,7 @@ from fulgurite.errors import (
     NonFiniteError,
     StateError,
     check_one_of,
+    set_ints,
 )
 from fulgurite.fit.monitor import check_exists
 from fulgurite.fit.run import EngineView
@@ -119,6 +120,7 @@ class Checkpointer(RunPlugin):
 
     def __post_init__(self) -> None:
         as_trigger(self.every)
+        set_ints(self, "max_to_keep", "keep_period")
         for name in ("max_to_keep", "keep_period"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):

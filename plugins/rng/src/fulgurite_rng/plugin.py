@@ -1,7 +1,7 @@
 """The plugin: streams by name, merged over the defaults."""
 
 import fulgurite as fg
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, as_int
 from fulgurite.rng import make_root_key
 from jaxtyping import Array, Key
 
@@ -61,5 +61,6 @@ class Rng:
         Args:
             seed: a seed, or the root key itself.
         """
+        seed = as_int(seed)
         root = make_root_key(seed) if isinstance(seed, int) else seed
         return fg.RngStreams(root, self._streams.values())
