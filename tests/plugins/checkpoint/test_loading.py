@@ -182,17 +182,18 @@ def test_home_in_paths_of_checkpoints_is_expanded_and_steps_of_numpy_are_steps(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     data = [(np.zeros(2, np.float32),)]
-    saver = Checkpointer(np.int64(2), directory="$HOME/saved", max_to_keep=np.int64(2))
-    engine = fg.Engine(steps=np.int64(4), plugins=[saver])
+    int64: Any = np.int64
+    saver = Checkpointer(int64(2), directory="$HOME/saved", max_to_keep=int64(2))
+    engine = fg.Engine(steps=int64(4), plugins=[saver])
     result = engine.fit(Counting, data)
     folder = tmp_path / "home" / "saved" / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-4"]
-    assert float(load("~/saved", np.int64(2), model=Counting).weight) == -2
+    assert float(load("~/saved", int64(2), model=Counting).weight) == -2
     assert float(load("~/saved/checkpoints/step-2", model=Counting).weight) == -2
-    more = engine.fit(Counting, data, steps=5, resume=np.int64(2))
+    more = engine.fit(Counting, data, steps=5, resume=int64(2))
     assert float(more.module.weight) == -5
     save_weights(result, "~/weights")
     assert float(load(tmp_path / "home" / "weights", model=Counting).weight) == -4
-    state = engine.load_weights(Counting, fg.CheckpointRef("~/weights", np.int64(4)))
+    state = engine.load_weights(Counting, fg.CheckpointRef("~/weights", int64(4)))
     assert float(state.module.weight) == -4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]

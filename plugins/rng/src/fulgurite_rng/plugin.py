@@ -1,5 +1,7 @@
 """The plugin: streams by name, merged over the defaults."""
 
+from typing import SupportsIndex
+
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, as_int
 from fulgurite.rng import make_root_key
@@ -50,7 +52,7 @@ class Rng:
         """Return the defaults and the streams of this plugin."""
         return list(self._streams.values())
 
-    def make_streams(self, seed: int | Key[Array, ""]) -> fg.RngStreams:
+    def make_streams(self, seed: SupportsIndex | Key[Array, ""]) -> fg.RngStreams:
         """Return the streams over a root key, for use outside an engine.
 
         The keys are those of an engine with that seed; a step may be traced.
@@ -61,6 +63,6 @@ class Rng:
         Args:
             seed: a seed, or the root key itself.
         """
-        seed = as_int(seed)
-        root = make_root_key(seed) if isinstance(seed, int) else seed
+        root = as_int(seed)
+        root = make_root_key(root) if isinstance(root, int) else root
         return fg.RngStreams(root, self._streams.values())
