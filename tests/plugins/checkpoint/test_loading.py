@@ -102,11 +102,11 @@ def test_another_head_keeps_what_the_model_makes_and_is_listed(run: Path) -> Non
     np.testing.assert_array_equal(module.body, WEIGHT)
     np.testing.assert_array_equal(module.head, Head(key=jax.random.key(0), width=3).head)
     assert int(module.count) == 5
-    own = Head(key=jax.random.key(9), width=3)
+    head = Head(key=jax.random.key(9), width=3)
     with pytest.warns(UserWarning, match="in part"):
-        module = load(run, model=own, strict=False)
-    np.testing.assert_array_equal(module.head, own.head)
-    np.testing.assert_array_equal(own.body, np.zeros((1, 3)))
+        module = load(run, model=head, strict=False)
+    np.testing.assert_array_equal(module.head, head.head)
+    np.testing.assert_array_equal(head.body, np.zeros((1, 3)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -131,9 +131,9 @@ def test_what_is_not_a_cast_of_floating_point_numbers_stays(run: Path) -> None:
     other = Other(jnp.zeros((1, 3), jnp.complex64), jnp.full((), 2, jnp.int8), jnp.ones(2))
     with pytest.raises(CheckpointError, match="(?s)nothing of .* fits Other:.*module.new: saved"):
         load(run, model=other, strict=False)
-    one = eqx.tree_at(lambda other: other.body, other, jnp.zeros((1, 3)))
+    fitting = eqx.tree_at(lambda other: other.body, other, jnp.zeros((1, 3)))
     with pytest.warns(UserWarning, match=r"(?s)module.head: saved float32\[2\], wanted nothing"):
-        module = load(run, model=one, strict=False)
+        module = load(run, model=fitting, strict=False)
     np.testing.assert_array_equal(module.body, WEIGHT)
     assert int(module.count) == 2 and module.new.tolist() == [1, 1]
 
