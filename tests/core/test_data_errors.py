@@ -129,10 +129,10 @@ def test_invalid_data_is_an_error() -> None:
     engine = fg.Engine(steps=1)
     with pytest.raises(ConfigurationError, match="data must be an iterable of batches, not 3"):
         engine.fit(Counting, 3)
-    with pytest.raises(ConfigurationError, match="a dictionary gives its keys; use fg.ArrayData"):
+    with pytest.raises(ConfigurationError, match="a dictionary gives its keys: use fg.ArrayData"):
         engine.fit(Counting, {"x": np.zeros((4, 2))})
     for array in (np.zeros((4, 2)), jnp.zeros((4, 2))):
-        with pytest.raises(ConfigurationError, match="an array gives its rows; use fg.ArrayData"):
+        with pytest.raises(ConfigurationError, match="an array gives its rows: use fg.ArrayData"):
             engine.fit(Counting, array)
     with pytest.raises(DataError, match=r"data\['x'\]\[0\] is a single number"):
         fg.ArrayData({"x": [1.0, 2.0]}, 2)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, FulguriteError, PluginError
+from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError, PluginError
 from fulgurite_averaging import EMA, Average, Mean
-from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint import Checkpointer, load
 from fulgurite_evaluators import Evaluator
 from fulgurite_stopping import EarlyStopping
 
@@ -100,6 +100,21 @@ def test_a_threshold_that_is_passed_ends_with_the_average_that_passed_it() -> No
     result = fg.Engine(steps=STEPS, autoload=False, plugins=plugins).fit(make, DATA)
     assert int(result.state.step) == 4
     np.testing.assert_allclose(result.module.weight, average, rtol=1e-6)
+
+
+def test_load_reads_what_was_trained_and_says_where_the_best_is_an_average(tmp_path: Path) -> None:
+    best_step = 2
+    test = evaluate_on(11 * list_averages(EMA(0.5))[best_step - 1], is_custom=True)
+    plugins = [Average(EMA(0.5)), test, Checkpointer(every=1, monitor="ema/loss")]
+    fg.Engine(steps=3, autoload=False, plugins=plugins, run_dir=tmp_path).fit(make, DATA)
+    with pytest.raises(CheckpointError, match="best by the weights 'averaged'.*load_weights"):
+        load(tmp_path, "best", model=make(None))
+    view: Any = "averaged"
+    with pytest.raises(CheckpointError, match="view is 'averaged', which a plugin makes"):
+        load(tmp_path, "best", model=make(None), view=view)
+    module, state = load(tmp_path, "best", model=make(None), view="current")
+    assert float(module.weight) == best_step
+    assert float(state.get(module.index)) == 10 * best_step
 
 
 def test_weights_that_training_cannot_end_with_are_refused_before_the_first_step() -> None:

@@ -31,6 +31,7 @@ from fulgurite.errors import (
     NonFiniteError,
     PluginError,
     StateError,
+    as_int,
     check_one_of,
     did_you_mean,
     error_context,
@@ -66,6 +67,13 @@ from fulgurite.fit.start import (
     restore_host_states,
     select_hyperparameters,
 )
+from fulgurite.foreign_names import (
+    DATA_ARGUMENTS,
+    ENGINE_ARGUMENTS,
+    FIT_ARGUMENTS,
+    check_foreign_arguments,
+    hint_at_arguments,
+)
 from fulgurite.model.context import Context
 from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
@@ -86,35 +94,6 @@ from fulgurite.waits import Wait
 
 RETURNABLE = ("preds", "aux", "grads", "updates")
 """Fields of the output that leave a step only where `Engine.step` is asked for them."""
-
-
-_FOREIGN_ARGUMENTS = {
-    **dict.fromkeys(("max_epochs", "num_epochs"), "give epochs="),
-    **dict.fromkeys(("max_steps", "num_steps", "num_train_steps"), "give steps="),
-    **dict.fromkeys(("default_root_dir", "log_dir", "workdir"), "give run_dir="),
-    **dict.fromkeys(("logger", "loggers"), "loggers are plugins, plugins=['jsonl', 'tensorboard']"),
-    **dict.fromkeys(
-        ("accelerator", "devices", "strategy"),
-        "how devices share the work is a plugin of fulgurite-sharding, such as DataParallel()",
-    ),
-    **dict.fromkeys(
-        ("check_val_every_n_epoch", "val_check_interval", "validation_data"),
-        "evaluations are plugins of fulgurite-evaluators, Evaluator('val', data, every=100)",
-    ),
-    **dict.fromkeys(
-        ("ckpt_path", "resume_from_checkpoint"), "give fit(..., resume=) or fit(..., init_from=)"
-    ),
-    "accumulate_grad_batches": "add GradientAccumulation(n) of fulgurite-optimizers to the plugins",
-    "batch_size": "it belongs to the data, fg.ArrayData(arrays, batch_size)",
-    "callbacks": "callbacks are plugins, plugins=[...]",
-    "enable_checkpointing": "add Checkpointer(every=...) of fulgurite-checkpoint to the plugins",
-    "enable_progress_bar": "the progress line is the plugin 'progress', and '-progress' leaves it "
-    "out",
-    "gradient_clip_val": "add GradientClip(max_norm=...) of fulgurite-optimizers to the plugins",
-    "log_every_n_steps": "give log_every=",
-    "optimizer": "a module has its own: define configure_optimizers, or give it to fg.Task",
-}
-"""Arguments of the trainers of other libraries, and what is in their place."""
 
 
 P = ParamSpec("P")
@@ -182,7 +161,8 @@ class Engine:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
         """Refuse arguments by their names in other libraries, with ours."""
-        _check_foreign_arguments(cls, kwargs)
+        known = signature(cls.__init__).parameters
+        check_foreign_arguments(cls.__name__, kwargs, known, ENGINE_ARGUMENTS)
         return super().__new__(cls)
 
     def __reduce__(self) -> Any:
@@ -215,6 +195,10 @@ class Engine:
             raise ConfigurationError(
                 f"{type(self).__name__} overrides step; fit never calls it: override train_step"
             )
+        steps, epochs, seed, fast_dev_run = map(as_int, (steps, epochs, seed, fast_dev_run))
+        max_compilations, limit_train_batches, log_every, steps_per_execution = map(
+            as_int, (max_compilations, limit_train_batches, log_every, steps_per_execution)
+        )
         _check_counts(
             steps=steps,
             epochs=epochs,
@@ -258,12 +242,7 @@ class Engine:
         plugin_streams = self.plugins.ask("register_rng_streams")
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
-        self.evaluators: dict[str, Evaluator] = self.plugins.ask("register_evaluators")
-        if "train" in self.evaluators:
-            raise PluginError(
-                "an evaluator is called 'train', which is the source of training's records: "
-                "rename it"
-            )
+        self.evaluators: dict[str, Evaluator] = self._register_evaluators()
         self.services = self._build_services()
         self.due_names = self.services.settings.due_names
         self._programs: dict[Any, Program] = {}
@@ -271,6 +250,12 @@ class Engine:
         self._evaluation_runners: dict[Any, EvaluationRunner] = {}
 
     @hide_internal_frames
+    @hint_at_arguments(
+        FIT_ARGUMENTS,
+        "Engine.fit",
+        too_many="it trains on one data source, and evaluations are plugins of "
+        "fulgurite-evaluators, fg.Engine(plugins=[Evaluator('val', data, every=100)])",
+    )
     @_use_device
     def fit(
         self,
@@ -461,6 +446,7 @@ class Engine:
         return forward(self.plugins, self.sharding, step, module, batch, ctx)
 
     @hide_internal_frames
+    @hint_at_arguments(DATA_ARGUMENTS, "Engine.evaluate")
     @_use_device
     def evaluate(
         self,
@@ -495,6 +481,7 @@ class Engine:
         return self._get_runner(spec).evaluate(target, spec.data, num_batches).metrics
 
     @hide_internal_frames
+    @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
     @_use_device
     def predict(
         self,
@@ -641,6 +628,7 @@ class Engine:
     ) -> FitRequest:
         """Return what `fit` was asked for, as far as it can be checked before a batch is read; the
         arguments are those of `fit`."""
+        steps_per_execution, resume = as_int(steps_per_execution), as_int(resume)
         _check_counts(steps_per_execution=_get_number(steps_per_execution))
         self.sharding.check_processes()
         start_step = 0
@@ -733,6 +721,15 @@ class Engine:
             }
 
         self.sharding.check_same(FIT_START, describe, first_batch)
+
+    def _register_evaluators(self) -> dict[str, Evaluator]:
+        evaluators = self.plugins.ask("register_evaluators")
+        if "train" in evaluators:
+            raise PluginError(
+                "an evaluator is called 'train', which is the source of training's records: "
+                "rename it"
+            )
+        return evaluators
 
     def _build_services(self) -> Services:
         names = [action.name for action in self.actions if action.name != "log"]
@@ -827,6 +824,7 @@ class Engine:
 
     def _min_with_dev_run(self, num_batches: int | None) -> int | None:
         """Return the number of batches of an evaluation; None for all of them."""
+        num_batches = as_int(num_batches)
         _check_counts(num_batches=num_batches)
         limits = [limit for limit in (num_batches, self.fast_dev_run) if limit is not None]
         return min(limits, default=None)
@@ -835,6 +833,7 @@ class Engine:
         self, steps: int | None, epochs: int | None
     ) -> tuple[int | None, int | None]:
         """Return steps and epochs, of which one is None: as given, or as the engine says."""
+        steps, epochs = as_int(steps), as_int(epochs)
         _check_counts(steps=steps, epochs=epochs)
         if self.fast_dev_run is not None:
             return self.fast_dev_run, None
@@ -858,15 +857,6 @@ def _set_signature(engine_class: type[Engine]) -> None:
 
 
 _set_signature(Engine)
-
-
-def _check_foreign_arguments(engine_class: type, arguments: Iterable[str]) -> None:
-    parameters = signature(engine_class.__init__).parameters
-    for name in arguments:
-        if name in _FOREIGN_ARGUMENTS and name not in parameters:
-            raise ConfigurationError(
-                f"{engine_class.__name__} has no argument {name!r}: {_FOREIGN_ARGUMENTS[name]}"
-            )
 
 
 def _unwrap_result(model: Any) -> Any:

@@ -7,6 +7,7 @@ exception of ours, or one of its subclasses for one kind.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any
 
 
@@ -109,6 +110,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {close[0]!r}?"
     return f"There are: {', '.join(names)}." if names else "There are none."
+
+
+def as_int(value: Any) -> Any:
+    """Return an integer of any library, such as NumPy's, as Python's: it has no limit, and JSON can
+    hold it. Anything else, a bool included, is returned as it is."""
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if is_integer else value
+
+
+def set_ints(owner: Any, *names: str) -> None:
+    """Replace the integers of other libraries in fields of a dataclass, which may be frozen.
+
+    Args:
+        owner: the object.
+        names: of the fields.
+    """
+    for name in names:
+        object.__setattr__(owner, name, as_int(getattr(owner, name)))
 
 
 def check_positive_int(

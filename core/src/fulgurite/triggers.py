@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, ClassVar
 
-from fulgurite.errors import ConfigurationError, check_positive_int
+from fulgurite.errors import (
+    ConfigurationError,
+    as_int,
+    check_positive_int,
+    set_ints,
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class Trigger:
                 f"after {step - 1}; give the first step of a fixed rule that is later"
             )
         is_past_end = step_range.stop is not None and step > step_range.stop
-        return None if is_past_end else step
+        return None if is_past_end else int(step)
 
     def _next_after(self, after: int, step_range: StepRange) -> int | None:
         """Return the first step of this rule later than `after`, be it past the end or not.
@@ -118,6 +123,7 @@ class _Counted(Trigger):
     n: int
 
     def __post_init__(self) -> None:
+        set_ints(self, "n")
         check_positive_int(self.n, f"{type(self).__name__}: n")
 
 
@@ -219,6 +225,7 @@ class At(Trigger):
     def __init__(self, *steps: int) -> None:
         if not steps:
             raise ConfigurationError("At() has no steps: give at least one, such as At(5000).")
+        steps = tuple(as_int(step) for step in steps)
         for step in steps:
             check_positive_int(step, "At: a step")
         object.__setattr__(self, "steps", tuple(sorted(set(steps))))
@@ -248,6 +255,7 @@ class Exponential(Trigger):
     factor: int | float
 
     def __post_init__(self) -> None:
+        set_ints(self, "start")
         check_positive_int(self.start, "Exponential: start")
         _check_positive_number(self.factor, "Exponential: factor")
         if self.factor <= 1:

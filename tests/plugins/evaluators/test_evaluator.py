@@ -1,6 +1,7 @@
 """Evaluators along training: when they run, what they see, where their results go, and how they
 fail."""
 
+import inspect
 import os
 import signal
 from collections.abc import Iterator
@@ -547,6 +548,25 @@ def test_invalid_arguments_of_an_evaluator_are_an_error() -> None:
             EveryCheckpoint(poll=poll)
     with pytest.raises(PluginError, match="two plugins are called 'evaluator:test'"):
         engine(Evaluator("test", ZERO), Evaluator("test", ZERO))
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda **names: Evaluator("test", **names), {"run": "give every=", "ds": "second"}),
+        (lambda **names: Evaluator("test", ZERO, **names), {"job_group": "give group="}),
+        (EveryCheckpoint, {"job_group": r"Evaluator\('slow', data, group='side'\)"}),
+        (LastCheckpoint, {"group": r"Evaluator\('slow', data, group='side'\)"}),
+    ],
+)
+def test_arguments_of_other_evaluators_get_a_hint(make: Any, hint: dict[str, str]) -> None:
+    for name, text in hint.items():
+        with pytest.raises(ConfigurationError, match=f"has no argument '{name}': .*{text}"):
+            make(**{name: "x"})
+    with pytest.raises(TypeError, match="no_such"):
+        make(no_such=1)
+    assert "job_group" not in str(inspect.signature(Evaluator))
+    assert list(inspect.signature(EveryCheckpoint).parameters) == ["poll"]
 
 
 def test_training_ignores_standalone_evaluators() -> None:

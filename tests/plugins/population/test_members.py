@@ -48,6 +48,20 @@ def test_7s2_exact_members_have_the_bits_of_runs_of_their_own(model, plugins):
         assert_same_bits(result.module.take(index), engine.fit(model, batches).module)
 
 
+def test_members_predict_with_forward_as_each_does_without_labels():
+    class Shared(Net):
+        def forward(self, batch, ctx):
+            return jax.vmap(self.net)(batch["x"])
+
+    result = fit(Shared, make_batches(2), 2, Population(seeds=(3, 5)))
+    inputs = np.random.default_rng(1).normal(size=(7, 4)).astype(np.float32)
+    preds = fg.Engine(autoload=False).predict(result, fg.ArrayData({"x": inputs}, 3))
+    assert preds.shape == (7, 2, 2)
+    for index in range(2):
+        expected = jax.vmap(result.module.take(index).net)(inputs)
+        np.testing.assert_allclose(preds[:, index], expected, rtol=1e-5, atol=1e-6)
+
+
 class Two(fg.Module):
     """Two numbers with a loss each."""
 

@@ -254,3 +254,41 @@ def test_the_digest_of_a_commit_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "COMMIT").unlink()
     os.mkfifo(tmp_path / "COMMIT")
     assert hash_commit(tmp_path) is None
+
+
+def test_home_and_variables_in_paths_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.delenv("NO_SUCH_NAME", raising=False)
+    run = tmp_path / "home" / "runs" / "a"
+    for path in ("~/runs/a", "$HOME/runs/a", "${HOME}/runs/a", Path("~/runs/a")):
+        assert RunDirectory(path).path == run
+        assert RunDirectory(run).is_at(path)
+    assert RunDirectory("$SCRATCH/a~b").path == tmp_path / "scratch" / "a~b"
+    assert RunDirectory("costs$").path == tmp_path / "costs$"
+    with pytest.raises(ConfigurationError, match=r"no variable \$\{?NO_SUCH_NAME"):
+        RunDirectory("$NO_SUCH_NAME/a")
+    with pytest.raises(ConfigurationError, match="there is no such user"):
+        RunDirectory("~no-such-user/a")
+    engine = fg.Engine(steps=1, run_dir="~/runs/a", plugins=[RunPlugin()])
+    engine.fit(TinyModel, tiny_data())
+    assert RunDirectory(run).is_complete
+    assert not (tmp_path / "~").exists()
+    with pytest.raises(ConfigurationError, match=r"neither ~ nor variables are expanded"):
+        fg.Engine(steps=1, compilation_cache_dir="~/cache")
+
+
+def test_a_link_in_place_of_checkpoints_names_where_else_they_may_be(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run = RunDirectory(tmp_path / "run")
+    run.start_attempt()
+    (run.path / "checkpoints").symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match=r"is a link.*Checkpointer\(directory=\.\.\.\)"):
+        run.list_checkpoints()
+    (run.path / "superseded").symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="put the folder itself there$"):
+        run.get_folder("superseded")

@@ -5,7 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import ConfigurationError, check_name
+from fulgurite.errors import (
+    ConfigurationError,
+    check_name,
+    set_ints,
+)
 from jaxtyping import Array, Key
 
 from fulgurite_lora.adapters import (
@@ -59,6 +63,7 @@ class Lora:
         as_selector(self.where)
         if self.train_too is not None:
             as_selector(self.train_too)
+        set_ints(self, "rank")
         if type(self.rank) is not int or self.rank < 0:
             raise ConfigurationError(
                 f"Lora: rank is {self.rank!r}; it must be an integer that is not negative"

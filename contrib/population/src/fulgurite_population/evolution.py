@@ -14,7 +14,12 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import ConfigurationError, check_positive_int, did_you_mean
+from fulgurite.errors import (
+    ConfigurationError,
+    check_positive_int,
+    did_you_mean,
+    set_ints,
+)
 from fulgurite.fit.monitor import check_measured, read_measured
 from fulgurite.metrics import Mode, is_better, rank, resolve_mode
 from fulgurite.tree.paths import map_to_paths
@@ -63,6 +68,7 @@ class Evolution:
     mode: Mode | None = None
 
     def __post_init__(self) -> None:
+        set_ints(self, "every")
         check_positive_int(self.every, "Evolution: every")
         is_name = isinstance(self.monitor, str) and "/" in self.monitor
         if not is_name or self.monitor.endswith("]"):

@@ -121,6 +121,15 @@ class Members(fg.Module):
         preds = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs.preds)
         return fg.Output(loss, metrics=metrics, preds=preds, model_state=ctx.model_state)
 
+    def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+        """Return the predictions of each member, with arrays `(batch, members, ...)`."""
+
+        def predict(member: Any, model_state: Any, key: Any) -> Any:
+            return member.predict_step(batch, make_member_ctx(ctx, key, model_state))
+
+        preds = self.map(predict, self.members, ctx.model_state, self.make_keys())
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), preds)
+
     def configure_optimizers(self) -> Any:
         """Return the optimizers of one member."""
         return self.take(0).configure_optimizers()

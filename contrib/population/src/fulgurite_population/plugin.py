@@ -13,9 +13,11 @@ import numpy as np
 from fulgurite.errors import (
     ConfigurationError,
     ModelError,
+    as_int,
     check_one_of,
     check_positive_int,
     did_you_mean,
+    set_ints,
 )
 from fulgurite.fit.monitor import get_decision_stage
 from fulgurite.metrics import Mode, rank, resolve_mode
@@ -93,7 +95,7 @@ class Population:
     _reported: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        seeds = tuple(self.seeds) if isinstance(self.seeds, Iterable) else ()
+        seeds = tuple(map(as_int, self.seeds)) if isinstance(self.seeds, Iterable) else ()
         if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):
             raise ConfigurationError(
                 f"Population: seeds is {self.seeds!r}; give one integer of 32 bits, not negative, "
@@ -121,6 +123,7 @@ class Population:
             raise ConfigurationError("Population: evolution needs two members at least")
         if self.num_devices is None:
             return
+        set_ints(self, "num_devices")
         check_positive_int(self.num_devices, "Population: num_devices")
         if len(seeds) % self.num_devices:
             raise ConfigurationError(

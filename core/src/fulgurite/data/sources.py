@@ -27,10 +27,12 @@ from fulgurite.data.leaves import (
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
+    as_int,
     check_one_of,
     check_positive_int,
     check_tuple_of,
     did_you_mean,
+    set_ints,
 )
 from fulgurite.tree.specs import shape_spec
 
@@ -152,6 +154,7 @@ class ArrayData:
     num_examples: int = field(init=False)
 
     def __post_init__(self) -> None:
+        set_ints(self, "batch_size", "seed")
         check_positive_int(self.batch_size, "ArrayData: batch_size")
         check_one_of(self.remainder, ("keep", "drop", "pad"), "ArrayData: remainder")
         _get_seed_words(self.seed or 0)
@@ -316,7 +319,9 @@ class DataSource:
             is_mapping = isinstance(self.source, Mapping)
             mistake = "a dictionary gives its keys" if is_mapping else "an array gives its rows"
             raise ConfigurationError(
-                f"data is an iterable of batches, and {mistake}; use fg.ArrayData(arrays, size)"
+                f"data is an iterable of batches, and {mistake}: use fg.ArrayData(arrays, "
+                "batch_size), where arrays are what a step takes, such as {'x': x} or the tuple "
+                "(x, y) or (x,)"
             )
         if not hasattr(self.source, "__iter__") and not _is_indexed(self.source):
             lacks = ""
@@ -326,6 +331,7 @@ class DataSource:
                 f"data must be an iterable of batches, not {self.source!r}{lacks}."
             )
         check_tuple_of(self.batch_examples, object, "DataSource: batch_examples")
+        set_ints(self, "prefetch")
         if self.prefetch < 0:
             raise ConfigurationError(
                 f"DataSource: prefetch is {self.prefetch}; it must be 0 or a positive integer."
@@ -482,6 +488,7 @@ def _holds_splits(data: Any) -> bool:
 
 def _check_epoch(data: ArrayData, epoch: int | None, seed: Seed | None) -> None:
     """Raise `ConfigurationError` unless it is known in which order the batches come."""
+    epoch = as_int(epoch)
     if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
         raise ConfigurationError(
             f"device_put: epoch is {epoch!r}; it must be an integer that is not negative"
@@ -521,7 +528,7 @@ def _common_length(arrays: Any) -> int:
 
 
 def _get_seed_words(seed: Seed) -> tuple[int, ...]:
-    words = seed if isinstance(seed, tuple) else (seed,)
+    words = tuple(as_int(word) for word in (seed if isinstance(seed, tuple) else (seed,)))
     if any(not isinstance(word, int) or word < 0 for word in words):
         raise ConfigurationError(
             f"the data's seed is {seed!r}; it must be ints that are not negative."

@@ -4,7 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fulgurite.errors import ConfigurationError, check_name, check_positive_int
+from fulgurite.errors import (
+    ConfigurationError,
+    check_name,
+    check_positive_int,
+    set_ints,
+)
 
 MetricFunctions = Mapping[str, Callable[..., Any]]
 """Functions of predictions and batch, by the name of the metric or loss."""
@@ -55,6 +60,7 @@ class Evaluator:
     def __post_init__(self) -> None:
         check_name(self.name, "Evaluator: name")
         where = f"evaluator {self.name!r}"
+        set_ints(self, "num_batches")
         if self.num_batches is not None:
             check_positive_int(self.num_batches, f"{where}: num_batches")
         check_name(self.module_view, f"{where}: module_view")

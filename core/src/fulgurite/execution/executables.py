@@ -13,6 +13,8 @@ import jax
 from jax.core import Tracer
 from jax.experimental.compilation_cache import compilation_cache
 
+from fulgurite.errors import ConfigurationError
+
 MAX_EXECUTABLES = 32
 """How many are kept; the one that was not used for longest goes first."""
 
@@ -20,7 +22,16 @@ _executables: OrderedDict[Any, jax.stages.Compiled] = OrderedDict()
 
 
 def keep_compiled_programs(directory: str) -> None:
-    """Have JAX keep all that it compiles from now on in a directory, for the next process."""
+    """Have JAX keep all that it compiles from now on in a directory, for the next process.
+
+    Raises:
+        ConfigurationError: the path has `~` or `$`, which only a shell expands.
+    """
+    if directory.startswith("~") or "$" in directory:
+        raise ConfigurationError(
+            f"Engine: compilation_cache_dir is {directory!r}, and neither ~ nor variables are "
+            "expanded there: give os.path.expandvars(os.path.expanduser(...))"
+        )
     jax.config.update("jax_compilation_cache_dir", directory)
     # JAX leaves out what compiles within a second, which most programs of a small model do.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

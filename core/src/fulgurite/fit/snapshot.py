@@ -4,7 +4,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-from fulgurite.errors import CheckpointError, ConfigurationError, check_name, check_one_of
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    check_name,
+    check_one_of,
+    set_ints,
+)
 from fulgurite.fit.records import Record, RecordKind, check_json_value
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.state import TrainState
@@ -57,6 +63,7 @@ class CheckpointRef:
     def __post_init__(self) -> None:
         if self.view is not None:
             check_name(self.view, "CheckpointRef: view")
+        set_ints(self, "step")
         if self.step not in ("latest", "best") and type(self.step) is not int:
             raise ConfigurationError(
                 f"CheckpointRef: step is {self.step!r}; it must be a step, 'latest' or 'best'"

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import equinox as eqx
@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.errors import ConfigurationError, ModelError, error_context
 from fulgurite.metrics import CollectingMetric, Mean, Metric, RunningMetric
 from fulgurite.model.context import Context
 from fulgurite.model.loss import apply_weight, scale_loss
 from fulgurite.model.output import Output
 from fulgurite.tree.select import Selector, select
+from fulgurite.tree.specs import format_tree
 from fulgurite.tree.typecheck import check_batch
 
 
@@ -43,6 +44,7 @@ class OptimizerSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, optax.GradientTransformation):
+            check_is_not_multi_steps(self.optimizer, "fg.OptimizerSpec")
             raise ConfigurationError(
                 f"fg.OptimizerSpec: optimizer is {self.optimizer!r}; give one such as "
                 "optax.adam(1e-3)"
@@ -101,16 +103,34 @@ class Module(eqx.Module):
     def predict_step(self, batch: Any, ctx: Context) -> PyTree[Array]:
         """Return the predictions for one batch, each with a leading example axis.
 
-        By default these are `validation_step(...).preds`.
+        By default these are what a method `forward(self, batch, ctx)` or `__call__(self, batch)`
+        returns, which `training_step` can call too and which needs no labels. Its first parameter
+        is called `batch`; it gets `ctx` if it has such a parameter. Without one they are
+        `validation_step(...).preds`.
         """
-        check_batch(type(self).validation_step, batch)
-        preds = self.validation_step(batch, ctx).preds
-        if preds is None:
+        name = type(self).__name__
+        method_name = find_forward(self)
+        if method_name is None:
+            check_batch(type(self).validation_step, batch)
+            with error_context(
+                lambda: (
+                    f"predict ran the validation_step of {name}, which may read labels: define "
+                    "forward(self, batch, ctx) and call it in training_step, or predict_step, for "
+                    "batches without labels"
+                )
+            ):
+                output = self.validation_step(batch, ctx)
+        else:
+            forward = getattr(type(self), method_name)
+            check_batch(forward, batch)
+            options = {"ctx": ctx} if "ctx" in inspect.signature(forward).parameters else {}
+            output = as_preds_output(forward(self, batch, **options))
+        if output.preds is None:
             raise ModelError(
-                f"{type(self).__name__} cannot predict: define predict_step or return "
-                "fg.Output(preds=)"
+                f"{name} cannot predict: define predict_step or forward(self, batch, ctx), or "
+                "return fg.Output(preds=)"
             )
-        return preds
+        return output.preds
 
     def apply_transform(
         self, transform: Callable[[Any, Key[Array, ""]], Any], key: Key[Array, ""]
@@ -134,8 +154,10 @@ class Module(eqx.Module):
         """
         return plugin_state
 
-    def configure_optimizers(self) -> optax.GradientTransformation | dict[str, OptimizerSpec]:
-        """Return the optimizer, or several by name.
+    def configure_optimizers(
+        self,
+    ) -> optax.GradientTransformation | OptimizerSpec | dict[str, OptimizerSpec]:
+        """Return the optimizer, also as an `OptimizerSpec`, or several of these by name.
 
         Called once, on a module of traced arrays: they have shapes and dtypes, and no values, so an
         optimizer cannot hold them. A learning rate is a Python number or a static field; an
@@ -164,19 +186,22 @@ class Task(Module):
             the examples that are not masked) or a scalar. With a parameter `mask` it gets
             `ctx.mask` as well. None where plugins (hook `loss_terms`) or `ctx.add_loss` in
             `forward` give all of the loss.
-        optimizer: an `optax.GradientTransformation`.
+        optimizer: an `optax.GradientTransformation`, or an `OptimizerSpec`.
         metrics: functions by name, of the same kind, or `metric(preds, batch, mask)` that returns a
             `Metric`.
         eval_metrics: what evaluations measure instead; by default the same.
         forward: `forward(model, batch, ctx)` returns `preds`, or an `Output` with `preds` and
             `model_state`. By default the model is applied to the first entry of a tuple or list,
-            with one key per example if it takes `key`.
+            with one key per example if it takes `key`. Predictions need no labels: nothing else is
+            called.
         weight: a factor for the loss: a number, or a schedule `step -> number`.
     """
 
     model: PyTree
     loss: Callable[..., Array] | None = eqx.field(static=True, default=None)
-    optimizer: optax.GradientTransformation | None = eqx.field(static=True, default=None)
+    optimizer: optax.GradientTransformation | OptimizerSpec | None = eqx.field(
+        static=True, default=None
+    )
     metrics: Mapping[str, Callable[..., Any]] = eqx.field(static=True, default_factory=dict)
     forward: Callable[[Any, Any, Context], Any] | None = eqx.field(static=True, default=None)
     weight: float | Callable[[Array], Array] = eqx.field(static=True, default=1.0)
@@ -199,12 +224,19 @@ class Task(Module):
         metrics = self.metrics if self.eval_metrics is None else self.eval_metrics
         return self._run(batch, ctx, metrics)
 
+    def predict_step(self, batch: Any, ctx: Context) -> PyTree[Array]:
+        """Return the predictions for one batch, by the forward function alone: no loss, no metric
+        and so no label is looked at."""
+        return self._run_forward(batch, ctx).preds
+
+    def _run_forward(self, batch: Any, ctx: Context) -> Output:
+        forward = self.forward or apply_model
+        return as_preds_output(forward(self.model, batch, ctx))
+
     def _run(
         self, batch: Any, ctx: Context, metric_fns: Mapping[str, Callable[..., Any]]
     ) -> Output:
-        forward = self.forward or apply_model
-        result = forward(self.model, batch, ctx)
-        output = result if isinstance(result, Output) else Output(preds=result)
+        output = self._run_forward(batch, ctx)
         if self.loss is not None:
             factor = self.weight(ctx.step) if callable(self.weight) else self.weight
             value = evaluate_metric_fn("loss", self.loss, output.preds, batch, ctx.mask)
@@ -215,13 +247,34 @@ class Task(Module):
         }
         return output.replace(metrics={**output.metrics, **metrics})
 
-    def configure_optimizers(self) -> optax.GradientTransformation:
+    def configure_optimizers(self) -> optax.GradientTransformation | OptimizerSpec:
         """Return the optimizer passed to the task."""
         if self.optimizer is None:
             raise ConfigurationError(
                 "fg.Task has no optimizer: pass optimizer=optax.adam(1e-3) or another one"
             )
         return self.optimizer
+
+
+def find_forward(module: Module) -> str | None:
+    """Return the name of the method that makes a module's predictions of a batch, if it has one:
+    `forward` or `__call__` whose first parameter is called `batch`.
+
+    The parameter tells it from a `__call__` that takes one example, as Equinox' layers do.
+    """
+    field_names = {field.name for field in fields(module)}
+    for name in ("forward", "__call__"):
+        # A class without `__call__` has that of its metaclass.
+        is_method = any(name in vars(cls) for cls in type(module).__mro__)
+        method = getattr(type(module), name) if is_method and name not in field_names else None
+        if callable(method) and list(inspect.signature(method).parameters)[1:2] == ["batch"]:
+            return name
+    return None
+
+
+def as_preds_output(result: Any) -> Output:
+    """Return what a forward function returned, predictions or an `Output`, as an `Output`."""
+    return result if isinstance(result, Output) else Output(preds=result)
 
 
 def has_training_losses(module: Any) -> bool:
@@ -387,7 +440,7 @@ def is_floating_array(leaf: Any) -> bool:
 
 
 def as_optimizer_specs(optimizers: Any, source: str) -> dict[str, OptimizerSpec]:
-    """Return optimizers by name; a single one is called `default`.
+    """Return optimizers by name; a single one, or a single `OptimizerSpec`, is called `default`.
 
     Args:
         optimizers: what `configure_optimizers` returned.
@@ -395,18 +448,42 @@ def as_optimizer_specs(optimizers: Any, source: str) -> dict[str, OptimizerSpec]
     """
     if isinstance(optimizers, optax.GradientTransformation):
         return {"default": OptimizerSpec(optimizers)}
+    if isinstance(optimizers, OptimizerSpec):
+        return {"default": optimizers}
+    check_is_not_multi_steps(optimizers, source)
     is_dict = isinstance(optimizers, dict) and bool(optimizers)
     if is_dict and all(isinstance(spec, OptimizerSpec) for spec in optimizers.values()):
         return optimizers
     raise ConfigurationError(
         f"{source} returned {type(optimizers).__name__}; return an optax.GradientTransformation "
-        "such as "
-        "optax.adam(1e-3), or a dict of fg.OptimizerSpec by name"
+        "such as optax.adam(1e-3), an fg.OptimizerSpec, or a dict of fg.OptimizerSpec by name"
     )
+
+
+def check_is_not_multi_steps(optimizer: Any, source: str) -> None:
+    """Raise an error for `optax.MultiSteps`, which is not an optimizer itself.
+
+    Args:
+        optimizer: what was given for one.
+        source: who gave it, for the message.
+    """
+    if isinstance(optimizer, optax.MultiSteps):
+        raise ConfigurationError(
+            f"{source}: optax.MultiSteps is not an optax.GradientTransformation: give the "
+            "optimizer that it wraps, and accumulate with GradientAccumulation(n) of "
+            "fulgurite-optimizers in the plugins of the engine, which weighs batches by examples"
+        )
 
 
 def apply_model(model: Any, batch: Any, ctx: Context) -> Output:
     """Apply a model to each example of the first entry of a batch."""
+    if isinstance(batch, jax.Array):
+        # A loss that reads `batch[1]` would take the second example for the labels.
+        raise ModelError(
+            f"fg.Task got a batch that is one array, {format_tree(batch)}, and applies its model "
+            "to the first entry of a tuple: give data such as fg.ArrayData((x,), batch_size) or "
+            "fg.ArrayData((x, y), batch_size), or pass forward="
+        )
     if not isinstance(batch, tuple | list):
         raise ModelError(
             "fg.Task cannot tell which part of a batch of type "

@@ -1,7 +1,7 @@
 """jaxtyping annotations on batches and modules, checked when a step is traced."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from inspect import ismethod, signature
 from types import NoneType, UnionType
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jaxtyping
 
 from fulgurite.errors import DataError, ModelError, error_context
+from fulgurite.foreign_names import add_attribute_hint
 from fulgurite.tree.paths import from_keys
 from fulgurite.tree.specs import format_tree
 
@@ -85,9 +86,16 @@ def check_module_fields(module: Any) -> None:
             )
 
 
-def batch_error_context(what: str, batch: Any) -> AbstractContextManager[None]:
-    """Add to an exception from tracing `what` the batch on which it was traced."""
-    return error_context(lambda: f"while tracing {what} on a batch of {format_tree(batch)}")
+@contextmanager
+def batch_error_context(what: str, batch: Any) -> Iterator[None]:
+    """Add to an exception from tracing `what` the batch on which it was traced, and what is in the
+    place of an attribute that modules of other libraries have."""
+    try:
+        with error_context(lambda: f"while tracing {what} on a batch of {format_tree(batch)}"):
+            yield
+    except AttributeError as error:
+        add_attribute_hint(error, eqx.Module)
+        raise
 
 
 def _iter_mismatches(path: str, value: Any, hint: Any) -> Iterator[Mismatch]:

@@ -7,7 +7,10 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import (
+    ConfigurationError,
+    set_ints,
+)
 from jaxtyping import Array, Int, PyTree
 
 
@@ -49,6 +52,7 @@ class Lookahead:
     rate: float = 0.5
 
     def __post_init__(self) -> None:
+        set_ints(self, "period")
         if type(self.period) is not int or self.period < 1:
             raise ConfigurationError(
                 f"Lookahead: period is {self.period!r}; it must be a positive integer"

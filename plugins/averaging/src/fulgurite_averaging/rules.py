@@ -4,7 +4,10 @@ from dataclasses import KW_ONLY, dataclass
 
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import (
+    ConfigurationError,
+    set_ints,
+)
 from jaxtyping import Array, Float, Int
 
 
@@ -47,6 +50,7 @@ class EMA:
             raise ConfigurationError(
                 f"EMA: half_life is {self.half_life!r}; it must be a positive number of steps"
             )
+        set_ints(self, "every")
         _check_every(self.every, "EMA")
 
     @property
@@ -101,6 +105,7 @@ class Mean:
     every: int = 1
 
     def __post_init__(self) -> None:
+        set_ints(self, "after", "every")
         is_part = isinstance(self.after, float) and 0 <= self.after < 1
         if not is_part and (type(self.after) is not int or self.after < 0):
             raise ConfigurationError(

@@ -1,6 +1,7 @@
 """Checkpoints for Fulgurite, on Orbax: exact resume, the best and the latest, weights of other
 runs."""
 
+from fulgurite_checkpoint.loading import load as load
 from fulgurite_checkpoint.plugin import Checkpointer as Checkpointer
 from fulgurite_checkpoint.saving import SaveError as SaveError
 from fulgurite_checkpoint.states import (

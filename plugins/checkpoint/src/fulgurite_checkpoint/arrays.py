@@ -186,23 +186,35 @@ def check_same_specs(needed: Mapping[str, Any], saved: Mapping[str, Spec], sourc
         saved: what the checkpoint has, by path.
         source: the checkpoint.
     """
-    rows = []
-    for name in sorted({*needed, *saved}):
-        saved_spec = saved.get(name)
-        needed_spec = get_spec(needed[name]) if name in needed else None
-        if saved_spec != needed_spec:
-            rows.append(
-                f"  {name}: saved {_format_spec(saved_spec)}, wanted {_format_spec(needed_spec)}"
-            )
+    rows = [
+        format_difference(name, saved.get(name), needed.get(name))
+        for name in sorted({*needed, *saved})
+        if name not in needed or get_spec(needed[name]) != saved.get(name)
+    ]
     if rows:
-        listed = "\n".join(rows[:_MAX_ROWS])
-        if len(rows) > _MAX_ROWS:
-            listed += f"\n  and {len(rows) - _MAX_ROWS} more"
         raise CheckpointError(
-            f"{source} does not fit the model, optimizer and plugins:\n{listed}\n"
+            f"{source} does not fit the model, optimizer and plugins:\n{join_rows(rows)}\n"
             "Make them as they were, or begin in another run directory with what fits, by "
             "fit(init_from=fg.CheckpointRef(path, map={...}))"
         )
+
+
+def format_difference(name: str, saved: Spec | None, needed: Any) -> str:
+    """Return a row that says how an array was saved, and how it is needed.
+
+    Args:
+        name: its path.
+        saved: as the checkpoint has it; None if it has not.
+        needed: an array or shape; None if there is none.
+    """
+    needed_spec = None if needed is None else get_spec(needed)
+    return f"  {name}: saved {_format_spec(saved)}, wanted {_format_spec(needed_spec)}"
+
+
+def join_rows(rows: list[str]) -> str:
+    """Return the first rows, one a line, and how many more there are."""
+    listed = "\n".join(rows[:_MAX_ROWS])
+    return listed if len(rows) <= _MAX_ROWS else f"{listed}\n  and {len(rows) - _MAX_ROWS} more"
 
 
 def apply_mapping(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_runs.directory import is_link
+from fulgurite_runs.directory import expand_path, is_link
 from fulgurite_runs.json_codec import loads
 
 MAX_JSON_SIZE = 64 * 2**20
@@ -24,16 +24,16 @@ class DamagedError(CheckpointError):
 
 def resolve_root(path: str | os.PathLike[str]) -> Path:
     """Return a local path as a `pathlib.Path`, and one that begins with `gs://` as an
-    `etils.epath.Path`, which has the same methods.
+    `etils.epath.Path`, which has the same methods; `~` and variables such as `$HOME` are expanded.
 
     Raises:
-        ConfigurationError: the path has another scheme.
+        ConfigurationError: the path has another scheme, or a variable that is not set.
     """
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+    text = expand_path(path) if isinstance(path, str | os.PathLike) else ""
     if not text:
         raise ConfigurationError(f"{path!r} is not a path for checkpoints: give one")
     if "://" not in text:
-        return Path(path)
+        return Path(text)
     if not text.startswith("gs://"):
         # Orbax writes to no other remote storage.
         raise ConfigurationError(

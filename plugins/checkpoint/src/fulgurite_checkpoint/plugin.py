@@ -15,6 +15,7 @@ from fulgurite.errors import (
     NonFiniteError,
     StateError,
     check_one_of,
+    set_ints,
 )
 from fulgurite.fit.monitor import check_exists
 from fulgurite.fit.run import EngineView
@@ -43,6 +44,7 @@ from fulgurite_checkpoint.saving import Saver, check_lock, check_place, try_savi
 from fulgurite_checkpoint.validation import list_unexpected_actions
 
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
+DEFAULT_EVERY = fg.EverySeconds(600)
 
 
 @dataclass
@@ -77,8 +79,8 @@ class Checkpointer(RunPlugin):
         result = engine.fit(model, data, resume="auto")
 
     Args:
-        every: when to save: an interval in steps, or a trigger. The end of a run, and a stop, are
-            always saved.
+        every: when to save: an interval in steps, or a trigger; by default every ten minutes. The
+            end of a run, and a stop, are always saved.
         directory: where to save: a local path or `gs://...`; the run's directory if None.
         max_to_keep: how many of the newest to keep; None for all.
         keep_period: checkpoints whose step is a multiple of this are never removed.
@@ -103,7 +105,7 @@ class Checkpointer(RunPlugin):
 
     plugin_name = "checkpoints"
 
-    every: int | fg.Trigger
+    every: int | fg.Trigger = DEFAULT_EVERY
     directory: str | os.PathLike[str] | None = None
     max_to_keep: int | None = 3
     keep_period: int | None = None
@@ -118,6 +120,7 @@ class Checkpointer(RunPlugin):
 
     def __post_init__(self) -> None:
         as_trigger(self.every)
+        set_ints(self, "max_to_keep", "keep_period")
         for name in ("max_to_keep", "keep_period"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -130,6 +133,12 @@ class Checkpointer(RunPlugin):
             raise ConfigurationError(
                 f"Checkpointer: monitor is {self.monitor!r}; it must be SOURCE/NAME, such as "
                 f"'test/accuracy'"
+            )
+        if self.monitor is not None and self.every is DEFAULT_EVERY:
+            raise ConfigurationError(
+                f"Checkpointer: monitor is {self.monitor!r}, and without every= it saves every ten "
+                "minutes, where nothing measures it: give the interval of the evaluation, such as "
+                "every=100"
             )
         if self.monitor is not None or self.mode is not None:
             mode = resolve_mode(self.monitor or "", self.mode, "Checkpointer")

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fulgurite.errors import CheckpointError
 from fulgurite.tree.specs import format_tree
 from fulgurite_runs import RunDirectory
+from fulgurite_runs.directory import expand_path
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format
@@ -56,7 +57,7 @@ def save_weights(source: fg.FitResult | fg.TrainState, out: str | os.PathLike[st
         "metrics": source.metrics if isinstance(source, fg.FitResult) else {},
         "stop_reason": None,
     }
-    write_weights(Path(out), step, by_path, manifest, index)
+    write_weights(Path(expand_path(out)), step, by_path, manifest, index)
 
 
 def check_new(out: Path) -> None:

@@ -17,6 +17,7 @@ from fulgurite_config import ConfigError
 from fulgurite_config.sweeps import expand_axes
 from fulgurite_config.values import split_commas
 from fulgurite_runs import RunDirectory
+from fulgurite_runs.directory import expand_path
 from fulgurite_runs.manifest import get_arguments
 
 POLL = 0.05
@@ -79,7 +80,7 @@ def run_sweep(
     configs = {name: _plan(name, overrides, plan_config) for name, overrides in runs.items()}
     for config in configs.values():
         _check_no_secret(options.sweep, config)
-    folder = Path(options.run)
+    folder = Path(expand_path(options.run))
     if RunDirectory(folder).num_attempts:
         raise ConfigurationError(f"{folder} is a run: give a sweep a directory of its own")
     commands = {

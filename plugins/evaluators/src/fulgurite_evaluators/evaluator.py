@@ -16,6 +16,7 @@ from fulgurite.errors import (
 )
 from fulgurite.evaluation.evaluator import EvaluationResult, MetricFunctions
 from fulgurite.fit.run import EngineView
+from fulgurite.foreign_names import hint_at_class_arguments
 from fulgurite.triggers import as_trigger, is_exact
 
 from fulgurite_evaluators.custom import share_failure, split_values
@@ -26,6 +27,16 @@ RunEvaluator = Callable[[str, fg.TrainState], EvaluationResult]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+@hint_at_class_arguments(
+    {
+        "callbacks": "loggers and other plugins belong to the engine, fg.Engine(plugins=[...])",
+        "ds": "give the data as the second argument, Evaluator('val', data)",
+        "dataset": "give the data as the second argument, Evaluator('val', data)",
+        "job_group": "give group=",
+        "run": "give every=, such as every=100 or every=EveryCheckpoint()",
+        "steps": "give num_batches= for how much is evaluated, every= for when",
+    }
+)
 @dataclass(eq=False)
 class Evaluator:
     """Evaluates the model on its own data, during training or in a separate process.

@@ -3,6 +3,14 @@
 from dataclasses import dataclass
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.foreign_names import hint_at_class_arguments
+
+_HINTS = {
+    **dict.fromkeys(
+        ("group", "job_group"), "give it to the evaluator, Evaluator('slow', data, group='side')"
+    ),
+    "job_params": "they are a profile of fulgurite launch --profile NAME",
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,7 @@ class Standalone:
             )
 
 
+@hint_at_class_arguments(_HINTS)
 @dataclass(frozen=True)
 class EveryCheckpoint(Standalone):
     """Runs on the newest checkpoint, whenever there is a new one; some may be skipped, the last one
@@ -35,6 +44,7 @@ class EveryCheckpoint(Standalone):
     """
 
 
+@hint_at_class_arguments(_HINTS)
 @dataclass(frozen=True)
 class LastCheckpoint(Standalone):
     """Runs on the last checkpoint of a run that has reached its planned end.

@@ -33,13 +33,13 @@ class KeyedTask(fg.Module):
         model: the model. Without `inputs` its own fields that are annotated with `Key` say which
             arguments it takes.
         inputs: keys by the name of the argument, looked up in the batch.
-        optimizer: an `optax.GradientTransformation`.
+        optimizer: an `optax.GradientTransformation`, or an `fg.OptimizerSpec`.
         map: whether the model takes a single example, and is applied by `vmap`.
     """
 
     model: PyTree
     inputs: Mapping[str, Any] = eqx.field(static=True)
-    optimizer: optax.GradientTransformation | None = eqx.field(static=True)
+    optimizer: optax.GradientTransformation | fg.OptimizerSpec | None = eqx.field(static=True)
     map: bool = eqx.field(static=True)
 
     def __init__(
@@ -47,7 +47,7 @@ class KeyedTask(fg.Module):
         model: PyTree,
         inputs: Mapping[str, Any] | None = None,
         *,
-        optimizer: optax.GradientTransformation | None = None,
+        optimizer: optax.GradientTransformation | fg.OptimizerSpec | None = None,
         map: bool = True,
     ) -> None:
         self.model = model
@@ -76,7 +76,7 @@ class KeyedTask(fg.Module):
         preds, model_state = mapped(inputs, ctx.model_state)
         return fg.Output(preds=preds, model_state=model_state)
 
-    def configure_optimizers(self) -> optax.GradientTransformation:
+    def configure_optimizers(self) -> optax.GradientTransformation | fg.OptimizerSpec:
         """Return the optimizer that was passed."""
         if self.optimizer is None:
             raise ConfigurationError(

@@ -7,7 +7,10 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import check_positive_int
+from fulgurite.errors import (
+    check_positive_int,
+    set_ints,
+)
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.specs import format_tree
 
@@ -41,6 +44,7 @@ class BatchPictures:
     requires = ("media",)
 
     def __post_init__(self) -> None:
+        set_ints(self, "num_examples")
         check_positive_int(self.num_examples, "BatchPictures: num_examples")
 
     @fg.hookimpl

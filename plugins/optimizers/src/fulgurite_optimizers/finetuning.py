@@ -9,7 +9,10 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import optax
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import (
+    ConfigurationError,
+    set_ints,
+)
 from fulgurite.metrics import LastValue
 from fulgurite.model.module import as_optimizer_specs, get_method
 from fulgurite.tree.paths import from_keys, leaves_with_paths
@@ -74,6 +77,7 @@ class BackboneFinetuning:
                 f"BackboneFinetuning: rate is {self.rate!r}; give a positive fraction of the "
                 "learning rate, or a schedule"
             )
+        set_ints(self, "warmup", "until")
         if type(self.warmup) is not int or self.warmup < 0:
             raise ConfigurationError(
                 f"BackboneFinetuning: warmup is {self.warmup!r}; give a number of updates"

@@ -9,7 +9,10 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import (
+    ConfigurationError,
+    as_int,
+)
 from fulgurite.model.module import is_floating_array
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from fulgurite.tree.paths import leaves_with_paths
@@ -57,7 +60,7 @@ class Freeze:
         if not isinstance(self.where, Selector):
             object.__setattr__(self, "where", fg.select(self.where))
         for name in ("since", "until"):
-            time = getattr(self, name)
+            time = as_int(getattr(self, name))
             if isinstance(time, int):
                 time = fg.At(time)
                 object.__setattr__(self, name, time)

@@ -7,7 +7,13 @@ from typing import Any, Literal, Self
 
 import fulgurite as fg
 import optax
-from fulgurite.errors import ConfigurationError, check_one_of, check_positive_int
+from fulgurite.errors import (
+    ConfigurationError,
+    as_int,
+    check_one_of,
+    check_positive_int,
+    set_ints,
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,10 @@ class AccumulationSettings:
     assume_mean: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        set_ints(self, "n")
         numbers = self.n
         if isinstance(numbers, Mapping):
+            numbers = {as_int(step): as_int(number) for step, number in numbers.items()}
             if any(type(step) is not int or step < 0 for step in numbers) or 0 not in numbers:
                 raise ConfigurationError(
                     f"GradientAccumulation: n is {numbers!r}; a mapping begins with step 0, as in "
@@ -122,6 +130,7 @@ class Phase(fg.OptimizerSpec):
                 f"Phase: accumulate is {self.accumulate!r}; pass GradientAccumulation(4), or "
                 "GradientAccumulation(4, 'steps')"
             )
+        set_ints(self, "every", "repeat")
         check_positive_int(self.every, "Phase: every")
         check_positive_int(self.repeat, "Phase: repeat")
         if self.split and self.repeat == 1:

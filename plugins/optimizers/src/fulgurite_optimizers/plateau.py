@@ -9,7 +9,10 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import (
+    ConfigurationError,
+    set_ints,
+)
 from fulgurite.fit.monitor import check_exists, check_measured, get_decision_stage, read_measured
 from fulgurite.metrics.direction import Mode, is_better, resolve_mode
 from fulgurite.training.update import Forward, UpdateRuleWrapper
@@ -95,6 +98,7 @@ class ReduceOnPlateau:
             raise ConfigurationError(
                 f"ReduceOnPlateau: factor is {self.factor!r}; it must be between 0 and 1"
             )
+        set_ints(self, "patience", "cooldown")
         for name, smallest in (("patience", 1), ("cooldown", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < smallest:

@@ -7,7 +7,10 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import (
+    ConfigurationError,
+    set_ints,
+)
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -72,6 +75,7 @@ class Dynamic:
 
     def __post_init__(self) -> None:
         _check_positive("Dynamic", initial=self.initial, minimum=self.minimum, maximum=self.maximum)
+        set_ints(self, "period")
         if type(self.period) is not int or self.period < 1:
             raise ConfigurationError(
                 f"Dynamic: period is {self.period!r}; it must be a positive integer"

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from typing import SupportsIndex
+
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, as_int
 from fulgurite.model.ambient_rng import provide_rngs
 from fulgurite.rng import make_root_key
 from jaxtyping import Array, Int, Key
@@ -56,7 +58,7 @@ class Rng:
         """Return the defaults and the streams of this plugin."""
         return list(self._streams.values())
 
-    def make_streams(self, seed: int | Key[Array, ""]) -> fg.RngStreams:
+    def make_streams(self, seed: SupportsIndex | Key[Array, ""]) -> fg.RngStreams:
         """Return the streams over a root key, for use outside an engine.
 
         The keys are those of an engine with that seed; a step may be traced.
@@ -67,7 +69,8 @@ class Rng:
         Args:
             seed: a seed, or the root key itself.
         """
-        root = make_root_key(seed) if isinstance(seed, int) else seed
+        root = as_int(seed)
+        root = make_root_key(root) if isinstance(root, int) else root
         return fg.RngStreams(root, self._streams.values())
 
 

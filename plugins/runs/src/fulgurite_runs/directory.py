@@ -17,6 +17,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_runs.json_codec import check_memory
 from fulgurite_runs.lock import Lock, Owner, check_unused, read_owner
 
+_VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _RECORDS = re.compile(r"(?!telemetry\.)[a-z][a-z0-9_-]{0,63}\.(jsonl|csv)")
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
@@ -42,8 +43,9 @@ class RunDirectory:
         steps = [step for step, path in directory.list_checkpoints()]
 
     Args:
-        path: a local folder, which need not exist. A relative path is resolved at once, because
-            the program may change its working directory.
+        path: a local folder, which need not exist. `~` and variables such as `$HOME` are expanded.
+            A relative path is resolved at once, because the program may change its working
+            directory.
 
     Raises:
         ConfigurationError: the path is empty or not local.
@@ -55,12 +57,12 @@ class RunDirectory:
                 f"run_dir={path} is not a local folder: give one; checkpoints may be elsewhere, "
                 f"see Checkpointer(directory=...)"
             )
-        self.path = Path(path).absolute()
+        self.path = Path(expand_path(path)).absolute()
         self._lock: Lock | None = None
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
         """Return whether `path` is this directory."""
-        return os.path.realpath(path) == os.path.realpath(self.path)
+        return os.path.realpath(expand_path(path)) == os.path.realpath(self.path)
 
     @property
     def is_complete(self) -> bool:
@@ -291,6 +293,25 @@ def hash_commit(checkpoint: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def expand_path(path: str | os.PathLike[str]) -> str:
+    """Return a path with `~` and the variables of the environment expanded, as a shell would.
+
+    Raises:
+        ConfigurationError: there is no such user or variable, and so there would be a folder of
+            that name.
+    """
+    text = os.path.expandvars(os.path.expanduser(path))
+    if text.startswith("~"):
+        raise ConfigurationError(f"{os.fspath(path)}: there is no such user; give ./~ for a folder")
+    variable = _VARIABLE.search(text)
+    if variable is not None:
+        raise ConfigurationError(
+            f"{os.fspath(path)}: the environment has no variable {variable[0]}; set it, or give "
+            "the path itself"
+        )
+    return text
+
+
 def is_link(path: Path) -> bool:
     """Return whether a path is a symbolic link; remote ones are none."""
     return isinstance(path, Path) and path.is_symlink()
@@ -308,9 +329,15 @@ def get_folder(root: Path, name: str) -> Path:
     """
     folder = root / name
     if is_link(folder):
+        elsewhere = ""
+        if name == "checkpoints":
+            elsewhere = (
+                ", or keep checkpoints elsewhere by Checkpointer(directory=...), under which they "
+                "are in checkpoints/"
+            )
         raise CheckpointError(
             f"{folder} is a link, and a run directory contains no links: put the folder itself "
-            "there"
+            f"there{elsewhere}"
         )
     return folder
 

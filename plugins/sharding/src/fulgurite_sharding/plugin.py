@@ -8,7 +8,12 @@ from typing import Any, ClassVar
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.errors import (
+    ConfigurationError,
+    as_int,
+    did_you_mean,
+    set_ints,
+)
 from fulgurite.sharding import SINGLE_PROCESS
 from jax.sharding import AxisType, Mesh
 
@@ -89,6 +94,10 @@ class Sharding:
                 raise ConfigurationError(
                     f"Sharding: {name} is {value!r}; it must be ShardBySize(axis, min_size) or None"
                 )
+        set_ints(self, "agree_every")
+        if isinstance(self.mesh, Mapping):
+            mesh = {axis: as_int(size) for axis, size in self.mesh.items()}
+            object.__setattr__(self, "mesh", mesh)
         check_agree_every(self.agree_every)
         self._check_axes()
 

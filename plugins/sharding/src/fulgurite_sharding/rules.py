@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from fulgurite.errors import ConfigurationError, PathError, did_you_mean
+from fulgurite.errors import (
+    ConfigurationError,
+    PathError,
+    did_you_mean,
+    set_ints,
+)
 from fulgurite.tree.paths import Path
 from fulgurite.tree.select import Pattern
 from jax.sharding import Mesh, PartitionSpec
@@ -39,6 +44,7 @@ class ShardBySize:
     min_size: int = 2**14
 
     def __post_init__(self) -> None:
+        set_ints(self, "min_size")
         if not isinstance(self.axis, str) or type(self.min_size) is not int:
             raise ConfigurationError(
                 f"{self!r}: axis is the name of one, and min_size a number of elements"

@@ -9,7 +9,11 @@ from typing import Any
 import equinox as eqx
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError, check_callable
+from fulgurite.errors import (
+    ConfigurationError,
+    check_callable,
+    set_ints,
+)
 from fulgurite.fit.monitor import (
     check_exists,
     check_measured,
@@ -103,6 +107,7 @@ class EarlyStopping:
             raise ConfigurationError(
                 f"EarlyStopping: monitor is {self.monitor!r}; write SOURCE/NAME, as in test/loss"
             )
+        set_ints(self, "patience")
         if type(self.patience) is not int or self.patience < 1:
             raise ConfigurationError(
                 f"EarlyStopping: patience is {self.patience!r}; it must be a positive integer: "

@@ -6,7 +6,12 @@ from typing import Any, Literal, get_args
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError, ModelError, check_one_of
+from fulgurite.errors import (
+    ConfigurationError,
+    ModelError,
+    check_one_of,
+    set_ints,
+)
 from jaxtyping import Array
 
 from fulgurite_stopping.progress import read_progress
@@ -83,6 +88,7 @@ class SpikeDetection:
             raise ConfigurationError(
                 f"SpikeDetection: factor is {self.factor!r}; it must be a number above 1"
             )
+        set_ints(self, "window")
         if type(self.window) is not int or self.window < 1:
             raise ConfigurationError(
                 f"SpikeDetection: window is {self.window!r}; it must be a positive integer"

@@ -13,6 +13,7 @@ from fulgurite.errors import (
     ConfigurationError,
     DataError,
     FulguriteError,
+    as_int,
     check_one_of,
     check_positive_int,
 )
@@ -79,6 +80,7 @@ def find_batch_size(
         ConfigurationError: the device does not tell its memory, or not even one example fits.
         DataError: there is no batch.
     """
+    start = as_int(start)
     check_positive_int(start, "find_batch_size: start")
     check_one_of(search, get_args(Search), "find_batch_size: search")
     if not 0 < fraction <= 1:

@@ -8,7 +8,11 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 import optax
-from fulgurite.errors import ConfigurationError, check_positive_int
+from fulgurite.errors import (
+    ConfigurationError,
+    as_int,
+    check_positive_int,
+)
 from fulgurite.metrics.direction import is_beyond
 
 from fulgurite_tuner.trial import make_trial_engine
@@ -115,6 +119,7 @@ def list_rates(low: float, high: float, steps: int) -> list[float]:
         high: the last.
         steps: how many.
     """
+    steps = as_int(steps)
     check_positive_int(steps, "find_learning_rate: steps")
     if not 0 < low < high < math.inf:
         raise ConfigurationError(

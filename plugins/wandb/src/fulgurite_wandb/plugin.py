@@ -14,6 +14,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import is_better
 from fulgurite_logging import BackgroundWriter
 from fulgurite_runs import EvaluationDirectory, RunPlugin
+from fulgurite_runs.directory import expand_path
 
 from fulgurite_wandb.backend import Backend, ResumePoint
 
@@ -115,7 +116,7 @@ class WandbLogger(RunPlugin):
         else:
             self._id = secrets.token_hex(4)
             self._best = {}
-        folder = Path() if self.directory is None else Path(self.directory)
+        folder = Path() if self.directory is None else Path(expand_path(self.directory))
         check_lock: Callable[[], None] = _do_nothing
         if self.directory is None and run.run_dir is not None:
             folder = run.run_dir.path

@@ -1,0 +1,214 @@
+"""The model of a run, without an engine."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.errors import CheckpointError
+from fulgurite.training.state import as_model_init
+
+from fulgurite_checkpoint import arrays, restoring
+from fulgurite_checkpoint.files import resolve_root
+from fulgurite_checkpoint.format import Entry
+from fulgurite_checkpoint.references import resolve_step_path
+from fulgurite_checkpoint.restoring import SavedCheckpoint
+
+_MODEL_FIELDS = ("module", "model_state")
+
+
+def load(
+    run: str | os.PathLike[str],
+    step: int | Literal["latest", "best"] = "latest",
+    *,
+    model: Any,
+    strict: bool = True,
+    view: Literal["current"] | None = None,
+) -> Any:
+    """Return the model of a checkpoint: its module, or the pair of module and `eqx.nn.State`.
+
+    Needs no engine and no data. Weights that a plugin makes, such as averages and adapters, are
+    read by `engine.load_weights` instead.
+
+    Args:
+        run: the directory of a run, of `Checkpointer(directory=)` or of `save_weights`, or
+            `RUN/checkpoints/step-N`.
+        step: a step, the newest one, or the best by the metric of the run.
+        model: gives the structure: a module, a pair of a module and its state, or a callable that
+            makes either as `model(key=key)`. None of its numbers are used if `strict`.
+        strict: whether each array must be in the checkpoint, with the same shape and dtype, and no
+            other one. Otherwise what has the shape comes, floating-point numbers in the dtype of
+            the model, and a warning lists the rest, which stays as it is in the model; a callable
+            is given `jax.random.key(0)`.
+        view: `current` for the weights that were trained, although the best are those that a plugin
+            made of them.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it does not fit, or it is damaged.
+
+    Example:
+        from fulgurite_checkpoint import Checkpointer, load
+
+        engine = fg.Engine(steps=10, run_dir="runs/digits", plugins=[Checkpointer()])
+        engine.fit(model, data)
+        module = load("runs/digits", model=model)
+    """
+    reference = resolve_step_path(fg.CheckpointRef(run, step, view=view))
+    assert reference.path is not None
+    if view not in (None, "current"):
+        raise CheckpointError(
+            f"load: view is {view!r}, which a plugin makes: read it by engine.load_weights(model, "
+            "fg.CheckpointRef(run, view=...)), in an engine with that plugin"
+        )
+    root = resolve_root(reference.path)
+    if not root.is_dir():
+        raise CheckpointError(f"there is no run in {root}: check the path")
+    model_init = as_model_init(model)
+
+    def read(entry: Entry) -> Any:
+        checkpoint = restoring.read_checkpoint(entry, "full")
+        if reference.step == "best" and view is None:
+            _check_is_trained(checkpoint)
+        key = jax.random.key(0)
+        shapes = _make_state(eqx.filter_eval_shape(model_init.build, model_init.arrays, key))
+        matches = _match(arrays.flatten_state(shapes), checkpoint)
+        if strict and matches.rest:
+            raise CheckpointError(
+                f"{checkpoint.path} does not fit {_get_name(model)}:\n"
+                f"{arrays.join_rows(matches.rest)}\n"
+                "Give the model that was saved, also load(..., strict=False), which takes what "
+                "fits, or engine.load_weights(model, run) where a plugin has changed the model"
+            )
+        if not matches.specs:
+            raise CheckpointError(
+                f"nothing of {checkpoint.path} fits {_get_name(model)}:\n"
+                f"{arrays.join_rows(matches.rest)}\nGive the model that was saved"
+            )
+        loaded = restoring.load_verified(checkpoint, matches.specs, "full")
+        loaded = {
+            name: _cast(name, array, matches.dtypes[name], checkpoint)
+            for name, array in loaded.items()
+        }
+        if matches.rest:
+            warnings.warn(
+                f"{checkpoint.path} fits {_get_name(model)} in part, and the rest is as the model "
+                f"makes it:\n{arrays.join_rows(matches.rest)}",
+                stacklevel=2,
+            )
+            shapes = _make_state(model_init.build(model_init.arrays, key))
+        return arrays.unflatten_state(shapes, loaded)
+
+    if reference.step == "latest":
+        state = restoring.find_newest(root, read)
+    else:
+        state = read(restoring.find_checkpoint(root, reference.step, None))
+    if state is None:
+        raise CheckpointError(f"there is no checkpoint in {root}: check the path")
+    return state.module if state.model_state is None else (state.module, state.model_state)
+
+
+@dataclass
+class _Matches:
+    """How the arrays of a checkpoint fit a model.
+
+    Attributes:
+        specs: what to read, by path.
+        dtypes: of the model, by path.
+        rest: a row for each array that does not fit as it is, cast ones included.
+    """
+
+    specs: dict[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
+    dtypes: dict[str, Any] = field(default_factory=dict)
+    rest: list[str] = field(default_factory=list)
+
+
+def _match(needed: Mapping[str, Any], checkpoint: SavedCheckpoint) -> _Matches:
+    """Return what of a checkpoint comes into a model.
+
+    Args:
+        needed: shapes by path.
+        checkpoint: the checkpoint.
+    """
+    saved = {
+        name: spec
+        for name, spec in checkpoint.specs.items()
+        if name.startswith(tuple(f"{field}{end}" for field in _MODEL_FIELDS for end in ".["))
+    }
+    matches = _Matches()
+    for name in sorted({*needed, *saved}):
+        target, spec = needed.get(name), saved.get(name)
+        row = arrays.format_difference(name, spec, target)
+        if target is None or spec is None or tuple(spec[0]) != target.shape:
+            matches.rest.append(row)
+        elif spec[1] == str(target.dtype):
+            matches.specs[name] = jax.ShapeDtypeStruct(target.shape, target.dtype)
+            matches.dtypes[name] = target.dtype
+        elif _can_cast(spec[1], target.dtype):
+            matches.specs[name] = jax.ShapeDtypeStruct(target.shape, jnp.dtype(spec[1]))
+            matches.dtypes[name] = target.dtype
+            matches.rest.append(f"{row}, and cast")
+        else:
+            matches.rest.append(row)
+    return matches
+
+
+def _can_cast(saved: str, dtype: Any) -> bool:
+    """Return whether numbers of a saved dtype are cast: between real floating-point numbers, or
+    between complex ones, that jax can hold."""
+    if saved.startswith("key<") or jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return False
+    saved_dtype = jnp.dtype(saved)
+    if jax.dtypes.canonicalize_dtype(saved_dtype) != saved_dtype:
+        return False
+    kinds = (jnp.floating, jnp.complexfloating)
+    return any(jnp.issubdtype(saved_dtype, kind) and jnp.issubdtype(dtype, kind) for kind in kinds)
+
+
+def _cast(name: str, array: jax.Array, dtype: Any, checkpoint: SavedCheckpoint) -> jax.Array:
+    """Return an array in the dtype of the model; an error if a finite number is none there.
+
+    Args:
+        name: its path.
+        array: as it was saved.
+        dtype: of the model.
+        checkpoint: that holds it.
+    """
+    if array.dtype == dtype:
+        return array
+    result = array.astype(dtype)
+    num_lost = int(np.sum(np.asarray(jnp.isfinite(array) & ~jnp.isfinite(result))))
+    if num_lost:
+        raise CheckpointError(
+            f"{num_lost} numbers of {name} in {checkpoint.path} are too large for {dtype}: give a "
+            f"model with {array.dtype}"
+        )
+    return result
+
+
+def _check_is_trained(checkpoint: SavedCheckpoint) -> None:
+    """Raise a `CheckpointError` if it is not by the weights of the module that this is the best."""
+    module_view = checkpoint.find_module_view(None)
+    if module_view != "current":
+        raise CheckpointError(
+            f"{checkpoint.path} is the best by the weights {module_view!r}, which a plugin makes: "
+            "read them by engine.load_weights(model, fg.CheckpointRef(run, 'best')), in an engine "
+            "with that plugin, or those that were trained by load(..., view='current')"
+        )
+
+
+def _make_state(model: tuple[Any, eqx.nn.State | None]) -> fg.TrainState:
+    """Return a state that holds nothing else than a model."""
+    left_out: Any = None
+    module, model_state = model
+    return fg.TrainState(left_out, module, model_state, left_out, left_out, left_out, left_out, {})
+
+
+def _get_name(model: Any) -> str:
+    module = model[0] if isinstance(model, tuple) else model
+    return getattr(module, "__name__", type(module).__name__)
