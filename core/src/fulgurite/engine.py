@@ -24,6 +24,7 @@ from fulgurite.data.sources import (
     get_device_arrays,
     get_split,
     has_smaller_last_batch,
+    may_pad,
 )
 from fulgurite.errors import (
     ConfigurationError,
@@ -43,6 +44,7 @@ from fulgurite.evaluation.evaluator import (
     never_stop,
 )
 from fulgurite.evaluation.loss_trial import choose_sample
+from fulgurite.evaluation.padding_trial import choose_examples
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
 from fulgurite.execution.dispatch import StepsPerExecution
@@ -65,6 +67,7 @@ from fulgurite.fit.start import (
     restore_host_states,
     select_hyperparameters,
     try_losses,
+    try_padding,
 )
 from fulgurite.model.context import Context
 from fulgurite.model.output import Output
@@ -672,9 +675,9 @@ class Engine:
         examples = get_batch_examples(request.data) or (first_batch,)
         program = self._get_program(request.model_init, examples, device_arrays)
         self._check_same_start(request, batches, first_batch)
-        sample = None
-        if has_smaller_last_batch(request.data) or program.update_rule.needs_mean_loss:
-            sample = choose_sample(first_batch)
+        needs_means = has_smaller_last_batch(request.data) or program.update_rule.needs_mean_loss
+        sample = choose_sample(first_batch) if needs_means else None
+        padded = choose_examples(first_batch) if may_pad(request.data, first_batch) else None
         del first_batch  # a fit keeps no batch longer than its steps do
         state = request.state
         with Wait("the checkpoint"):
@@ -694,6 +697,7 @@ class Engine:
         program.check(state)
         with self.plugins.timings.time("check"):
             messages = try_losses(self.services, program, state, sample, device_arrays)
+            messages += try_padding(self.services, program, state, padded, device_arrays)
         step_range = plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length)
         check_known_batches(self.sharding, batches, int(state.step), step_range.stop)
         return FitPlan(

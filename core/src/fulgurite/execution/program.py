@@ -74,6 +74,7 @@ class Program:
         module_text: the module as text, in which everything that is no array shows by its value.
         dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
         has_tried_losses: whether it was tried if the losses are means over examples.
+        has_tried_padding: whether it was tried if padding counts in them.
 
     Args:
         services: of the engine.
@@ -119,6 +120,7 @@ class Program:
             )
         self.dispatch_choice: DispatchChoice | None = None
         self.has_tried_losses = False
+        self.has_tried_padding = False
         self._loop_choice = choose_loop(
             self._step_programs, is_sharded=services.sharding.mesh is not None
         )
