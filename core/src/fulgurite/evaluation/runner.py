@@ -373,7 +373,6 @@ class EvaluationRunner:
                     )
                 if index == 1:
                     self._warn_of_bare_numbers(target, batch, device_arrays)
-                self._warn_of_padding(target, batch, device_arrays)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if signature in programs:
@@ -391,6 +390,8 @@ class EvaluationRunner:
                     programs[signature] = structure, run
                 carry, collected, media = run(*arguments, carries[structure])
                 carries[structure] = carry
+                # Behind the step itself, whose own errors come first.
+                self._warn_of_padding(target, batch, device_arrays)
                 if index == 0:
                     first_media = run.media_treedef.unflatten(media)
                 for array in collected:
@@ -572,7 +573,7 @@ class EvaluationRunner:
         # Media are shown of the first batch; nothing else is due in an evaluation.
         due_flags: dict[str, Any] = {name: jnp.asarray(False) for name in self._due_names}
         if MEDIA_ACTION in due_flags:
-            due_flags[MEDIA_ACTION] = index == 0
+            due_flags[MEDIA_ACTION] = jnp.asarray(index == 0)
         ctx = Context(
             self._make_rng_streams(key),
             step,
