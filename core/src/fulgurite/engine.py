@@ -69,9 +69,16 @@ from fulgurite.fit.start import (
     try_losses,
     try_padding,
 )
+from fulgurite.fit.without_effect import (
+    describe_hidden_hooks,
+    describe_hidden_nonfinite_transforms,
+    describe_missing_weights,
+    describe_unused_seed,
+)
 from fulgurite.model.context import Context
 from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.plugins.markers import find_hookspecs
 from fulgurite.plugins.strategy import PluginShardingStrategy
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams, make_root_key
 from fulgurite.sharding import FIT_START, SINGLE_PROCESS, ShardingStrategy, SingleDevice
@@ -698,6 +705,7 @@ class Engine:
         with self.plugins.timings.time("check"):
             messages = try_losses(self.services, program, state, sample, device_arrays)
             messages += try_padding(self.services, program, state, padded, device_arrays)
+            messages += self._describe_what_has_no_effect(request, program, state)
         step_range = plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length)
         check_known_batches(self.sharding, batches, int(state.step), step_range.stop)
         return FitPlan(
@@ -712,6 +720,17 @@ class Engine:
             resume=request.resume,
             messages=messages,
         )
+
+    def _describe_what_has_no_effect(
+        self, request: FitRequest, program: Program, state: TrainState
+    ) -> list[str]:
+        """Return sentences about what the user wrote and nothing uses."""
+        return [
+            *describe_hidden_hooks(state.module, find_hookspecs(hookspecs)),
+            *describe_missing_weights(state.module),
+            *describe_unused_seed(self.seed, request.data),
+            *describe_hidden_nonfinite_transforms(program, self.on_nonfinite),
+        ]
 
     def _check_same_start(
         self, request: FitRequest, batches: BatchIterator, first_batch: Any

@@ -26,7 +26,13 @@ from fulgurite.execution.dispatch import (
 from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.metrics.conversion import to_number
-from fulgurite.model.module import Module, OptimizerSpec, as_optimizer_specs, get_method
+from fulgurite.model.module import (
+    Module,
+    OptimizerSpec,
+    as_optimizer_specs,
+    get_method,
+    is_floating_array,
+)
 from fulgurite.plugins.manager import HookImpl, PluginManager
 from fulgurite.rng import fold_name, make_root_key
 from fulgurite.sharding import ShardingStrategy
@@ -307,7 +313,27 @@ class Program:
         for hook in self._hooks.implementations("wrap_update_rule"):
             wrapped = hook(None, module=module, rule=update_rule, on_nonfinite=policy)
             update_rule = wrapped or update_rule
+        self._check_trainable(module, update_rule)
         return update_rule
+
+    def _check_trainable(self, module: Any, update_rule: UpdateRule) -> None:
+        """Raise `ModelError` if a module has arrays, and none that a gradient could change."""
+        leaves = leaves_with_paths(module)
+        is_standard = self._services.compute_update.__qualname__ == "Engine.train_step"
+        has_floats = any(is_floating_array(leaf) for _, leaf in leaves)
+        if (
+            has_floats
+            or not is_standard
+            or any(jax.tree.leaves(update_rule.trainable_mask(module)))
+        ):
+            return
+        arrays = [f"{path} is {format_tree(leaf)}" for path, leaf in leaves if is_array(leaf)]
+        if arrays:
+            raise ModelError(
+                f"{type(module).__name__} has no array of floating-point numbers, so there is "
+                f"nothing to train: {', '.join(arrays)}. Make the weights arrays of floats, such "
+                "as jnp.zeros(4)"
+            )
 
     def _get_optimizers(self, module: Any) -> dict[str, OptimizerSpec]:
         """Return the optimizers of a plugin or of the module, after the gradient transformations of

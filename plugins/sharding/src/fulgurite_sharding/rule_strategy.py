@@ -120,6 +120,24 @@ class RuleStrategy(MeshStrategy):
 
         return jax.tree_util.tree_map_with_path(get_sharding, output)
 
+    def list_undivided(self, module: PyTree) -> list[str]:
+        """Return the parameters, with their shapes, that are large enough to divide by size, and
+        have no dimension that divides by the devices.
+
+        Args:
+            module: the module.
+        """
+        if self._parameters is None:
+            return []
+        rules = Rules(self._rules, "Sharding(rules=)")
+        return [
+            f"{path} {param.shape}"
+            for path, param in self._get_param_shardings(module).items()
+            if self._parameters.is_large(param.shape)
+            and not get_axes(param.stored)
+            and rules.get_spec(path, param.shape, self.mesh) is None
+        ]
+
     def _get_param_shardings(self, module: PyTree) -> ParamShardings:
         rules = Rules(self._rules, "Sharding(rules=)")
         params: ParamShardings = {}
