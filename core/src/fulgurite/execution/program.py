@@ -321,11 +321,9 @@ class Program:
         leaves = leaves_with_paths(module)
         is_standard = self._services.compute_update.__qualname__ == "Engine.train_step"
         has_floats = any(is_floating_array(leaf) for _, leaf in leaves)
-        if (
-            has_floats
-            or not is_standard
-            or any(jax.tree.leaves(update_rule.trainable_mask(module)))
-        ):
+        # A rule of a plugin may train others, and an engine of one's own anything.
+        is_trained = any(jax.tree.leaves(update_rule.trainable_mask(module)))
+        if has_floats or is_trained or not is_standard:
             return
         arrays = [f"{path} is {format_tree(leaf)}" for path, leaf in leaves if is_array(leaf)]
         if arrays:

@@ -92,9 +92,9 @@ def describe_hidden_nonfinite_transforms(program: Program, policy: NonFinitePoli
     verb = "acts" if len(names) == 1 else "act"
     effect = "ends the fit" if policy == "raise" else "is skipped"
     return [
-        f"optax.{' and optax.'.join(names)} of the optimizer never {verb}: with Engine(on_nonfinite="
-        f"{policy!r}) a step whose gradient is not finite {effect} before. Give "
-        "on_nonfinite='ignore' if the optimizer is to deal with it"
+        f"optax.{' and optax.'.join(names)} of the optimizer never {verb}: with "
+        f"Engine(on_nonfinite={policy!r}) a step whose gradient is not finite {effect} before. "
+        "Give on_nonfinite='ignore' if the optimizer is to deal with it"
     ]
 
 

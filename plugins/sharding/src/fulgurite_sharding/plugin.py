@@ -134,18 +134,12 @@ class Sharding:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Say which parameters are not divided, although they are large enough."""
-        strategy = self.sharding_strategy()
-        undivided = [] if self.parameters is None else strategy.list_undivided(run.state.module)
-        if undivided:
-            assert self.parameters is not None
-            axis = self.parameters.axis
-            run.notify(
-                "sharding",
-                f"whole on every device, because no dimension divides by the "
-                f"{strategy.mesh.shape[axis]} parts of the axis {axis!r}: {', '.join(undivided)}. "
-                "Pad them to a multiple of that, or leave them as they are",
-            )
+        """Tell the user of parameters that are whole although they were to be divided."""
+        if self.parameters is None:
+            return
+        message = self.sharding_strategy().describe_undivided(run.state.module)
+        if message is not None:
+            run.notify("sharding", message)
 
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
