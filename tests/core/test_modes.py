@@ -170,7 +170,7 @@ class Drawing(Counting):
             "named": ctx.key(name="mask"),
             "named again": ctx.key(name="mask"),
             "other name": ctx.key(name="make_rng"),
-            "made": fg.make_rng(),
+            "ambient": fg.make_rng(),
             "of keys": ctx.keys("default", 3)[1],
             "fresh": fresh.key(),
             "fresh again": ctx.fork("second pass").key(),
@@ -192,7 +192,7 @@ class Drawing(Counting):
         )
 
 
-DIFFERENT = ("key", "again", "third", "named", "other name", "made", "of keys")
+DIFFERENT = ("key", "again", "third", "named", "other name", "ambient", "of keys")
 DIFFERENT += ("fresh", "second of fresh", "other fresh", "fresh of fresh")
 
 
@@ -212,9 +212,9 @@ def test_the_default_key_is_the_documented_fold() -> None:
     )
     second = fold_by_hand(key, "repeated call", 1)
     named = fold_by_hand(key, "name:mask")
-    made = fold_by_hand(key, "make_rng", 0)
+    ambient = fold_by_hand(key, "make_rng", 0)
     history = fg.Engine(steps=2, seed=5, log_every=1).fit(Drawing, numbers([0])).history
-    keys = {"key": key, "again": second, "named": named, "made": made}
+    keys = {"key": key, "again": second, "named": named, "ambient": ambient}
     for name, key in keys.items():
         draw = float(jax.random.uniform(key))
         assert history[f"train/{name}"][1] == pytest.approx(draw, abs=1e-7)

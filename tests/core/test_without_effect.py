@@ -110,8 +110,10 @@ def test_an_optimizer_that_would_deal_with_nan_and_never_acts_is_told(policy: An
             return optax.apply_if_finite(optax.chain(optax.zero_nans(), optax.sgd(1.0)), 3)
 
     messages = fg.Engine(steps=1, on_nonfinite=policy).fit(Protected(), numbers([0])).messages
-    told = ["optax.zero_nans and optax.apply_if_finite of the optimizer never act"]
-    assert [message.split(":")[0] for message in messages] == ([] if policy == "ignore" else told)
+    expected = ["optax.zero_nans and optax.apply_if_finite of the optimizer never act"]
+    assert [message.split(":")[0] for message in messages] == (
+        [] if policy == "ignore" else expected
+    )
 
 
 # --- skipped steps ----------------------------------------------------------------------------------------------------

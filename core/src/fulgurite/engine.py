@@ -70,6 +70,7 @@ from fulgurite.fit.start import (
     try_padding,
 )
 from fulgurite.fit.without_effect import (
+    describe_decayed_buffers,
     describe_hidden_hooks,
     describe_hidden_nonfinite_transforms,
     describe_missing_weights,
@@ -157,7 +158,7 @@ class Engine:
     Args:
         steps: the number of updates of a fit. Either this or `epochs` is given, here or to `fit`.
         epochs: the number of passes over the data.
-        seed: for every random stream and for the order of the data.
+        seed: for every random stream and for the order of the data, unless that has its own.
         plugins: instances, names, names with arguments, and names to leave out; see
             `PluginManager`.
         autoload: whether installed plugins that ask for it are active without being listed.
@@ -169,7 +170,8 @@ class Engine:
         log_every: when the metric window is closed: an interval in steps, and the end; or a
             trigger; None for never.
         on_nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`;
-            `skip` (the step is counted and otherwise discarded); or `ignore`.
+            `skip` (the step is counted and otherwise discarded; 100 of them in a row are an error,
+            looked for where metrics are logged); or `ignore`.
         max_compilations: the largest number of batch shapes in training, and in each evaluation and
             prediction.
         fast_dev_run: a trial of this many steps and as many batches in each evaluation, with
@@ -729,6 +731,7 @@ class Engine:
             *describe_hidden_hooks(state.module, find_hookspecs(hookspecs)),
             *describe_missing_weights(state.module),
             *describe_unused_seed(self.seed, request.data),
+            *describe_decayed_buffers(program),
             *describe_hidden_nonfinite_transforms(program, self.on_nonfinite),
         ]
 

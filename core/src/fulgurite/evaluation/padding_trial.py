@@ -9,12 +9,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Float
 
 from fulgurite.data.sources import IndexedBatch, MaskedBatch
 from fulgurite.errors import DataError
 from fulgurite.evaluation.loss_trial import run_trial
+from fulgurite.execution.dataflow import find_dependent_results
 from fulgurite.training.forward import get_common_length, split_batch
 
 FIX = (
@@ -29,10 +30,6 @@ under what it is in a sentence; another index is another random key."""
 Prepare = Callable[..., tuple[Any, MaskedBatch]]
 """Called with arrays, traced: returns the target, a tuple that begins with the module, and a batch
 without padding."""
-
-# The operations that run one program, once, with their own arguments and results.
-_CALLS = {"jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call"}
-_CALLS |= {"custom_vjp_call"}
 
 
 class PaddingTrial(NamedTuple):
@@ -177,39 +174,11 @@ def _find_numbers_without_mask(
     uses = [True] + [False] * (len(program.jaxpr.invars) - 1)
     return [
         name
-        for name, is_used in zip(sorted(numbers), _spread(program.jaxpr, uses), strict=True)
+        for name, is_used in zip(
+            sorted(numbers), find_dependent_results(program, uses), strict=True
+        )
         if not is_used
     ]
-
-
-def _spread(program: Jaxpr, inputs: list[bool]) -> list[bool]:
-    """Return which results of a program are computed from some of its arguments.
-
-    Args:
-        program: the program.
-        inputs: True for these arguments.
-    """
-    marked = {var for var, is_marked in zip(program.invars, inputs, strict=True) if is_marked}
-    for equation in program.eqns:
-        flags = [isinstance(var, Var) and var in marked for var in equation.invars]
-        if any(flags):
-            outputs = _spread_call(equation, flags)
-            marked |= {var for var, flag in zip(equation.outvars, outputs, strict=True) if flag}
-    return [isinstance(var, Var) and var in marked for var in program.outvars]
-
-
-def _spread_call(equation: JaxprEqn, inputs: list[bool]) -> list[bool]:
-    """Do so for one operation: all its results, unless it runs a program that can be followed."""
-    inner = [
-        getattr(value, "jaxpr", value)
-        for value in equation.params.values()
-        if isinstance(value, ClosedJaxpr | Jaxpr)
-    ]
-    if equation.primitive.name in _CALLS and len(inner) == 1:
-        (program,) = inner
-        if len(program.invars) == len(inputs):
-            return _spread(program, inputs)
-    return [True] * len(equation.outvars)
 
 
 def _pad(batch: MaskedBatch, size: int) -> MaskedBatch:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Key
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.execution.compiled_step import CompiledStep
+from fulgurite.execution.dataflow import find_needed_arguments
 from fulgurite.execution.dispatch import (
     DispatchChoice,
     choose_loop,
@@ -398,6 +399,23 @@ class Program:
             lambda leaf: next(remaining) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
             self.state_spec,
         )
+
+    def list_without_gradient(self) -> list[str]:
+        """Return the paths of the arrays of the module that no metric of training, such as its
+        loss, is computed from other than behind `jax.lax.stop_gradient`."""
+        paths = [
+            path
+            for path, leaf in leaves_with_paths(self.state_spec.module)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+        ]
+        unneeded = set(paths)
+        for program in self._step_programs:
+            results = [True] * len(program.jaxpr.outvars)
+            needed = find_needed_arguments(program, results, blocked="stop_gradient")
+            # The arguments are the arrays of the state: first its step, then the module.
+            pairs = zip(paths, needed[1 : 1 + len(paths)], strict=True)
+            unneeded -= {path for path, is_needed in pairs if is_needed}
+        return [path for path in paths if path in unneeded]
 
     def _trace_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
         """Return the metrics and the running metrics of a step, by name, as

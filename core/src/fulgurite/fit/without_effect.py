@@ -1,10 +1,13 @@
 """What a user wrote and nothing uses: told at the start of a fit."""
 
 from collections.abc import Iterable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
 
 from fulgurite.data.sources import ArrayData, as_data
@@ -12,6 +15,8 @@ from fulgurite.execution.program import Program
 from fulgurite.model.module import Module
 from fulgurite.training.nonfinite import NonFinitePolicy
 from fulgurite.training.update import GradientUpdate
+from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.tree.select import select_from_parts
 from fulgurite.tree.specs import is_array
 
 
@@ -96,6 +101,63 @@ def describe_hidden_nonfinite_transforms(program: Program, policy: NonFinitePoli
         f"Engine(on_nonfinite={policy!r}) a step whose gradient is not finite {effect} before. "
         "Give on_nonfinite='ignore' if the optimizer is to deal with it"
     ]
+
+
+def describe_decayed_buffers(program: Program) -> list[str]:
+    """Return a sentence about arrays without a gradient that the optimizer changes nevertheless, as
+    weight decay does.
+
+    Args:
+        program: the training program.
+    """
+    rule = program.update_rule
+    without_gradient = program.list_without_gradient() if isinstance(rule, GradientUpdate) else []
+    if not without_gradient or not isinstance(rule, GradientUpdate):
+        return []
+    module = program.state_spec.module
+    params = eqx.filter(module, rule.spec.param_mask(module))
+    are_changed = jax.device_get(jax.jit(partial(_update_without_gradient, rule, module, params))())
+    paths = [path for path, _ in leaves_with_paths(params)]
+    changed = [
+        path
+        for path, is_changed in zip(paths, are_changed, strict=True)
+        if is_changed and path in without_gradient
+    ]
+    if not changed:
+        return []
+    return [
+        f"the optimizer changes {', '.join(changed)}, such as by weight decay, although the loss "
+        "gives no gradient there. Leave such arrays out: fg.OptimizerSpec(optimizer, params=...), "
+        "or a mask of the weight decay"
+    ]
+
+
+def _update_without_gradient(rule: GradientUpdate, module: Any, params: Any) -> list[Any]:
+    """Return which parameters an optimizer changes if all are ones and have a gradient of zero;
+    traced.
+
+    Args:
+        rule: with the optimizer.
+        module: the module, as shapes.
+        params: what is updated of it.
+    """
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), params)
+    zeros = jax.tree.map(jnp.zeros_like, ones)
+    optimizer = optax.with_extra_args_support(rule.spec.optimizer)
+    value = jnp.zeros(())
+
+    def count_a_step(leaf: Any) -> Any:
+        # The learning rate may begin with zero.
+        is_count = jnp.ndim(leaf) == 0 and jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.integer)
+        return leaf + 1 if is_count else leaf
+
+    with select_from_parts(module):
+        opt_state = jax.tree.map(count_a_step, optimizer.init(ones))
+        updates, _ = optimizer.update(
+            zeros, opt_state, ones, value=value, grad=zeros, value_fn=lambda _: value
+        )
+    leaves = jax.tree.leaves(updates)
+    return [jnp.any(jnp.isfinite(leaf) & (leaf != 0)) for leaf in leaves]
 
 
 def _contains(tree: Any, kind: type) -> bool:
