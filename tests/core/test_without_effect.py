@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -65,6 +67,50 @@ def test_an_engine_may_train_integers_in_its_own_way() -> None:
 
     result = Adding(steps=3).fit(Weights(jnp.zeros(2, jnp.int32)), numbers([0]))
     assert result.module.weight.tolist() == [3, 3]
+
+
+class Buffered(fg.Module):
+    """A weight, a buffer behind `stop_gradient`, an array that nothing uses, and integers."""
+
+    weight: jax.Array
+    buffer: jax.Array
+    unused: jax.Array
+    indices: jax.Array
+    optimizer: Any = eqx.field(static=True)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def scale(buffer: Any, value: Any) -> Any:
+            return value * jax.lax.stop_gradient(buffer)
+
+        preds = jax.jit(scale)(self.buffer[0], self.weight * batch.mean())
+        return fg.Output(jnp.sum(scale(self.buffer, preds) ** 2))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return self.optimizer
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_told"),
+    [
+        (optax.adamw(1e-3), True),
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)), True),
+        (optax.adamw(optax.linear_schedule(0.0, 1.0, 10)), True),
+        (optax.adam(1e-3), False),
+        (optax.lamb(1e-3), False),
+        (optax.lbfgs(), False),
+        (
+            optax.adamw(1e-3, mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree)),
+            False,
+        ),
+    ],
+)
+def test_weight_decay_of_what_has_no_gradient_is_told(optimizer: Any, is_told: bool) -> None:
+    module = Buffered(jnp.ones((2, 2)), jnp.ones(2), jnp.ones(3), jnp.ones(2, int), optimizer)
+    result = fg.Engine(steps=2).fit(module, [np.ones(2, np.float32)])
+    assert (result.module.buffer != 1).any() == is_told
+    assert len(result.messages) == is_told
+    if is_told:
+        assert result.messages[0].startswith("the optimizer changes buffer, unused, such as by we")
 
 
 # --- methods and settings ---------------------------------------------------------------------------------------------
