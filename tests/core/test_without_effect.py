@@ -127,7 +127,7 @@ def test_a_hook_on_a_module_is_told_unless_another_method_calls_it() -> None:
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             return super().training_step(self.transform_batch(batch), ctx)
 
-    (message,) = fg.Engine(steps=1).fit(Hooked(), numbers([0])).messages
+    (message,) = fg.Engine(steps=1).fit(Hooked, numbers([0])).messages
     assert message.startswith("nothing calls Hooked.after_update: this is the name of a hook")
 
 
@@ -155,7 +155,7 @@ def test_an_optimizer_that_would_deal_with_nan_and_never_acts_is_told(policy: An
         def configure_optimizers(self) -> optax.GradientTransformation:
             return optax.apply_if_finite(optax.chain(optax.zero_nans(), optax.sgd(1.0)), 3)
 
-    messages = fg.Engine(steps=1, on_nonfinite=policy).fit(Protected(), numbers([0])).messages
+    messages = fg.Engine(steps=1, on_nonfinite=policy).fit(Protected, numbers([0])).messages
     expected = ["optax.zero_nans and optax.apply_if_finite of the optimizer never act"]
     assert [message.split(":")[0] for message in messages] == (
         [] if policy == "ignore" else expected
@@ -174,7 +174,7 @@ class NanFrom(Counting):
 
 def fit_nan_from(first: int, **options: Any) -> fg.FitResult:
     engine = fg.Engine(on_nonfinite="skip", **options)
-    return engine.fit(NanFrom(), [np.full(2, first, np.float32)])
+    return engine.fit(NanFrom, [np.full(2, first, np.float32)])
 
 
 def test_a_fit_whose_steps_are_all_skipped_is_told() -> None:

@@ -187,7 +187,7 @@ def _pad(batch: MaskedBatch, size: int) -> MaskedBatch:
     def pad(leaf: Any) -> Any:
         if jnp.ndim(leaf) == 0:
             return leaf
-        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return jnp.concatenate([leaf, leaf if is_key else jnp.zeros_like(leaf)])
 
     mask = jnp.arange(2 * size) < size

@@ -63,7 +63,7 @@ def _get_called_program(equation: JaxprEqn) -> Jaxpr | None:
     """Return the program that an operation runs on its own arguments; None for any other, all
     results of which count as computed from all arguments."""
     programs = [
-        getattr(value, "jaxpr", value)
+        value.jaxpr if isinstance(value, ClosedJaxpr) else value
         for value in equation.params.values()
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]

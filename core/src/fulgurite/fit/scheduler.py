@@ -214,8 +214,9 @@ class Scheduler:
     def list_evenly_spaced(self, step: int) -> dict[str, bool]:
         """Return, by the name of each action that is spaced evenly over the fit, whether it was due
         up to `step` if the end was not known."""
+        without_end = StepRange(self._first_step)
         return {
-            action.name: part.next(self._first_step, StepRange(self._first_step)) <= step
+            action.name: (part.next(self._first_step, without_end) or math.inf) <= step
             for action in self._actions
             for part in getattr(action.trigger, "parts", (action.trigger,))
             if isinstance(part, EvenlySpaced)
