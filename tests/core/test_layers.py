@@ -26,9 +26,9 @@ LAYERS = """
     model.media model.mode model.sow model.output model.loss model.context model.ambient_rng model.module
     training.compilations training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.trace training.step
-    execution.executables execution.flops execution.dispatch execution.flat_state execution.compiled_step execution.program
-    evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.loss_trial evaluation.program evaluation.runner
-    fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.run fit.monitor fit.start fit.losses fit.loop
+    execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.compiled_step execution.program
+    evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.runner
+    fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.run fit.monitor fit.without_effect fit.start fit.losses fit.loop
     hookspecs
     engine
 """.split()

@@ -166,9 +166,15 @@ class Drawing(Counting):
         keys = {
             "key": ctx.key(),
             "again": ctx.key(),
+            "third": ctx.key("default"),
+            "named": ctx.key(name="mask"),
+            "named again": ctx.key(name="mask"),
+            "other name": ctx.key(name="make_rng"),
+            "ambient": fg.make_rng(),
             "of keys": ctx.keys("default", 3)[1],
             "fresh": fresh.key(),
             "fresh again": ctx.fork("second pass").key(),
+            "second of fresh": fresh.key(),
             "other fresh": ctx.fork("third pass").key(),
             "fresh of fresh": fresh.fork("second pass").key(),
         }
@@ -186,15 +192,16 @@ class Drawing(Counting):
         )
 
 
-DIFFERENT = ("key", "of keys", "fresh", "other fresh", "fresh of fresh")
+DIFFERENT = ("key", "again", "third", "named", "other name", "ambient", "of keys")
+DIFFERENT += ("fresh", "second of fresh", "other fresh", "fresh of fresh")
 
 
 def test_keys_differ_by_step_stream_and_pass() -> None:
     history = fg.Engine(steps=3, log_every=1).fit(Drawing, numbers([0])).history
     draws = [float(value) for name in DIFFERENT for value in history[f"train/{name}"]]
-    assert len(set(draws)) == len(draws) == 15
+    assert len(set(draws)) == len(draws) == 33
     assert history["train/step"].tolist() == [0, 1, 2]
-    assert history["train/key"].tolist() == history["train/again"].tolist()
+    assert history["train/named"].tolist() == history["train/named again"].tolist()
     assert history["train/fresh"].tolist() == history["train/fresh again"].tolist()
 
 
@@ -203,8 +210,39 @@ def test_the_default_key_is_the_documented_fold() -> None:
     key = jax.random.fold_in(
         jax.random.fold_in(jax.random.fold_in(jax.random.key(5), name), 1), phase
     )
+    second = fold_by_hand(key, "repeated call", 1)
+    named = fold_by_hand(key, "name:mask")
+    ambient = fold_by_hand(key, "make_rng", 0)
     history = fg.Engine(steps=2, seed=5, log_every=1).fit(Drawing, numbers([0])).history
-    assert history["train/key"][1] == pytest.approx(float(jax.random.uniform(key)), abs=1e-7)
+    keys = {"key": key, "again": second, "named": named, "ambient": ambient}
+    for name, key in keys.items():
+        draw = float(jax.random.uniform(key))
+        assert history[f"train/{name}"][1] == pytest.approx(draw, abs=1e-7)
+
+
+def fold_by_hand(key: Any, name: str, *indices: int) -> Any:
+    """Fold by the documented rule: four bytes of the name's SHA-1, then each number."""
+    key = jax.random.fold_in(key, int(hashlib.sha1(name.encode()).hexdigest()[:8], 16))
+    for index in indices:
+        key = jax.random.fold_in(key, index)
+    return key
+
+
+def test_two_draws_of_a_step_pass_the_check_of_jax_for_reused_keys() -> None:
+    class Views(Drawing):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            drop = eqx.nn.Dropout(0.5)
+            first, second = (drop(jnp.ones(64), key=ctx.key()) for _ in range(2))
+            equal = jnp.mean(first == second)
+            return (
+                super()
+                .training_step(batch, ctx)
+                .replace(metrics={"equal": fg.metrics.LastValue.from_values(equal)})
+            )
+
+    with jax.debug_key_reuse(True):
+        result = fg.Engine(steps=1, log_every=1).fit(Views, numbers([0]))
+    assert 0.25 < result.metrics["train"]["equal"] < 0.75  # 64 pairs of fair coins
 
 
 def test_a_plugin_has_keys_of_its_own_and_changes_no_other() -> None:

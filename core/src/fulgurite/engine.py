@@ -24,6 +24,7 @@ from fulgurite.data.sources import (
     get_device_arrays,
     get_split,
     has_smaller_last_batch,
+    may_pad,
 )
 from fulgurite.errors import (
     ConfigurationError,
@@ -44,13 +45,14 @@ from fulgurite.evaluation.evaluator import (
     never_stop,
 )
 from fulgurite.evaluation.loss_trial import choose_sample
+from fulgurite.evaluation.padding_trial import choose_examples
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.executables import keep_compiled_programs
 from fulgurite.execution.program import Program
 from fulgurite.fit.loop import Loop
-from fulgurite.fit.losses import try_losses
+from fulgurite.fit.losses import try_losses, try_padding
 from fulgurite.fit.run import FitResult
 from fulgurite.fit.scheduler import BoundAction, collect_actions
 from fulgurite.fit.signals import StopRequests, raise_unanswered
@@ -67,6 +69,13 @@ from fulgurite.fit.start import (
     restore_host_states,
     select_hyperparameters,
 )
+from fulgurite.fit.without_effect import (
+    describe_decayed_buffers,
+    describe_hidden_hooks,
+    describe_hidden_nonfinite_transforms,
+    describe_missing_weights,
+    describe_unused_seed,
+)
 from fulgurite.foreign_names import (
     DATA_ARGUMENTS,
     ENGINE_ARGUMENTS,
@@ -77,6 +86,7 @@ from fulgurite.foreign_names import (
 from fulgurite.model.context import Context
 from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.plugins.markers import find_hookspecs
 from fulgurite.plugins.strategy import PluginShardingStrategy
 from fulgurite.rng import DEFAULT, PARAMS, RngStreams, make_root_key
 from fulgurite.sharding import FIT_START, SINGLE_PROCESS, ShardingStrategy, SingleDevice
@@ -126,7 +136,7 @@ class Engine:
     Args:
         steps: the number of updates of a fit. Either this or `epochs` is given, here or to `fit`.
         epochs: the number of passes over the data.
-        seed: for every random stream and for the order of the data.
+        seed: for every random stream and for the order of the data, unless that has its own.
         plugins: instances, names, names with arguments, and names to leave out; see
             `PluginManager`.
         autoload: whether installed plugins that ask for it are active without being listed.
@@ -138,7 +148,8 @@ class Engine:
         log_every: when the metric window is closed: an interval in steps, and the end; or a
             trigger; None for never.
         on_nonfinite: what to do with a step whose loss, gradient or update is not finite: `raise`;
-            `skip` (the step is counted and otherwise discarded); or `ignore`.
+            `skip` (the step is counted and otherwise discarded; 100 of them in a row are an error,
+            looked for where metrics are logged); or `ignore`.
         max_compilations: the largest number of batch shapes in training, and in each evaluation and
             prediction.
         fast_dev_run: a trial of this many steps and as many batches in each evaluation, with
@@ -664,9 +675,9 @@ class Engine:
         examples = get_batch_examples(request.data) or (first_batch,)
         program = self._get_program(request.model_init, examples, device_arrays)
         self._check_same_start(request, batches, first_batch)
-        sample = None
-        if has_smaller_last_batch(request.data) or program.update_rule.needs_mean_loss:
-            sample = choose_sample(first_batch)
+        needs_means = has_smaller_last_batch(request.data) or program.update_rule.needs_mean_loss
+        sample = choose_sample(first_batch) if needs_means else None
+        padded = choose_examples(first_batch) if may_pad(request.data, first_batch) else None
         del first_batch  # a fit keeps no batch longer than its steps do
         state = request.state
         with Wait("the checkpoint"):
@@ -686,6 +697,8 @@ class Engine:
         program.check(state)
         with self.plugins.timings.time("check"):
             messages = try_losses(self.services, program, state, sample, device_arrays)
+            messages += try_padding(self.services, program, state, padded, device_arrays)
+            messages += self._describe_what_has_no_effect(request, program, state)
         step_range = plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length)
         check_known_batches(self.sharding, batches, int(state.step), step_range.stop)
         return FitPlan(
@@ -700,6 +713,18 @@ class Engine:
             resume=request.resume,
             messages=messages,
         )
+
+    def _describe_what_has_no_effect(
+        self, request: FitRequest, program: Program, state: TrainState
+    ) -> list[str]:
+        """Return sentences about what the user wrote and nothing uses."""
+        return [
+            *describe_hidden_hooks(state.module, find_hookspecs(hookspecs)),
+            *describe_missing_weights(state.module),
+            *describe_unused_seed(self.seed, request.data),
+            *describe_decayed_buffers(program),
+            *describe_hidden_nonfinite_transforms(program, self.on_nonfinite),
+        ]
 
     def _check_same_start(
         self, request: FitRequest, batches: BatchIterator, first_batch: Any

@@ -67,14 +67,26 @@ class NonFiniteError(FulguriteError, FloatingPointError):
     Attributes:
         step: the first step whose update was not finite.
         term: what was not finite, such as ``loss`` or ``gradient of layers[0].weight``.
+
+    Args:
+        step: becomes an attribute.
+        term: likewise.
+        skipped: how many steps in a row were skipped, where that is the error.
     """
 
-    def __init__(self, step: int, term: str) -> None:
-        super().__init__(
+    def __init__(self, step: int, term: str, skipped: int = 0) -> None:
+        text = (
             f"step {step}: {term} is not finite. Nothing of this step is saved. Look at the "
             "batch and learning rate of that step, or choose Engine(on_nonfinite='skip') to leave "
             "such updates out."
         )
+        if skipped:
+            text = (
+                f"step {step}: each of the last {skipped} steps was skipped, because {term} was "
+                "not finite, so nothing is trained any more. Look at data, learning rate and "
+                "weights, or choose Engine(on_nonfinite='raise') to see which term it is."
+            )
+        super().__init__(text)
         self.step = step
         self.term = term
 

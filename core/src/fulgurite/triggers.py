@@ -175,7 +175,8 @@ class EvenlySpaced(_Counted):
 
     The steps are ``start + ceil(i * (stop - start) / n)``.
     A range of fewer than `n` steps fires at each of them. While its end is unknown: ``start + 128,
-    256, 512, …``.
+    256, 512, …``. If the epochs of a fit differ in length, its end moves and so may the number of
+    times; the user is told.
 
     Example:
         trigger = fg.EvenlySpaced(4)

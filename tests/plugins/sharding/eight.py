@@ -994,6 +994,33 @@ def check_a_loss_and_a_metric_on_a_layer_under_fsdp() -> None:
     np.testing.assert_allclose(*values, rtol=1e-5)
 
 
+def check_parameters_that_fsdp_leaves_whole_are_told() -> None:
+    class Wide(fg.Module):
+        wide: jax.Array
+        even: jax.Array
+        bias: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            preds = batch @ self.wide + self.even.sum() + self.bias
+            return fg.Output(jnp.mean(preds**2))
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(0.0)
+
+    def fit(*plugins: Any) -> list[str]:
+        module = Wide(jnp.ones((101, 3)), jnp.ones((16, 3)), jnp.ones(3))
+        data = [np.ones((8, 101), np.float32)]
+        return fg.Engine(steps=1, plugins=plugins).fit(module, data).messages
+
+    (message,) = fit(FSDP(min_size=10))
+    assert "8 parts of the axis 'data': wide (101, 3). Pad" in message
+    (message,) = fit(FSDP())
+    assert "no parameter is divided over the axis 'data'" in message
+    assert fit(FSDP(min_size=304)) == [message.replace("16384", "304")]
+    assert fit(DataParallel()) == []
+    assert fit(Sharding(parameters=ShardBySize("data", 10), rules=[("wide", P())])) == []
+
+
 if __name__ == "__main__":
     # python eight.py NAME ... runs only these.
     wanted = sys.argv[1:] or [

@@ -443,6 +443,20 @@ def has_smaller_last_batch(data: Any) -> bool:
     return source.num_examples > source.batch_size and source.num_examples % source.batch_size > 0
 
 
+def may_pad(data: Any, batch: Any) -> bool:
+    """Return whether a batch of `data` may have padding.
+
+    Args:
+        data: a data source.
+        batch: its first batch.
+    """
+    if not isinstance(batch, MaskedBatch | IndexedBatch) or batch.mask is None:
+        return False
+    source = as_data(data).source
+    is_full = isinstance(source, ArrayData) and source.num_examples % source.batch_size == 0
+    return not is_full
+
+
 def get_device_arrays(data: Any) -> Any:
     """Return the arrays that the batches of `data` are gathered from on the device, or None."""
     source = as_data(data).source

@@ -89,16 +89,30 @@ def collect_bare_numbers(
             losses = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
         if evaluator.metrics is not None:
             metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
-        labeled = {
-            "the loss" if name == "loss" else f"the loss {name!r}": value
-            for name, value in losses.items()
-        }
+        labeled = {_label_loss(name): value for name, value in losses.items()}
         labeled |= {f"the metric {name!r}": value for name, value in metrics.items()}
         return {
             label: jnp.asarray(value)
             for label, value in labeled.items()
             if _is_number(value) and find_weight(value) is None
         }
+
+
+def collect_losses_and_bare_metrics(
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return every loss, and the bare numbers among the metrics, each under what it is in a
+    sentence; traced. The arguments are those of `collect_bare_numbers`."""
+    numbers = collect_bare_numbers(evaluator, output, batch, ctx)
+    metrics = {name: value for name, value in numbers.items() if name.startswith("the metric")}
+    if evaluator.losses is not None:
+        return {name: value for name, value in numbers.items() if name not in metrics}, metrics
+    losses = {_label_loss(name): jnp.asarray(value) for name, value in output.losses.items()}
+    return losses, metrics
+
+
+def _label_loss(name: str) -> str:
+    return "the loss" if name == "loss" else f"the loss {name!r}"
 
 
 def _is_number(value: Any) -> bool:

@@ -28,6 +28,7 @@ from fulgurite.evaluation.batch_metrics import (
     as_numbers,
     collect_bare_numbers,
     collect_batch_metrics,
+    collect_losses_and_bare_metrics,
     compute_collected,
     may_have_bare_numbers,
 )
@@ -39,6 +40,13 @@ from fulgurite.evaluation.loss_trial import (
     compute_trial,
     describe_mismatches,
     run_trial,
+)
+from fulgurite.evaluation.padding_trial import (
+    FIX as FIX_PADDING,
+    PaddingTrial,
+    choose_examples,
+    has_padding,
+    try_padding,
 )
 from fulgurite.evaluation.program import EvaluationProgram
 from fulgurite.evaluation.target import EvalTarget
@@ -84,8 +92,9 @@ class EvaluationRunner:
         # The batch that is being traced, for errors.
         self._batch_index = 0
         self._may_have_bare_numbers = False
-        # Of the targets whose bare numbers were tried.
+        # Of the targets whose bare numbers were tried, and those that were tried with padding.
         self._tried_targets: set[Any] = set()
+        self._padded_targets: set[Any] = set()
 
     def evaluate(
         self,
@@ -222,13 +231,8 @@ class EvaluationRunner:
                 output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
                 return collect_bare_numbers(self._evaluator, output, batch, ctx)
 
-        def run(leaves: list[Any], batch: Any, device_arrays: Any) -> Any:
-            target_parts = target.join(leaves)
-            batch = ArrayData.gather(device_arrays, batch)
-            if transform_batch is not None:
-                with self._eval_context(target_parts, batch, None, 0) as (_, value, ctx):
-                    value = Batch(transform_batch(value, ctx), spec=ctx.spec)
-                batch = value if ctx.mask is None else MaskedBatch(value, ctx.mask)
+        def run(*arguments: Any) -> Any:
+            target_parts, batch = self._prepare_trial(target, transform_batch, *arguments)
             return compute_trial(partial(compute_numbers, target_parts), batch, sample.size)
 
         with self._sharding.mesh_context():
@@ -239,6 +243,62 @@ class EvaluationRunner:
             if not jax.eval_shape(program, *arguments)[0]:
                 return {}
             return describe_mismatches(*run_trial(program, arguments), sample.size)
+
+    def try_padding(
+        self,
+        target: EvalTarget,
+        examples: Any,
+        device_arrays: Any,
+        transform_batch: Callable[[Any, Context], Any] | None = None,
+    ) -> PaddingTrial | None:
+        """Return what padding does to the numbers of the step that do not use the mask, tried in
+        inference mode; None if there are none.
+
+        Args:
+            target: the module and what belongs to it.
+            examples: of a masked batch, without padding; None if there are none to try.
+            device_arrays: what indexed batches are gathered from.
+            transform_batch: what the batch goes through.
+        """
+        if examples is None or jax.process_count() > 1:
+            return None
+
+        def compute_numbers(target: Any, batch: Any, index: Any) -> Any:
+            with self._eval_context(target, batch, None, index) as (module, batch, ctx):
+                output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
+                return collect_losses_and_bare_metrics(self._evaluator, output, batch, ctx)
+
+        with self._sharding.mesh_context():
+            leaves = self._sharding.put_on_mesh(target.leaves)
+            batch = self._sharding.shard_eval_batch(examples)
+            arguments = (leaves, batch, device_arrays)
+            prepare = partial(self._prepare_trial, target, transform_batch)
+            return try_padding(compute_numbers, prepare, arguments)
+
+    def _prepare_trial(
+        self,
+        target: EvalTarget,
+        transform_batch: Callable[[Any, Context], Any] | None,
+        leaves: list[Any],
+        batch: Any,
+        device_arrays: Any,
+    ) -> tuple[Any, Any]:
+        """Return the parts of the target and the batch as the step gets them; traced.
+
+        Args:
+            target: the module and what belongs to it.
+            transform_batch: what the batch goes through.
+            leaves: of the target.
+            batch: of a sample.
+            device_arrays: what indexed batches are gathered from.
+        """
+        target_parts = target.join(leaves)
+        batch = ArrayData.gather(device_arrays, batch)
+        if transform_batch is not None:
+            with self._eval_context(target_parts, batch, None, 0) as (_, value, ctx):
+                value = Batch(transform_batch(value, ctx), spec=ctx.spec)
+            batch = value if ctx.mask is None else MaskedBatch(value, ctx.mask)
+        return target_parts, batch
 
     def _warn_of_bare_numbers(self, target: EvalTarget, batch: Any, device_arrays: Any) -> None:
         """Say it once if the results depend on how the data is divided into batches."""
@@ -261,6 +321,28 @@ class EvaluationRunner:
                 f"the results of evaluation {name!r} depend on how its data is divided into "
                 f"batches, because they are averaged over examples: "
                 f"{'; '.join(sentences.values())}. {FIX}"
+            )
+        self._compilations.notify(message)
+
+    def _warn_of_padding(self, target: EvalTarget, batch: Any, device_arrays: Any) -> None:
+        """Say it once if padding counts in the results, at the first batch that has some."""
+        if target.key in self._padded_targets or not has_padding(batch):
+            return
+        self._padded_targets.add(target.key)
+        name = self._evaluator.name
+        try:
+            trial = self.try_padding(target, choose_examples(batch), device_arrays)
+        except Exception as error:
+            message = (
+                f"whether padding counts in the results of evaluation {name!r} could not be "
+                f"tried: {type(error).__name__}: {error}. {FIX_PADDING}"
+            )
+        else:
+            if trial is None or not trial.sentences:
+                return
+            message = (
+                f"padding counts in the results of evaluation {name!r}, because its step does not "
+                f"use ctx.mask for them: {'; '.join(trial.sentences)}. {FIX_PADDING}"
             )
         self._compilations.notify(message)
 
@@ -308,6 +390,8 @@ class EvaluationRunner:
                     programs[signature] = structure, run
                 carry, collected, media = run(*arguments, carries[structure])
                 carries[structure] = carry
+                # Behind the step itself, whose own errors come first.
+                self._warn_of_padding(target, batch, device_arrays)
                 if index == 0:
                     first_media = run.media_treedef.unflatten(media)
                 for array in collected:
@@ -489,7 +573,7 @@ class EvaluationRunner:
         # Media are shown of the first batch; nothing else is due in an evaluation.
         due_flags: dict[str, Any] = {name: jnp.asarray(False) for name in self._due_names}
         if MEDIA_ACTION in due_flags:
-            due_flags[MEDIA_ACTION] = index == 0
+            due_flags[MEDIA_ACTION] = jnp.asarray(index == 0)
         ctx = Context(
             self._make_rng_streams(key),
             step,

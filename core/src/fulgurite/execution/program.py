@@ -16,6 +16,7 @@ from jaxtyping import Array, Key
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.execution.compiled_step import CompiledStep
+from fulgurite.execution.dataflow import find_needed_arguments
 from fulgurite.execution.dispatch import (
     DispatchChoice,
     choose_loop,
@@ -25,7 +26,13 @@ from fulgurite.execution.dispatch import (
 from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.metrics.conversion import to_number
-from fulgurite.model.module import Module, OptimizerSpec, as_optimizer_specs, get_method
+from fulgurite.model.module import (
+    Module,
+    OptimizerSpec,
+    as_optimizer_specs,
+    get_method,
+    is_floating_array,
+)
 from fulgurite.plugins.manager import HookImpl, PluginManager
 from fulgurite.rng import fold_name, make_root_key
 from fulgurite.sharding import ShardingStrategy
@@ -73,6 +80,7 @@ class Program:
         module_text: the module as text, in which everything that is no array shows by its value.
         dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
         has_tried_losses: whether it was tried if the losses are means over examples.
+        has_tried_padding: whether it was tried if padding counts in them.
 
     Args:
         services: of the engine.
@@ -118,6 +126,7 @@ class Program:
             )
         self.dispatch_choice: DispatchChoice | None = None
         self.has_tried_losses = False
+        self.has_tried_padding = False
         self._loop_choice = choose_loop(
             self._step_programs, is_sharded=services.sharding.mesh is not None
         )
@@ -297,7 +306,25 @@ class Program:
         for hook in self._hooks.implementations("wrap_update_rule"):
             wrapped = hook(None, module=module, rule=update_rule, on_nonfinite=policy)
             update_rule = wrapped or update_rule
+        self._check_trainable(module, update_rule)
         return update_rule
+
+    def _check_trainable(self, module: Any, update_rule: UpdateRule) -> None:
+        """Raise `ModelError` if a module has arrays, and none that a gradient could change."""
+        leaves = leaves_with_paths(module)
+        is_standard = self._services.compute_update.__qualname__ == "Engine.train_step"
+        has_floats = any(is_floating_array(leaf) for _, leaf in leaves)
+        # A rule of a plugin may train others, and an engine of one's own anything.
+        is_trained = any(jax.tree.leaves(update_rule.trainable_mask(module)))
+        if has_floats or is_trained or not is_standard:
+            return
+        arrays = [f"{path} is {format_tree(leaf)}" for path, leaf in leaves if is_array(leaf)]
+        if arrays:
+            raise ModelError(
+                f"{type(module).__name__} has no array of floating-point numbers, so there is "
+                f"nothing to train: {', '.join(arrays)}. Make the weights arrays of floats, such "
+                "as jnp.zeros(4)"
+            )
 
     def _get_optimizers(self, module: Any) -> dict[str, OptimizerSpec]:
         """Return the optimizers of a plugin or of the module, after the gradient transformations of
@@ -364,6 +391,23 @@ class Program:
             lambda leaf: next(remaining) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
             self.state_spec,
         )
+
+    def list_without_gradient(self) -> list[str]:
+        """Return the paths of the arrays of the module that no metric of training, such as its
+        loss, is computed from other than behind `jax.lax.stop_gradient`."""
+        paths = [
+            path
+            for path, leaf in leaves_with_paths(self.state_spec.module)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+        ]
+        unneeded = set(paths)
+        for program in self._step_programs:
+            results = [True] * len(program.jaxpr.outvars)
+            needed = find_needed_arguments(program, results, blocked="stop_gradient")
+            # The arguments are the arrays of the state: first its step, then the module.
+            pairs = zip(paths, needed[1 : 1 + len(paths)], strict=True)
+            unneeded -= {path for path, is_needed in pairs if is_needed}
+        return [path for path in paths if path in unneeded]
 
     def _trace_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
         """Return the metrics and the running metrics of a step, by name, as

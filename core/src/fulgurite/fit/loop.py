@@ -49,9 +49,10 @@ from fulgurite.fit.start import FitPlan
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.plugins.manager import plugin_error_context
 from fulgurite.timing import StepRate
+from fulgurite.training.nonfinite import SkippedSteps
 from fulgurite.training.state import TrainState
 from fulgurite.tree.specs import check_same_structure, shape_signature
-from fulgurite.triggers import EveryEpoch, is_exact
+from fulgurite.triggers import EveryEpoch, StepRange, is_exact
 from fulgurite.waits import WaitAbandoned
 
 # Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more
@@ -97,6 +98,7 @@ class Loop:
     _pending_error: Exception | None = None
     _abandoned_wait: WaitAbandoned | None = None
     _save_requested: bool = False
+    _has_told_spacing: bool = False
     _broken_reason: str = "it failed in the middle of a step"
 
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
@@ -105,6 +107,7 @@ class Loop:
         self.data_iterator = plan.data_iterator
         self.step = int(plan.state.step)
         self._first_step = self.step
+        self._skipped = SkippedSteps(self.step, int(plan.state.nonfinite.skipped))
         self.step_range = plan.step_range
         self.requested_length = plan.requested_length
         self.resumed_from = plan.resumed_from
@@ -327,8 +330,21 @@ class Loop:
             self.run.notify("fulgurite", message)
         self.state()
         self.dispatcher.flush(wait=True)
+        self._check_skipped()
         self.save()
         self.dispatcher.close(self.step)
+
+    def _check_skipped(self) -> None:
+        """Tell the user if the fit has trained nothing, because every step was skipped."""
+        if self.engine.on_nonfinite != "skip":
+            return
+        self._skipped.note(self.step, int(self.state().nonfinite.skipped))
+        if self._skipped.are_all:
+            self.run.notify(
+                "fulgurite",
+                f"nothing was trained: each of the {self._skipped.num_steps} steps was skipped, "
+                "because it was not finite. Engine(on_nonfinite='raise') says what of it",
+            )
 
     def _stop_if_requested(self) -> None:
         if self._scheduler.poll_requests(self.step):
@@ -444,7 +460,7 @@ class Loop:
             return self._scheduler.next_due(self.step - 1, self.step_range)
         if self._epochs is not None and self.step == self.step_range.stop:
             # The last epoch is longer than the one from which its end was guessed.
-            self.step_range = replace(self.step_range, stop=self.step + 1)
+            self._move_end(replace(self.step_range, stop=self.step + 1))
             return self._scheduler.next_due(self.step - 1, self.step_range)
         return target
 
@@ -539,7 +555,25 @@ class Loop:
             previous_end = epoch_ends[-2] if len(epoch_ends) > 1 else self.step_range.start
             epochs_left = max(self._epochs - len(epoch_ends), 0)
             stop = self.step + epochs_left * (self.step - previous_end)
-        self.step_range = replace(self.step_range, epoch_ends=epoch_ends, stop=stop)
+        self._move_end(replace(self.step_range, epoch_ends=epoch_ends, stop=stop))
+
+    def _move_end(self, step_range: StepRange) -> None:
+        """Go on with another range, and tell the user once if its end is not the expected one and
+        actions were spaced evenly up to that."""
+        expected, self.step_range = self.step_range.stop, step_range
+        if step_range.stop == expected or self._has_told_spacing:
+            return
+        names = self._scheduler.list_evenly_spaced(self.step)
+        if not names or (expected is None and not any(names.values())):
+            return
+        self._has_told_spacing = True
+        was = "was not known" if expected is None else f"was expected at step {expected}"
+        self.run.notify(
+            "fulgurite",
+            f"EvenlySpaced of {', '.join(names)} may fire more or fewer times than it says: the "
+            f"end of the fit {was}, and after an epoch of another length is expected at step "
+            f"{step_range.stop}. Give steps= for an end that is known",
+        )
 
     # --- what is due ------------------------------------------------------------------------------
 
@@ -718,6 +752,8 @@ class Loop:
             if metrics is None:
                 return None
             self.metrics["train"] = previous | metrics
+            if "skipped_steps" in metrics:
+                self._skipped.note(step, int(metrics["skipped_steps"]))
             return Record("scalars", "train", step, metrics, stream)
 
         steps_per_second = self._rate(step, monotonic())

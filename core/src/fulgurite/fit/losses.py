@@ -1,10 +1,12 @@
-"""Whether the losses of training are means over examples, tried before the first step."""
+"""What is tried of the losses of training before the first step: whether they are means over examples,
+and whether padding counts in them."""
 
 from typing import Any
 
 from fulgurite.errors import ModelError
 from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.evaluation.loss_trial import FIX, Sample
+from fulgurite.evaluation.padding_trial import FIX as FIX_PADDING
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import as_eval_target
 from fulgurite.execution.program import Program
@@ -64,3 +66,54 @@ def try_losses(
         f"metrics of training are averaged over examples, and {where}, but "
         f"{'; '.join(sentences.values())}. {FIX}"
     ]
+
+
+def try_padding(
+    services: Services,
+    program: Program,
+    state: TrainState,
+    examples: Any,
+    device_arrays: Any,
+) -> list[str]:
+    """Try, once for each program, whether padding counts in losses and metrics of training that do
+    not use the mask, and return what the user is told.
+
+    Args:
+        services: of the engine.
+        program: the training program.
+        state: to train from.
+        examples: of the first batch; None where no batch has padding.
+        device_arrays: what indexed batches are gathered from.
+
+    Raises:
+        ModelError: padding changes the gradient.
+    """
+    is_standard = services.compute_update.__qualname__ == "Engine.train_step"
+    if examples is None or program.has_tried_padding or not has_training_losses(state.module):
+        return []
+    program.has_tried_padding = True
+    runner = EvaluationRunner(services, Evaluator("padding", ()), run_training_losses)
+    target = as_eval_target(state, state.key)
+    where = f"{type(state.module).__name__}.training_step does not use ctx.mask"
+    try:
+        trial = runner.try_padding(target, examples, device_arrays, program.step.transform_batch)
+    except Exception as error:
+        return [
+            "batches may have padding, and whether it counts could not be tried: "
+            f"{type(error).__name__}: {error}. {FIX_PADDING}"
+        ]
+    if trial is None:
+        return []
+    if trial.changes_gradient and is_standard:
+        raise ModelError(
+            f"the data has batches with padding, and {where} for {', '.join(trial.unused_by)}: "
+            f"padding changes the gradient ({'; '.join(trial.sentences) or 'not the loss'}). "
+            f"{FIX_PADDING}"
+        )
+    if trial.sentences or trial.is_random:
+        details = "; ".join(trial.sentences) or "it is random, so it could not be tried"
+        return [
+            f"the data has batches with padding, and {where} for {', '.join(trial.unused_by)}: "
+            f"{details}. {FIX_PADDING}"
+        ]
+    return []

@@ -17,7 +17,7 @@ from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.ordering import sort_topologically
 from fulgurite.plugins.selection import RegisteredPlugin
 from fulgurite.sharding import SINGLE_PROCESS, ProcessSync
-from fulgurite.triggers import StepRange, Trigger, TriggerState, as_trigger, is_exact
+from fulgurite.triggers import EvenlySpaced, StepRange, Trigger, TriggerState, as_trigger, is_exact
 
 EPOCH_END_ACTION = "epoch_end"
 """The name of the loop's own action that calls `on_epoch_end`, in the list of pending actions."""
@@ -184,6 +184,7 @@ class Scheduler:
         self._due_names = list(due_names)
         self._sync = sync
         self._signals = signals
+        self._first_step = step
         now = monotonic()
         self._states = {
             action.name: TriggerState(action.trigger, step, now) for action in self._actions
@@ -209,6 +210,17 @@ class Scheduler:
             for action in self._actions
             if action.stage in ("log", "evaluate") and not is_exact(action.trigger)
         ]
+
+    def list_evenly_spaced(self, step: int) -> dict[str, bool]:
+        """Return, by the name of each action that is spaced evenly over the fit, whether it was due
+        up to `step` if the end was not known."""
+        without_end = StepRange(self._first_step)
+        return {
+            action.name: (part.next(self._first_step, without_end) or math.inf) <= step
+            for action in self._actions
+            for part in getattr(action.trigger, "parts", (action.trigger,))
+            if isinstance(part, EvenlySpaced)
+        }
 
     @property
     def should_stop_soon(self) -> bool:

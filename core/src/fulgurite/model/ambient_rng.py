@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from fulgurite.errors import ModelError
-from fulgurite.model.context import Context
+from fulgurite.model.context import Context, get_base_key
 from fulgurite.rng import fold_name
 
 
@@ -47,9 +47,9 @@ def provide_rngs(ctx: Context) -> Iterator[None]:
 def make_rng(stream: str = "default", *, axis_name: str | None = None) -> Key[Array, ""]:
     """Return a new random key from anywhere in a step, so that layers need no key handed down.
 
-    Each call in a step gives another key: that of `ctx.key(stream)`, folded with the number of the
-    call. The calls count by stream and in the order in which the step makes them. Each evaluation,
-    prediction, phase and microbatch counts from its own begin.
+    Each call in a step gives another key: that of the first `ctx.key(stream)`, folded with the
+    number of the call. The calls count by stream and in the order in which the step makes them.
+    Each evaluation, prediction, phase and microbatch counts from its own begin.
 
     Under `vmap` the step calls this once, so all examples get one key. With `jax.vmap(...,
     axis_name="batch")` and `make_rng(axis_name="batch")` each gets its own.
@@ -87,7 +87,7 @@ def make_rng(stream: str = "default", *, axis_name: str | None = None) -> Key[Ar
         )
     index = scope.counts[stream]
     scope.counts[stream] += 1
-    key = fold_name(scope.ctx.key(stream), "make_rng", index)
+    key = fold_name(get_base_key(scope.ctx, stream), "make_rng", index)
     if axis_name is not None:
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
     return key

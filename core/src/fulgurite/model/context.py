@@ -1,6 +1,7 @@
 """What a step receives besides its batch: random keys, mask, model state, further losses."""
 
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -73,32 +74,37 @@ class Context:
     step_number: int | None = None
     plugin_states: dict[str, Any] = field(default_factory=dict)
     plugin_state: Any = None
+    _num_calls: Counter[str] = field(default_factory=Counter, init=False)
     _trace: Any = field(
         default_factory=partial(get_opaque_trace_state, convention="nnx"), init=False
     )
 
-    def key(self, stream: str = "default") -> Key[Array, ""]:
-        """Return the key of a random stream at this step.
+    def key(self, stream: str = "default", *, name: str | None = None) -> Key[Array, ""]:
+        """Return a key of a random stream at this step.
 
-        Every call returns the same key: split it to draw more than once. In evaluation every stream
-        has a key, specific to that evaluation and batch, so a `training_step` can be evaluated
-        unchanged; layers in inference mode ignore it.
+        Each call returns another key; those after the first are folded with the number of the call.
+        The calls count by stream, in the order in which the step makes them, those of `keys` and
+        `keys_for` too. Each forward pass, phase, microbatch, evaluation and hook of a plugin counts
+        from its own begin. What JAX traces once and runs several times, such as the body of a
+        `scan`, gets one key for all of them: split a key outside.
+
+        In evaluation every stream has keys, specific to that evaluation and batch, so a
+        `training_step` can be evaluated unchanged; layers in inference mode ignore them.
 
         Args:
             stream: the name of the stream.
+            name: returns the key of this name instead, the same at every call.
         """
-        phase: RngPhase = "train" if self.training else "eval"
-        key = self.streams.key(stream, phase, self.rng_step)
-        if self.training and not self.streams.streams[stream].train:
-            raise PluginError(
-                f"the random stream {stream!r} is not for training: declare it with train=True"
-            )
-        for name, index in self.rng_path:
-            key = fold_name(key, name) if index is None else fold_name(key, name, index)
-        return key
+        key = get_base_key(self, stream)
+        if name is not None:
+            return fold_name(key, f"name:{name}")
+        index = self._num_calls[stream]
+        self._num_calls[stream] += 1
+        return key if index == 0 else fold_name(key, "repeated call", index)
 
     def keys(self, stream: str, n: int) -> Key[Array, " n"]:
-        """Return `n` keys of a random stream at this step, for example one per example.
+        """Return `n` keys of a random stream at this step, for example one per example; others at
+        each call.
 
         Args:
             stream: the name of the stream.
@@ -211,6 +217,28 @@ class Context:
             rng_path=(*self.rng_path, (f"plugin:{name}", None)),
             plugin_state=self.plugin_states.get(name),
         )
+
+
+def get_base_key(ctx: Context, stream: str) -> Key[Array, ""]:
+    """Return the key from which all keys of a stream at this step are folded, that of the first
+    call of `Context.key`.
+
+    Args:
+        ctx: the context of the step.
+        stream: the name of the stream.
+
+    Raises:
+        PluginError: there is no such stream in this phase.
+    """
+    phase: RngPhase = "train" if ctx.training else "eval"
+    key = ctx.streams.key(stream, phase, ctx.rng_step)
+    if ctx.training and not ctx.streams.streams[stream].train:
+        raise PluginError(
+            f"the random stream {stream!r} is not for training: declare it with train=True"
+        )
+    for name, index in ctx.rng_path:
+        key = fold_name(key, name) if index is None else fold_name(key, name, index)
+    return key
 
 
 def average_loss(name: str, value: Array, mask: Bool[Array, " batch"] | None) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from fulgurite.errors import NonFiniteError
 from fulgurite.model.output import Output
 from fulgurite.tree.paths import leaves_with_paths
 
@@ -135,6 +136,48 @@ class NonFiniteTracker(eqx.Module):
             step=jnp.where(is_first, step, self.step),
             term_index=jnp.where(is_first, term_index, self.term_index),
         )
+
+
+MAX_SKIPPED_STEPS = 100
+"""After how many steps in a row that were all skipped a fit fails."""
+
+
+class SkippedSteps:
+    """Counts the steps of a fit that the policy `skip` left out, as they become known.
+
+    Attributes:
+        num_steps: how many steps of the fit are known of.
+        num_skipped: how many of them were skipped.
+
+    Args:
+        step: the number of updates before the fit.
+        skipped: how many of them were skipped.
+    """
+
+    def __init__(self, step: int, skipped: int) -> None:
+        self.num_steps = 0
+        self.num_skipped = 0
+        self._first = (step, skipped)
+        self._run_length = 0
+
+    def note(self, step: int, skipped: int) -> None:
+        """Note how many of the updates up to a step were skipped.
+
+        Raises:
+            NonFiniteError: none of the last `MAX_SKIPPED_STEPS` or more steps was finite.
+        """
+        num_steps, num_skipped = step - self._first[0], skipped - self._first[1]
+        new_steps, new_skipped = num_steps - self.num_steps, num_skipped - self.num_skipped
+        self.num_steps, self.num_skipped = num_steps, num_skipped
+        # Where in these steps the finite ones were is not known.
+        self._run_length = self._run_length + new_steps if new_skipped == new_steps else 0
+        if self._run_length >= MAX_SKIPPED_STEPS:
+            raise NonFiniteError(step, "something of it", skipped=self._run_length)
+
+    @property
+    def are_all(self) -> bool:
+        """Whether every step of the fit was skipped."""
+        return 0 < self.num_steps == self.num_skipped
 
 
 def _find_nonfinite(leaves: list[Array]) -> Bool[Array, " leaves"]:

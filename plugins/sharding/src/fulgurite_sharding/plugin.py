@@ -142,6 +142,15 @@ class Sharding:
         )
 
     @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Tell the user of parameters that are whole although they were to be divided."""
+        if self.parameters is None:
+            return
+        message = self.sharding_strategy().describe_undivided(run.state.module)
+        if message is not None:
+            run.notify("sharding", message)
+
+    @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
         """Note on an error of several processes which of them has ended."""
         is_connected_error = is_connected() and isinstance(exception, jax.errors.JaxRuntimeError)

@@ -126,6 +126,40 @@ class RuleStrategy(MeshStrategy):
 
         return jax.tree_util.tree_map_with_path(get_sharding, output)
 
+    def describe_undivided(self, module: PyTree) -> str | None:
+        """Return a sentence about parameters that are whole on every device although they were to
+        be divided by size; None if there are none.
+
+        Args:
+            module: the module.
+        """
+        by_size = self._parameters
+        if by_size is None:
+            return None
+        rules = Rules(self._rules, "Sharding(rules=)")
+        params = {
+            path: param
+            for path, param in self._get_param_shardings(module).items()
+            if rules.get_spec(path, param.shape, self.mesh) is None
+        }
+        whole = {path: param for path, param in params.items() if not get_axes(param.stored)}
+        large = [path for path, param in whole.items() if by_size.is_large(param.shape)]
+        num_parts = self.mesh.shape[by_size.axis]
+        if large:
+            shapes = ", ".join(f"{path} {whole[path].shape}" for path in large)
+            return (
+                f"whole on every device, because no dimension divides by the {num_parts} parts of "
+                f"the axis {by_size.axis!r}: {shapes}. Pad them to a multiple of that, or leave "
+                "them as they are"
+            )
+        if num_parts > 1 and params and len(whole) == len(params):
+            return (
+                f"no parameter is divided over the axis {by_size.axis!r}, because each has fewer "
+                f"elements than min_size={by_size.min_size}. Give a smaller min_size, or "
+                "DataParallel() for a model that fits each device"
+            )
+        return None
+
     def _get_param_shardings(self, module: PyTree) -> ParamShardings:
         rules = Rules(self._rules, "Sharding(rules=)")
         params: ParamShardings = {}

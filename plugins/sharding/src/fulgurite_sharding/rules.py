@@ -50,6 +50,10 @@ class ShardBySize:
                 f"{self!r}: axis is the name of one, and min_size a number of elements"
             )
 
+    def is_large(self, shape: tuple[int, ...]) -> bool:
+        """Return whether an array of this shape is to be divided if that is possible."""
+        return prod(shape) >= self.min_size
+
     def extend(self, spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         """Return a spec with the axis added, or unchanged where that is not possible.
 
@@ -64,7 +68,7 @@ class ShardBySize:
             for dimension, size in enumerate(shape)
             if names[dimension] is None and size % mesh.shape[self.axis] == 0
         ]
-        if prod(shape) < self.min_size or not candidates or self.axis in get_axes(spec):
+        if not self.is_large(shape) or not candidates or self.axis in get_axes(spec):
             return spec
         largest = max(candidates, key=lambda dimension: shape[dimension])
         names[largest] = self.axis
