@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 import fulgurite.hookspecs as hookspecs
+from fulgurite.callbacks import callback_error_context
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.leaves import as_arrays
 from fulgurite.data.sources import (
@@ -391,8 +392,10 @@ class Engine:
         nothing_due = np.zeros(len(self.services.settings.due_names), bool)
         batches = compiled_step.make_buffer()
         batches.add(batch)
-        flat, results = compiled_step(program.layout.flatten(state), batches, nothing_due)
-        return program.layout.unflatten(flat), compiled_step.get_output(results)
+        # The number travels packed, and so is not consumed.
+        with callback_error_context(lambda: f"training step {int(state.step) + 1}"):
+            flat, results = compiled_step(program.layout.flatten(state), batches, nothing_due)
+            return program.layout.unflatten(flat), compiled_step.get_output(results)
 
     def check_finite(self, state: TrainState) -> None:
         """Raise `NonFiniteError` if a step up to this state was not finite. Waits for the

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from fulgurite.callbacks import callback_error_context
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import (
     ArrayData,
@@ -42,6 +43,7 @@ from fulgurite.evaluation.loss_trial import (
 )
 from fulgurite.evaluation.program import EvaluationProgram
 from fulgurite.evaluation.target import EvalTarget
+from fulgurite.execution.debugging import check_jit_can_compile
 from fulgurite.metrics.base import CollectingMetric, MetricAccumulator, flatten_nested
 from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
@@ -70,6 +72,7 @@ class EvaluationRunner:
     def __init__(
         self, services: Services, evaluator: Evaluator, step: Step = "validation_step"
     ) -> None:
+        check_jit_can_compile()
         self._plugins = services.hooks
         self._make_rng_streams = services.make_rng_streams
         self._evaluator = evaluator
@@ -105,9 +108,10 @@ class EvaluationRunner:
         Raises:
             EvaluationInterrupted: `should_stop()` was true.
         """
-        accumulator, parts, media = self._run_validation_steps(
-            target, data, num_batches, should_stop
-        )
+        with callback_error_context(self._name_failed_batch):
+            accumulator, parts, media = self._run_validation_steps(
+                target, data, num_batches, should_stop
+            )
         values: dict[str, Any] = {}
         if accumulator is not None:
             values |= accumulator.compute()
@@ -179,6 +183,15 @@ class EvaluationRunner:
         """
         batches: list[Any] = []
         take = batches.append if callback is None else callback
+        with callback_error_context(self._name_failed_batch):
+            self._run_predict_steps(target, data, num_batches, take)
+        return _concatenate_predictions(batches) if callback is None else None
+
+    def _run_predict_steps(
+        self, target: EvalTarget, data: Any, num_batches: int | None, take: Callable[[Any], None]
+    ) -> None:
+        """Hand the predictions of each batch to `take`; the other arguments are those of
+        `predict`."""
         programs: dict[Any, jax.stages.Wrapped] = {}
         in_flight: deque[Any] = deque()
         leaves, device_arrays = self._put_on_devices(target, data)
@@ -196,7 +209,13 @@ class EvaluationRunner:
                     take(_remove_padding(*in_flight.popleft()))
         for preds, mask in in_flight:
             take(_remove_padding(preds, mask))
-        return _concatenate_predictions(batches) if callback is None else None
+
+    def _name_failed_batch(self) -> str:
+        """Name the batch a callback of which has failed. Only a CPU is known to be done with those
+        before when an error arrives."""
+        is_exact = jax.default_backend() == "cpu"
+        which = "batch" if is_exact else "one of the batches up to"
+        return f"{which} {self._batch_index} of {self._evaluator.name!r}"
 
     def try_means(
         self,

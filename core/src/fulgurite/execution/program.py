@@ -17,6 +17,7 @@ from jaxtyping import Array, Key
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.execution.compiled_step import CompiledStep
+from fulgurite.execution.debugging import check_jit_can_compile
 from fulgurite.execution.dispatch import (
     DispatchChoice,
     choose_loop,
@@ -575,10 +576,11 @@ def with_shardings(spec: TrainState, shardings: list[Any]) -> TrainState:
 
 
 def _check_jit_enabled() -> None:
-    if getattr(jax.config, "jax_disable_jit", False) or not hasattr(jax.jit(abs), "lower"):
+    check_jit_can_compile()
+    if getattr(jax.config, "jax_disable_jit", False):
         raise ConfigurationError(
-            "jax_disable_jit or EQX_ON_ERROR=breakpoint is set, but training is one compiled "
-            "program: unset it, and look into the step with jax.debug.breakpoint or print"
+            "jax_disable_jit is set, but training is one compiled program: unset it, and look into "
+            "the step with jax.debug.breakpoint or print"
         )
 
 

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jaxtyping
+from jax.core import Tracer
 
 from fulgurite.errors import DataError, ModelError, error_context
 from fulgurite.tree.paths import from_keys
@@ -86,8 +87,15 @@ def check_module_fields(module: Any) -> None:
 
 
 def batch_error_context(what: str, batch: Any) -> AbstractContextManager[None]:
-    """Add to an exception from tracing `what` the batch on which it was traced."""
-    return error_context(lambda: f"while tracing {what} on a batch of {format_tree(batch)}")
+    """Add to an exception from tracing `what` the batch on which it was traced, or run where JAX
+    debugs numbers."""
+
+    def describe() -> str:
+        is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(batch))
+        verb = "tracing" if is_traced else "running"
+        return f"while {verb} {what} on a batch of {format_tree(batch)}"
+
+    return error_context(describe)
 
 
 def _iter_mismatches(path: str, value: Any, hint: Any) -> Iterator[Mismatch]:

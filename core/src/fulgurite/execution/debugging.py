@@ -1,0 +1,44 @@
+"""JAX's own means of debugging, where an engine has to do something for them to work."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fulgurite.errors import ConfigurationError
+
+
+def is_debugging_numbers() -> bool:
+    """Return whether `jax_debug_nans` or `jax_debug_infs` asks for the operation that makes one."""
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+
+
+def has_invalid_numbers(arrays: Any) -> bool:
+    """Return whether a NaN or an infinity that JAX is asked to find is among arrays.
+
+    JAX itself looks neither at numbers that are packed nor at the results of a program that was
+    compiled ahead of its call.
+
+    Args:
+        arrays: a tree of them; it is waited for.
+    """
+    for leaf in jax.tree.leaves(jax.device_get(arrays)):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        if jax.config.jax_debug_nans and np.isnan(leaf).any():
+            return True
+        if jax.config.jax_debug_infs and np.isinf(leaf).any():
+            return True
+    return False
+
+
+def check_jit_can_compile() -> None:
+    """Raise an error where Equinox has put a function without `trace` and `lower` in the place of
+    `jax.jit`."""
+    if not hasattr(jax.jit(abs), "lower"):
+        raise ConfigurationError(
+            "EQX_ON_ERROR=breakpoint is set: Equinox then replaces jax.jit by a function with "
+            "which an engine cannot compile. Unset it, and look into the step with "
+            "jax.debug.breakpoint"
+        )
