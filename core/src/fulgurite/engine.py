@@ -46,6 +46,7 @@ from fulgurite.evaluation.evaluator import (
 from fulgurite.evaluation.loss_trial import choose_sample
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
+from fulgurite.execution.debugging import check_jit_enabled
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.executables import keep_compiled_programs
 from fulgurite.execution.program import Program
@@ -377,6 +378,7 @@ class Engine:
                 `updates`. They are another executable, and copies of arrays that otherwise never
                 leave the step.
         """
+        check_jit_enabled()
         for name in returns:
             check_one_of(name, RETURNABLE, "Engine.step: returns")
         batch = as_arrays(batch)

@@ -51,7 +51,13 @@ from fulgurite.model.mode import training_mode
 from fulgurite.model.module import get_method
 from fulgurite.training.forward import Step, call_with_around_hooks, forward, split_batch
 from fulgurite.training.services import Services
-from fulgurite.tree.specs import check_same_structure, format_tree, shape_signature, shape_spec
+from fulgurite.tree.specs import (
+    check_same_structure,
+    format_tree,
+    put_beside,
+    shape_signature,
+    shape_spec,
+)
 from fulgurite.tree.typecheck import batch_error_context, check_batch
 
 # Batches under way at once: enough to keep the device busy; each holds its batch.
@@ -155,7 +161,7 @@ class EvaluationRunner:
         with self._open_batches(data, 1) as iterator:
             for index, batch, _ in self._iter_checked(iterator, get_batch_examples(data)):
                 run = self._get_validation_program(target, batch)
-                sharded = self._sharding.shard_eval_batch(batch)
+                sharded = self._shard(batch, leaves)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 carry, collected, _ = jax.eval_shape(run, *arguments, None)
                 jax.eval_shape(run, *arguments, carry)
@@ -197,7 +203,7 @@ class EvaluationRunner:
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, num_batches) as iterator:
             for index, batch, signature in self._iter_checked(iterator, get_batch_examples(data)):
-                sharded = self._sharding.shard_eval_batch(batch)
+                sharded = self._shard(batch, leaves)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 run = programs.get(signature)
                 if run is None:
@@ -310,7 +316,7 @@ class EvaluationRunner:
                     )
                 if index == 1:
                     self._warn_of_bare_numbers(target, batch, device_arrays)
-                sharded = self._sharding.shard_eval_batch(batch)
+                sharded = self._shard(batch, leaves)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if signature in programs:
                     structure, run = programs[signature]
@@ -341,6 +347,12 @@ class EvaluationRunner:
         ]
         accumulator = reduce(MetricAccumulator.merge, accumulators) if accumulators else None
         return accumulator, parts, first_media
+
+    def _shard(self, batch: Any, leaves: Any) -> Any:
+        """Return a batch on the devices of the target, whose leaves those are."""
+        if self._sharding.mesh is None:
+            batch = put_beside(batch, leaves)
+        return self._sharding.shard_eval_batch(batch)
 
     def _put_on_devices(self, target: EvalTarget, data: Any) -> tuple[Any, Any]:
         """Return the leaves of the target and the arrays of data that stays on the device."""

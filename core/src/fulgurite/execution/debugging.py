@@ -42,3 +42,13 @@ def check_jit_can_compile() -> None:
             "which an engine cannot compile. Unset it, and look into the step with "
             "jax.debug.breakpoint"
         )
+
+
+def check_jit_enabled() -> None:
+    """Raise an error where a training program can be neither compiled nor run."""
+    check_jit_can_compile()
+    if getattr(jax.config, "jax_disable_jit", False):
+        raise ConfigurationError(
+            "jax_disable_jit is set, but training is one compiled program: unset it, and look into "
+            "the step with jax.debug.breakpoint or print"
+        )

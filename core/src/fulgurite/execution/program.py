@@ -15,9 +15,9 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
 
 from fulgurite.data.sources import ArrayData
-from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
+from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.execution.compiled_step import CompiledStep
-from fulgurite.execution.debugging import check_jit_can_compile
+from fulgurite.execution.debugging import check_jit_enabled
 from fulgurite.execution.dispatch import (
     DispatchChoice,
     choose_loop,
@@ -45,7 +45,7 @@ from fulgurite.tree.specs import (
     is_array,
     shape_spec,
 )
-from fulgurite.tree.typecheck import check_module_fields
+from fulgurite.tree.typecheck import check_module_fields, check_static_fields
 from fulgurite.triggers import StepRange
 
 # What JAX raises where Python needs the value of a traced array.
@@ -86,7 +86,7 @@ class Program:
     def __init__(
         self, services: Services, model_init: ModelInit, batches: Sequence[Any], resident: Any
     ) -> None:
-        _check_jit_enabled()
+        check_jit_enabled()
         self._services = services
         self._hooks = services.hooks
         key = jax.random.key(0)
@@ -350,6 +350,7 @@ class Program:
     ) -> TrainState:
         module, model_state = build_module(self._hooks, model_init, arrays, params_key)
         check_module_fields(module)
+        check_static_fields(module)
         return TrainState(
             step=jnp.int32(0),
             module=module,
@@ -573,15 +574,6 @@ def with_shardings(spec: TrainState, shardings: list[Any]) -> TrainState:
         return leaf
 
     return jax.tree.map(add_sharding, spec)
-
-
-def _check_jit_enabled() -> None:
-    check_jit_can_compile()
-    if getattr(jax.config, "jax_disable_jit", False):
-        raise ConfigurationError(
-            "jax_disable_jit is set, but training is one compiled program: unset it, and look into "
-            "the step with jax.debug.breakpoint or print"
-        )
 
 
 def _mark_as_closed(packing: VectorPacking, packed: Vectors) -> Vectors:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from inspect import ismethod, signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 from jax.core import Tracer
 
 from fulgurite.errors import DataError, ModelError, error_context
@@ -84,6 +85,27 @@ def check_module_fields(module: Any) -> None:
             raise ModelError(
                 f"{path} is {format_tree(value)}; {type(part).__name__} declares {expected}"
             )
+
+
+def check_static_fields(module: Any) -> None:
+    """Check that no static field of a module holds an array: JAX compares static fields whenever a
+    program might be used again, and arrays have no single answer.
+
+    Raises:
+        ModelError: one does; the message names its path.
+    """
+    for keys, part in _iter_modules((), module):
+        for field in fields(type(part)):
+            value = getattr(part, field.name, None) if field.metadata.get("static") else None
+            if any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value)):
+                path = from_keys((*keys, jax.tree_util.GetAttrKey(field.name)))
+                raise ModelError(
+                    f"{path} is a static field of {type(part).__name__} and holds an array, but "
+                    "JAX can compare arrays of static fields neither with each other nor with "
+                    "those of another run. Remove static=True, and freeze the field by "
+                    "jax.lax.stop_gradient or fg.OptimizerSpec(params=...); or hold numbers in a "
+                    "tuple"
+                )
 
 
 def batch_error_context(what: str, batch: Any) -> AbstractContextManager[None]:
