@@ -182,6 +182,7 @@ class Engine:
         super().__init_subclass__(**kwargs)
         _set_signature(cls)
 
+    @hide_internal_frames
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
         """Refuse arguments by their names in other libraries, with ours."""
         _check_foreign_arguments(cls, kwargs)
@@ -194,6 +195,7 @@ class Engine:
             "makes it, and call that in the other process"
         )
 
+    @hide_internal_frames
     def __init__(
         self,
         *,

@@ -53,6 +53,7 @@ from fulgurite.training.forward import Step, call_with_around_hooks, forward, sp
 from fulgurite.training.services import Services
 from fulgurite.tree.specs import (
     check_same_structure,
+    describe_structures,
     format_tree,
     put_beside,
     shape_signature,
@@ -396,11 +397,14 @@ class EvaluationRunner:
                 parts = split_batch(batch)
                 known = known or [parts._replace(value=shape_spec(parts.value))]
                 if parts.structure not in [other.structure for other in known]:
+                    text, known_text = describe_structures(parts.value, known[0].value)
+                    if parts.spec != known[0].spec:
+                        text = f"{format_tree(parts.value)} of spec {parts.spec!r}"
+                        known_text = f"{format_tree(known[0].value)} of spec {known[0].spec!r}"
                     raise DataError(
                         f"batch {index} of {self._evaluator.name!r} has another structure than "
-                        f"those before: {format_tree(parts.value)}, not "
-                        f"{format_tree(known[0].value)}. Give all of them one, or declare a batch "
-                        "of each: fg.DataSource(source, batch_examples=(...))"
+                        f"those before: {text}, not {known_text}. Give all of them one, or declare "
+                        "a batch of each: fg.DataSource(source, batch_examples=(...))"
                     )
                 signatures.add(signature)
             yield index, batch, signature
@@ -497,7 +501,7 @@ class EvaluationRunner:
         """Return the predictions of one batch, and its mask; traced."""
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
             step = get_method(module, "predict_step")
-            check_batch(step, batch)
+            check_batch(step, batch, module)
             preds = call_with_around_hooks(self._plugins, step, module, batch, ctx.for_forward())
             shapes = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(preds)]
             fits_mask = ctx.mask is None or {*shapes} == {ctx.mask.shape}

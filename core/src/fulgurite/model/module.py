@@ -103,7 +103,7 @@ class Module(eqx.Module):
 
         By default these are `validation_step(...).preds`.
         """
-        check_batch(type(self).validation_step, batch)
+        check_batch(type(self).validation_step, batch, self)
         preds = self.validation_step(batch, ctx).preds
         if preds is None:
             raise ModelError(
@@ -229,7 +229,7 @@ def run_training_losses(module: Any, batch: Any, ctx: Context) -> Output:
         functions = get_loss_fns(module, batch, ctx)
         outputs = [prefix_output(name, function()) for name, function in functions.items()]
         return merge_outputs(outputs)
-    check_batch(training_step, batch)
+    check_batch(training_step, batch, module)
     return training_step(module, batch, ctx)
 
 

@@ -74,7 +74,7 @@ def _forward(
     module = sharding.constrain_params(module)
     function = get_method(module, step) if isinstance(step, str) else step
     where = f"{type(module).__name__}.{function.__name__}"
-    check_batch(function, batch)
+    check_batch(function, batch, module)
     output = call_with_around_hooks(hooks, function, module, batch, ctx)
     output = _as_output(output, where)
     output = output.replace(

@@ -73,6 +73,16 @@ def format_tree(tree: Any) -> str:
     return ", ".join(_format_leaf(path, leaf) for path, leaf in leaves_with_paths(tree))
 
 
+def describe_structures(tree: Any, known: Any) -> tuple[str, str]:
+    """Return what tells two trees of different structure apart: their arrays, or where these are
+    alike, all that is static in them, such as the `spec` of a batch."""
+    texts = format_tree(tree), format_tree(known)
+    if texts[0] != texts[1]:
+        return texts
+    text, known_text = str(jax.tree.structure(tree)), str(jax.tree.structure(known))
+    return f"{texts[0]} in {text}", f"{texts[1]} in {known_text}"
+
+
 def total_size(tree: PyTree) -> tuple[int, int]:
     """Return the total number of elements in the arrays of a tree, and of bytes."""
     arrays = [leaf for leaf in jax.tree.leaves(tree) if is_array_like(leaf)]

@@ -27,7 +27,7 @@ Part = tuple[str, Any, Any]
 Mismatch = tuple[str, Any, str]
 
 
-def check_batch(step: Callable[..., Any], batch: Any) -> None:
+def check_batch(step: Callable[..., Any], batch: Any, module: Any = None) -> None:
     """Check a batch against the annotation of a step's first parameter behind `self`.
 
     Annotations are a jaxtyping array type, or tuples, lists, dictionaries, `TypedDict`s,
@@ -37,9 +37,11 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
     Args:
         step: a function or method of a module, such as `training_step`.
         batch: what it is about to get.
+        module: the `self` of the step, for axes such as `{self.size}`; that of a method by default.
 
     Raises:
         DataError: the batch has another structure, shape or dtype; the message names the path.
+        ModelError: an axis is computed from what is not known where it stands.
     """
     names = list(signature(step).parameters)
     position = 0 if ismethod(step) else 1
@@ -48,15 +50,45 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
     except NameError:  # names imported for type checkers only: nothing to check against
         return
     hint = hints.get(names[position]) if position < len(names) else None
-    with jaxtyping.jaxtyped("context"):
-        mismatch = next(_iter_mismatches("batch", batch, hint), None)
-        if mismatch is not None:
-            path, value, expected = mismatch
-            actual = "missing" if value is None else format_tree(value)
-            raise DataError(
-                f"{path} is {actual}; {step.__qualname__} expects {expected}. "
-                f"The batch: {format_tree(batch)}"
-            )
+    try:
+        mismatch = _find_mismatch(getattr(step, "__self__", module), batch, hint)
+    except jaxtyping.AnnotationError as error:
+        raise _explain_axis(f"{step.__qualname__}: {names[position]}", error) from None
+    if mismatch is not None:
+        path, value, expected = mismatch
+        actual = "missing" if value is None else format_tree(value)
+        raise DataError(
+            f"{path} is {actual}; {step.__qualname__} expects {expected}. "
+            f"The batch: {format_tree(batch)}"
+        )
+
+
+# jaxtyping evaluates axes such as `{self.size}` with the arguments of the function that it wraps.
+@jaxtyping.jaxtyped(typechecker=None)
+def _find_mismatch(self: Any, batch: Any, hint: Any) -> Mismatch | None:
+    """Return the first part of a batch that is not as annotated.
+
+    Args:
+        self: the module.
+        batch: the batch.
+        hint: its annotation.
+    """
+    return next(_iter_mismatches("batch", batch, hint), None)
+
+
+def _explain_axis(where: str, error: Exception) -> ModelError:
+    """Return the error for an axis that jaxtyping cannot compute yet.
+
+    Args:
+        where: which annotation it is.
+        error: that of jaxtyping, which names the axis in quotes.
+    """
+    axis = str(error).partition("'")[2].partition("'")[0]
+    return ModelError(
+        f"{where} is annotated with the axis {axis!r}, but a name in it is bound by no axis before "
+        'it. Put the axis that binds it first, as in "d 2*d", or write {self.field} for a number '
+        "of the module"
+    )
 
 
 def check_module_fields(module: Any) -> None:
@@ -74,9 +106,8 @@ def check_module_fields(module: Any) -> None:
     """
     for keys, part in _iter_modules((), module):
         hints = _get_array_hints(type(part))
-        fields = {name: getattr(part, name, None) for name in hints}
         mismatches = [
-            _find_field_mismatch(fields, hints, num_stacked) for num_stacked in range(MAX_STACKED)
+            _find_field_mismatch(part, hints, num_stacked) for num_stacked in range(MAX_STACKED)
         ]
         if hints and all(mismatches):
             assert mismatches[0] is not None
@@ -209,28 +240,38 @@ def _get_array_hints(module_class: type) -> dict[str, Any]:
     return arrays
 
 
-def _find_field_mismatch(
-    fields: dict[str, Any], hints: dict[str, Any], num_stacked: int
-) -> Mismatch | None:
+@jaxtyping.jaxtyped(typechecker=None)
+def _find_field_mismatch(self: Any, hints: dict[str, Any], num_stacked: int) -> Mismatch | None:
     """Return the first field that is not as annotated; what is no array is left alone.
 
     Args:
-        fields: values by name.
+        self: the module.
         hints: annotations by name.
         num_stacked: how many axes are in front of those annotated.
     """
-    with jaxtyping.jaxtyped("context"):
-        for name, hint in hints.items():
-            value = fields[name]
-            if not isinstance(value, jax.Array):
-                continue
-            if num_stacked > value.ndim:
-                return name, value, ""
-            # Not the first item, because a stack may have none.
-            example = jnp.empty(value.shape[num_stacked:], value.dtype) if num_stacked else value
-            if not isinstance(example, hint):
-                return name, value, f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
+    # Those with an axis such as "n+1" come last: another field may bind n.
+    for name, hint in sorted(hints.items(), key=lambda item: _has_expression(item[1])):
+        value = getattr(self, name, None)
+        if not isinstance(value, jax.Array):
+            continue
+        if num_stacked > value.ndim:
+            return name, value, ""
+        # Not the first item, because a stack may have none.
+        example = jnp.empty(value.shape[num_stacked:], value.dtype) if num_stacked else value
+        try:
+            is_as_annotated = isinstance(example, hint)
+        except jaxtyping.AnnotationError as error:
+            raise _explain_axis(f"{type(self).__name__}.{name}", error) from None
+        if not is_as_annotated:
+            return name, value, f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
     return None
+
+
+def _has_expression(hint: Any) -> bool:
+    """Return whether an annotation has an axis that is computed from others."""
+    members = [member for member in get_args(hint) or (hint,) if _is_array_type(member)]
+    axes = [axis.lstrip("#*_?") for member in members for axis in member.dim_str.split()]
+    return any(set(axis) & set("+-*/{") for axis in axes)
 
 
 def _is_array_type(hint: Any) -> bool:
