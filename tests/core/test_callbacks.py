@@ -172,13 +172,13 @@ def test_error_of_a_callback_of_an_action_names_no_training_step() -> None:
 
 
 def test_plugins_see_the_sentence_and_nothing_is_saved_of_the_step() -> None:
-    seen: list[Any] = []
+    exceptions: list[Any] = []
 
     class Watcher:
         @fg.hookimpl
         def on_exception(self, run: fg.Run, exception: BaseException) -> None:
-            seen.append(exception)
+            exceptions.append(exception)
 
     with pytest.raises(CallbackError) as caught:
         fg.Engine(epochs=1, plugins=[Watcher()]).fit(Model(check_rows), BATCHES)
-    assert seen == [caught.value]
+    assert exceptions == [caught.value]

@@ -35,7 +35,7 @@ def fit(model: Any, batches: Any = (X,)) -> fg.FitResult:
     return fg.Engine(epochs=1, autoload=False).fit(model, list(batches))
 
 
-def annotate(axes: str) -> type[Line]:
+def annotate(axes: str) -> Any:
     class Annotated(Line):
         def training_step(self, batch: Float[Array, axes], ctx: fg.Context) -> fg.Output:
             return fg.Output(jnp.mean(batch @ self.weight))
@@ -63,7 +63,7 @@ def test_batches_of_equal_arrays_in_other_containers_are_told_apart() -> None:
 
     for call in (fg.Engine(epochs=1).fit, fg.Engine(epochs=1).evaluate):
         with pytest.raises(DataError, match=r"\(\*,\).*not .*\[\*\]"):
-            call(Stacked(), [[X], (X,)])
+            call(Stacked(), [[X], (X,)])  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("arrays", [{"c": X[:0]}, {"c": X[:0], "d": X}, {"d": X, "c": X[:0]}])

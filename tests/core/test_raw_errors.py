@@ -147,6 +147,7 @@ class Counting(Line):
         self.counters = [Counter(), Counter()]
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        assert ctx.model_state is not None
         self.counters[0](ctx.model_state)
         state = self.counters[1](ctx.model_state)
         return super().training_step(batch, ctx).replace(model_state=state)
@@ -192,9 +193,10 @@ def test_evaluation_of_batches_with_typed_keys_tries_its_loss_without_a_warning(
             noise = jax.vmap(lambda key: jax.random.normal(key, (3,)))(batch["keys"])
             return fg.Output(jnp.mean(((batch["x"] + noise) @ self.weight - 1) ** 2))
 
+    make: Any = Noisy
     keys = jax.random.split(KEY, 8)
     batches = [{"x": X, "keys": keys[:4]}, {"x": X, "keys": keys[4:]}]
     noise = np.stack([jax.random.normal(key, (3,)) for key in keys])
     expected = np.mean(((np.concatenate([X, X]) + noise).sum(1) - 1) ** 2)
-    loss = fg.Engine(steps=1, autoload=False).evaluate(Noisy(), batches)["loss"]
+    loss = fg.Engine(steps=1, autoload=False).evaluate(make(), batches)["loss"]
     np.testing.assert_allclose(loss, expected, rtol=1e-5)

@@ -11,7 +11,7 @@ from fulgurite.errors import ConfigurationError
 
 def is_debugging_numbers() -> bool:
     """Return whether `jax_debug_nans` or `jax_debug_infs` asks for the operation that makes one."""
-    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+    return _is_set("jax_debug_nans") or _is_set("jax_debug_infs")
 
 
 def has_invalid_numbers(arrays: Any) -> bool:
@@ -26,9 +26,9 @@ def has_invalid_numbers(arrays: Any) -> bool:
     for leaf in jax.tree.leaves(jax.device_get(arrays)):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
-        if jax.config.jax_debug_nans and np.isnan(leaf).any():
+        if _is_set("jax_debug_nans") and np.isnan(leaf).any():
             return True
-        if jax.config.jax_debug_infs and np.isinf(leaf).any():
+        if _is_set("jax_debug_infs") and np.isinf(leaf).any():
             return True
     return False
 
@@ -47,8 +47,12 @@ def check_jit_can_compile() -> None:
 def check_jit_enabled() -> None:
     """Raise an error where a training program can be neither compiled nor run."""
     check_jit_can_compile()
-    if getattr(jax.config, "jax_disable_jit", False):
+    if _is_set("jax_disable_jit"):
         raise ConfigurationError(
             "jax_disable_jit is set, but training is one compiled program: unset it, and look into "
             "the step with jax.debug.breakpoint or print"
         )
+
+
+def _is_set(option: str) -> bool:
+    return bool(getattr(jax.config, option, False))
