@@ -158,7 +158,7 @@ def jaxtyped(*arguments: Any, **options: Any) -> Any:
     """As the import hook puts it on every function and class: it stays away where no array is
     annotated, for binding the arguments of every call takes a tenth of the time of the tests.
     Fields are left out: in a tree of shapes or of shardings they hold those in place of arrays."""
-    if arguments:
+    if arguments or options.get("typechecker", "") is None:  # not of the import hook
         return whole_jaxtyped(*arguments, **options)
 
     def decorate(decorated: Any) -> Any:

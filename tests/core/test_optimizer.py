@@ -83,8 +83,10 @@ def test_disabled_jit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         jax, "jit", lambda function, **_: function
     )  # as Equinox does it under EQX_ON_ERROR=breakpoint
-    with pytest.raises(ConfigurationError, match="training is one compiled program: unset it"):
-        fg.Engine(steps=1).fit(Net, [BATCH])
+    engine = fg.Engine(steps=1)
+    for call in (engine.fit, engine.evaluate, engine.predict):
+        with pytest.raises(ConfigurationError, match="EQX_ON_ERROR=breakpoint is set: Equinox"):
+            call(Net(key=jax.random.key(0)), [BATCH])
 
 
 class Configured(Linear):

@@ -70,6 +70,23 @@ def test_an_error_of_ours_shows_the_call_and_the_sentence() -> None:
     assert [frame.name for frame in traceback.extract_tb(error.__traceback__)] == ["fit_and_catch"]
 
 
+def test_errors_of_the_engine_s_constructor_and_of_the_history_show_the_call_alone() -> None:
+    result = fg.Engine(steps=2, autoload=False).fit(Valid, DATA)
+    calls: list[Any] = [
+        lambda: fg.Engine(steps=0),
+        lambda: fg.Engine(steps=1, max_steps=2),  # pyright: ignore[reportCallIssue]
+        lambda: fg.Engine(steps=1, plugins=["no_such_plugin"]),
+        lambda: result.history["train/no_such_metric"],
+        lambda: result.history.steps("train/no_such_metric"),
+    ]
+    for call in calls:
+        with pytest.raises(FulguriteError) as caught:
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert {frame.filename for frame in frames} == {__file__}
+        assert any(tracebacks.VARIABLE in note for note in caught.value.__notes__)
+
+
 def test_an_error_that_passed_no_code_of_the_user_has_no_frames_of_it() -> None:
     def train(*plugins: Any) -> Any:
         try:

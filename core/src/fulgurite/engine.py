@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 import fulgurite.hookspecs as hookspecs
+from fulgurite.callbacks import callback_error_context
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.leaves import as_arrays
 from fulgurite.data.sources import (
@@ -48,6 +49,7 @@ from fulgurite.evaluation.loss_trial import choose_sample
 from fulgurite.evaluation.padding_trial import choose_examples
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
+from fulgurite.execution.debugging import check_jit_enabled
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.executables import keep_compiled_programs
 from fulgurite.execution.program import Program
@@ -170,6 +172,7 @@ class Engine:
         super().__init_subclass__(**kwargs)
         _set_signature(cls)
 
+    @hide_internal_frames
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
         """Refuse arguments by their names in other libraries, with ours."""
         known = signature(cls.__init__).parameters
@@ -183,6 +186,7 @@ class Engine:
             "makes it, and call that in the other process"
         )
 
+    @hide_internal_frames
     def __init__(
         self,
         *,
@@ -376,6 +380,7 @@ class Engine:
                 `updates`. They are another executable, and copies of arrays that otherwise never
                 leave the step.
         """
+        check_jit_enabled()
         for name in returns:
             check_one_of(name, RETURNABLE, "Engine.step: returns")
         batch = as_arrays(batch)
@@ -391,8 +396,10 @@ class Engine:
         nothing_due = np.zeros(len(self.services.settings.due_names), bool)
         batches = compiled_step.make_buffer()
         batches.add(batch)
-        flat, results = compiled_step(program.layout.flatten(state), batches, nothing_due)
-        return program.layout.unflatten(flat), compiled_step.get_output(results)
+        # The number travels packed, and so is not consumed.
+        with callback_error_context(lambda: f"training step {int(state.step) + 1}"):
+            flat, results = compiled_step(program.layout.flatten(state), batches, nothing_due)
+            return program.layout.unflatten(flat), compiled_step.get_output(results)
 
     def check_finite(self, state: TrainState) -> None:
         """Raise `NonFiniteError` if a step up to this state was not finite. Waits for the

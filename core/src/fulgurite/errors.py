@@ -61,6 +61,11 @@ class ProcessError(FulguriteError):
     for all."""
 
 
+class CallbackError(FulguriteError, RuntimeError):
+    """A check such as `eqx.error_if` that failed while a compiled step ran, or a callback of it,
+    such as that of `jax.debug.callback`, that raised an error."""
+
+
 class NonFiniteError(FulguriteError, FloatingPointError):
     """A loss term, gradient or update that is NaN or infinite.
 

@@ -8,6 +8,7 @@ that the user cannot change. `FULGURITE_TRACEBACK=full` shows all of them, as
 import functools
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import ParamSpec, TypeVar
@@ -78,6 +79,18 @@ def has_user_frames(error: BaseException) -> bool:
     return any(package not in _OWN_PACKAGES | _LIBRARIES for package in packages)
 
 
+def find_user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost frame of the user that an exception passed through; None without
+    one."""
+    frames = list(_iter_frames(error.__traceback__))
+    user_frames = [
+        frame
+        for frame, package in zip(frames, _list_packages(frames), strict=True)
+        if package not in _OWN_PACKAGES | _LIBRARIES
+    ]
+    return traceback.extract_tb(_link_frames(user_frames[-1:]))[0] if user_frames else None
+
+
 def _shorten(error: Exception) -> None:
     is_shorter = False
     for linked in _iter_chain(error):
@@ -110,10 +123,10 @@ def _iter_chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _iter_frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
+def _iter_frames(frame: TracebackType | None) -> Iterator[TracebackType]:
+    while frame is not None:
+        yield frame
+        frame = frame.tb_next
 
 
 def _link_frames(frames: list[TracebackType]) -> TracebackType | None:

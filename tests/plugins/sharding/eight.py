@@ -1021,6 +1021,61 @@ def check_parameters_that_fsdp_leaves_whole_are_told() -> None:
     assert fit(Sharding(parameters=ShardBySize("data", 10), rules=[("wide", P())])) == []
 
 
+class Noisy(fg.Module):
+    weight: jax.Array
+
+    def __init__(self) -> None:
+        self.weight = jnp.ones(3)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        inputs = batch["x"]
+        if "key" in batch:
+            inputs = inputs + jax.vmap(lambda key: jax.random.normal(key, (3,)))(batch["key"])
+        return fg.Output(jnp.mean((inputs @ self.weight - 1) ** 2))
+
+    def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+        return jax.vmap(lambda key: jax.random.normal(key, (3,)))(batch["key"])
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def check_batches_with_typed_keys_are_divided_whatever_their_size() -> None:
+    keys = jax.random.split(jax.random.key(0), 13)
+    x = np.random.default_rng(0).normal(size=(13, 3)).astype(np.float32)
+    batches = [{"x": x[:8], "key": keys[:8]}, {"x": x[8:], "key": keys[8:]}]
+    noise = np.stack([jax.random.normal(key, (3,)) for key in keys])
+    expected = np.mean(((x + noise).sum(1) - 1) ** 2)
+    for preset in (DataParallel(), FSDP()):
+        divided = fg.Engine(steps=2, plugins=[preset])
+        np.testing.assert_allclose(divided.evaluate(Noisy(), batches)["loss"], expected, rtol=1e-5)
+        np.testing.assert_array_equal(divided.predict(Noisy(), batches), noise)
+        result = divided.fit(Noisy(), batches[:1] * 2)
+        single = fg.Engine(steps=2).fit(Noisy(), batches[:1] * 2)
+        np.testing.assert_allclose(gather(result.module.weight), single.module.weight, rtol=1e-5)
+
+
+def check_batches_on_other_devices_are_moved_to_that_of_the_model() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    first, second, third = jax.devices()[:3]
+    expected = fg.Engine(steps=2).fit(Noisy(), [{"x": x}] * 2).module.weight
+    batches = [{"x": jax.device_put(x, device)} for device in (second, third)]
+    for steps_per_execution in (1, 2):
+        engine = fg.Engine(steps=2, steps_per_execution=steps_per_execution)
+        for model, device in ((Noisy(), first), (jax.device_put(Noisy(), third), third)):
+            result = engine.fit(model, batches)
+            np.testing.assert_array_equal(result.module.weight, expected)
+            assert result.module.weight.devices() == {device}
+            state = engine.init_state(model, batches)
+            for batch in batches:
+                state, _ = engine.step(state, batch)
+            np.testing.assert_array_equal(state.module.weight, expected)
+            loss = engine.evaluate(result, batches)["loss"]
+            np.testing.assert_allclose(
+                loss, np.mean((x @ np.asarray(expected) - 1) ** 2), rtol=1e-5
+            )
+
+
 if __name__ == "__main__":
     # python eight.py NAME ... runs only these.
     wanted = sys.argv[1:] or [

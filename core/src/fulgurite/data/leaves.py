@@ -76,6 +76,12 @@ def as_stored_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
         leaf: as of `as_array`.
     """
     array = as_array(path, leaf)
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        raise DataError(
+            f"data{keystr(path)} holds typed random keys, which stay on a device: store "
+            "jax.random.key_data(keys), and let the step make keys of it with "
+            "jax.random.wrap_key_data"
+        )
     if isinstance(leaf, np.memmap):
         return leaf
     return as_native(path, np.asarray(array))

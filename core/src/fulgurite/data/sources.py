@@ -533,10 +533,12 @@ def _common_length(arrays: Any) -> int:
     lengths = {f"data{keystr(path)}": len(leaf) for path, leaf in leaves}
     first_name, length = next(iter(lengths.items()), ("", 0))
     for name, other in lengths.items():
-        if other != length or not other:
+        if not other:
+            raise DataError(f"ArrayData: {name} has 0 examples; give arrays of at least one.")
+        if other != length:
             raise DataError(
                 f"ArrayData: {name} has {other} examples, {first_name} has {length}; all arrays "
-                "must have the same number of them, and at least 1."
+                "must have the same number of them."
             )
     return length
 

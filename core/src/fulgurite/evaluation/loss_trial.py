@@ -16,6 +16,7 @@ from fulgurite.errors import DataError
 from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flops import uses_low_precision
 from fulgurite.training.forward import get_common_length, split_batch
+from fulgurite.tree.specs import is_key
 
 NOISE = 2e-5
 """How far two computations of a number may be apart, relative to it. Examples of unequal weight
@@ -64,7 +65,11 @@ def choose_sample(batch: Any) -> Sample | None:
         length = get_common_length(parts.value)
     except DataError:
         return None
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(parts.value) if jnp.ndim(leaf)]
+    leaves = [
+        np.asarray(leaf)
+        for leaf in jax.tree.leaves(parts.value)
+        if jnp.ndim(leaf) and not is_key(leaf)
+    ]
     rows = np.arange(length) if parts.mask is None else np.flatnonzero(parts.mask)
     if not leaves or len(rows) < 2:
         return None
@@ -75,8 +80,12 @@ def choose_sample(batch: Any) -> Sample | None:
     size = 2 if len(rows) >= 4 else 1
     chosen = np.concatenate([rows[:size], rows[-size:]])
     return Sample(
-        jax.tree.map(lambda leaf: np.asarray(leaf)[chosen] if jnp.ndim(leaf) else leaf, batch), size
+        jax.tree.map(lambda leaf: _take(leaf, chosen) if jnp.ndim(leaf) else leaf, batch), size
     )
+
+
+def _take(leaf: Any, rows: np.ndarray) -> Any:
+    return leaf[rows] if is_key(leaf) else np.asarray(leaf)[rows]
 
 
 def compute_trial(compute_numbers: ComputeNumbers, batch: Any, size: int) -> Any:

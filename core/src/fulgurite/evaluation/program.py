@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fulgurite.execution.debugging import has_invalid_numbers, is_debugging_numbers
 from fulgurite.execution.flat_state import VectorPacking
 from fulgurite.tree.specs import is_real_dtype, shape_spec
 
@@ -79,7 +80,14 @@ class EvaluationProgram:
         self.trace = self._run.trace
 
     def __call__(self, *arguments: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        return self._run(*arguments)
+        results = self._run(*arguments)
+        if is_debugging_numbers():
+            assert self.carry_layout is not None
+            carry = self.carry_layout.unflatten(jax.device_get(results[0]))
+            if has_invalid_numbers(carry):
+                # Operation by operation, so that JAX raises its error at the line of the user.
+                self._call_flat(*arguments)
+        return results
 
     def _call_flat(self, *arguments: Any) -> tuple[list[Any], list[Any], list[Any]]:
         *others, carry = arguments

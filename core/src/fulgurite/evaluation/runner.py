@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from fulgurite.callbacks import callback_error_context
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.sources import (
     ArrayData,
@@ -50,6 +51,7 @@ from fulgurite.evaluation.padding_trial import (
 )
 from fulgurite.evaluation.program import EvaluationProgram
 from fulgurite.evaluation.target import EvalTarget
+from fulgurite.execution.debugging import check_jit_can_compile
 from fulgurite.metrics.base import CollectingMetric, MetricAccumulator, flatten_nested
 from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
@@ -57,7 +59,14 @@ from fulgurite.model.mode import training_mode
 from fulgurite.model.module import get_method
 from fulgurite.training.forward import Step, call_with_around_hooks, forward, split_batch
 from fulgurite.training.services import Services
-from fulgurite.tree.specs import check_same_structure, format_tree, shape_signature, shape_spec
+from fulgurite.tree.specs import (
+    check_same_structure,
+    describe_structures,
+    format_tree,
+    put_beside,
+    shape_signature,
+    shape_spec,
+)
 from fulgurite.tree.typecheck import batch_error_context, check_batch
 
 # Batches under way at once: enough to keep the device busy; each holds its batch.
@@ -78,6 +87,7 @@ class EvaluationRunner:
     def __init__(
         self, services: Services, evaluator: Evaluator, step: Step = "validation_step"
     ) -> None:
+        check_jit_can_compile()
         self._plugins = services.hooks
         self._make_rng_streams = services.make_rng_streams
         self._evaluator = evaluator
@@ -114,9 +124,10 @@ class EvaluationRunner:
         Raises:
             EvaluationInterrupted: `should_stop()` was true.
         """
-        accumulator, parts, media = self._run_validation_steps(
-            target, data, num_batches, should_stop
-        )
+        with callback_error_context(self._name_failed_batch):
+            accumulator, parts, media = self._run_validation_steps(
+                target, data, num_batches, should_stop
+            )
         values: dict[str, Any] = {}
         if accumulator is not None:
             values |= accumulator.compute()
@@ -160,7 +171,7 @@ class EvaluationRunner:
         with self._open_batches(data, 1) as iterator:
             for index, batch, _ in self._iter_checked(iterator, get_batch_examples(data)):
                 run = self._get_validation_program(target, batch)
-                sharded = self._sharding.shard_eval_batch(batch)
+                sharded = self._shard(batch, leaves)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 carry, collected, _ = jax.eval_shape(run, *arguments, None)
                 jax.eval_shape(run, *arguments, carry)
@@ -188,12 +199,21 @@ class EvaluationRunner:
         """
         batches: list[Any] = []
         take = batches.append if callback is None else callback
+        with callback_error_context(self._name_failed_batch):
+            self._run_predict_steps(target, data, num_batches, take)
+        return _concatenate_predictions(batches) if callback is None else None
+
+    def _run_predict_steps(
+        self, target: EvalTarget, data: Any, num_batches: int | None, take: Callable[[Any], None]
+    ) -> None:
+        """Hand the predictions of each batch to `take`; the other arguments are those of
+        `predict`."""
         programs: dict[Any, jax.stages.Wrapped] = {}
         in_flight: deque[Any] = deque()
         leaves, device_arrays = self._put_on_devices(target, data)
         with self._open_batches(data, num_batches) as iterator:
             for index, batch, signature in self._iter_checked(iterator, get_batch_examples(data)):
-                sharded = self._sharding.shard_eval_batch(batch)
+                sharded = self._shard(batch, leaves)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 run = programs.get(signature)
                 if run is None:
@@ -205,7 +225,13 @@ class EvaluationRunner:
                     take(_remove_padding(*in_flight.popleft()))
         for preds, mask in in_flight:
             take(_remove_padding(preds, mask))
-        return _concatenate_predictions(batches) if callback is None else None
+
+    def _name_failed_batch(self) -> str:
+        """Name the batch a callback of which has failed. Only a CPU is known to be done with those
+        before when an error arrives."""
+        is_exact = jax.default_backend() == "cpu"
+        which = "batch" if is_exact else "one of the batches up to"
+        return f"{which} {self._batch_index} of {self._evaluator.name!r}"
 
     def try_means(
         self,
@@ -373,7 +399,7 @@ class EvaluationRunner:
                     )
                 if index == 1:
                     self._warn_of_bare_numbers(target, batch, device_arrays)
-                sharded = self._sharding.shard_eval_batch(batch)
+                sharded = self._shard(batch, leaves)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if signature in programs:
                     structure, run = programs[signature]
@@ -406,6 +432,12 @@ class EvaluationRunner:
         ]
         accumulator = reduce(MetricAccumulator.merge, accumulators) if accumulators else None
         return accumulator, parts, first_media
+
+    def _shard(self, batch: Any, leaves: Any) -> Any:
+        """Return a batch on the devices of the target, whose leaves those are."""
+        if self._sharding.mesh is None:
+            batch = put_beside(batch, leaves)
+        return self._sharding.shard_eval_batch(batch)
 
     def _put_on_devices(self, target: EvalTarget, data: Any) -> tuple[Any, Any]:
         """Return the leaves of the target and the arrays of data that stays on the device."""
@@ -449,11 +481,14 @@ class EvaluationRunner:
                 parts = split_batch(batch)
                 known = known or [parts._replace(value=shape_spec(parts.value))]
                 if parts.structure not in [other.structure for other in known]:
+                    text, known_text = describe_structures(parts.value, known[0].value)
+                    if parts.spec != known[0].spec:
+                        text = f"{format_tree(parts.value)} of spec {parts.spec!r}"
+                        known_text = f"{format_tree(known[0].value)} of spec {known[0].spec!r}"
                     raise DataError(
                         f"batch {index} of {self._evaluator.name!r} has another structure than "
-                        f"those before: {format_tree(parts.value)}, not "
-                        f"{format_tree(known[0].value)}. Give all of them one, or declare a batch "
-                        "of each: fg.DataSource(source, batch_examples=(...))"
+                        f"those before: {text}, not {known_text}. Give all of them one, or declare "
+                        "a batch of each: fg.DataSource(source, batch_examples=(...))"
                     )
                 signatures.add(signature)
             yield index, batch, signature
@@ -550,7 +585,7 @@ class EvaluationRunner:
         """Return the predictions of one batch, and its mask; traced."""
         with self._eval_context(target, batch, device_arrays, index) as (module, batch, ctx):
             step = get_method(module, "predict_step")
-            check_batch(step, batch)
+            check_batch(step, batch, module)
             preds = call_with_around_hooks(self._plugins, step, module, batch, ctx.for_forward())
             shapes = [jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(preds)]
             fits_mask = ctx.mask is None or {*shapes} == {ctx.mask.shape}

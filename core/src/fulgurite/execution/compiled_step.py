@@ -14,13 +14,20 @@ from jaxtyping import Array
 
 from fulgurite.data.sources import ArrayData
 from fulgurite.errors import DataError
+from fulgurite.execution.debugging import has_invalid_numbers, is_debugging_numbers
 from fulgurite.execution.executables import compile_lowered
 from fulgurite.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite.model.output import Output
 from fulgurite.training.services import Services
 from fulgurite.training.step import TrainStep
 from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.tree.specs import format_tree, shape_signature, shape_spec
+from fulgurite.tree.specs import (
+    describe_structures,
+    format_tree,
+    put_beside,
+    shape_signature,
+    shape_spec,
+)
 
 # XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once.
 # That costs a step with a small state more than it gains: 0.88 against 0.79 of a hand-written one.
@@ -53,12 +60,14 @@ class OutputLayout:
 
     Attributes:
         unpack: returns the arrays in `StepResults.packed`.
+        unpack_on_host: returns those in vectors of NumPy.
         output: the structure of loss, metrics and losses.
         media: the structure of media.
         fields: the structure of the fields that were asked for.
     """
 
     unpack: Callable[[Vectors], Any]
+    unpack_on_host: Callable[[Vectors], Any]
     output: Any
     media: Any
     fields: Any
@@ -125,6 +134,7 @@ class BatchBuffer:
 
     def _stack(self, place: Any) -> Any:
         if isinstance(place, list):
+            place = put_beside(place, place[0])
             return jnp.stack([*place, *[place[-1]] * (self._size - len(place))])
         return place
 
@@ -207,11 +217,16 @@ class CompiledStep:
             due: of the shape of what `run` takes.
             resident: as of a call.
         """
-        key = id(self._step.update_rule), *shape_signature(batches.first)
+        rule = self._step.update_rule
+        place = flat.arrays[0].sharding if flat.arrays else None
+        key = id(rule), place, is_debugging_numbers(), *shape_signature(batches.first)
         executable = self._executables.get(key)
         if executable is None:
             self._check_new_batch(batches.first)
-        buffer = self._sharding.shard_batch(batches.get_batches(), is_stacked=self._runs_in_loop)
+        stacked = batches.get_batches()
+        if self._sharding.mesh is None:
+            stacked = put_beside(stacked, flat)
+        buffer = self._sharding.shard_batch(stacked, is_stacked=self._runs_in_loop)
         arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(batches.count))
         if executable is None:
             executable = self._compile(batches.first, (*arguments, due))
@@ -229,7 +244,39 @@ class CompiledStep:
         """
         arrays, packed, results = dispatch.executable(*dispatch.arguments, due)
         results = results._replace(output_layout=dispatch.output_layout)
+        if is_debugging_numbers():
+            self._debug_numbers(dispatch, due, FlatState(arrays, packed), results)
         return FlatState(arrays, packed), results
+
+    def _debug_numbers(
+        self, dispatch: Dispatch, due: np.ndarray, flat: FlatState, results: StepResults
+    ) -> None:
+        """Where `jax_debug_nans` or `jax_debug_infs` is set and a step has given such a number, run
+        the steps again, operation by operation, so that JAX raises its error at the line of the
+        user.
+
+        Args:
+            dispatch: that was run; its state is not donated while the numbers are debugged.
+            due: as of a call.
+            flat: the state after it.
+            results: of its last step.
+        """
+        on_host = jax.device_get(flat.packed)
+        numbers = dispatch.output_layout.unpack_on_host(jax.device_get(results.packed))
+        is_nonfinite = self._layout.packing.get_subtree(on_host, "nonfinite").step >= 0
+        if not is_nonfinite and not has_invalid_numbers((numbers, flat.arrays)):
+            return
+        arguments = jax.tree.map(jnp.asarray, (*dispatch.arguments, due))
+        arrays, packed, resident, buffer, count, flags = arguments
+        steps_done = int(self._step.steps_done)
+        for index in range(int(count)):
+            # Errors name the step by it.
+            self._step.steps_done = steps_done + index
+            batch = buffer
+            if self._runs_in_loop:
+                batch = jax.tree.map(lambda leaf, index=index: leaf[index], buffer)
+            with self._sharding.mesh_context():
+                arrays, packed, _ = self._run_single_step(resident, batch, flags, arrays, packed)
 
     def get_output(self, results: StepResults) -> Output:
         """Return the output of a step: loss, metrics and losses, and the fields asked for."""
@@ -264,7 +311,8 @@ class CompiledStep:
         out_shardings = None if shardings is None else (*shardings, self._sharding.replicated)
         # JAX takes the trace of an equal function where that one is alive still, and methods of one
         # object are equal; this one traces the rule that holds now.
-        run = jax.jit(partial(self._run), donate_argnums=0, out_shardings=out_shardings)
+        donated = () if is_debugging_numbers() else 0
+        run = jax.jit(partial(self._run), donate_argnums=donated, out_shardings=out_shardings)
         state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
         with self._services.timings.time("compile"), self._sharding.mesh_context():
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
@@ -280,9 +328,12 @@ class CompiledStep:
         """Check a new batch spec against those that may be and those that were compiled before."""
         where = f"the batch for step {self._step.step_number}"
         if jax.tree.structure(spec) not in self._batch_structures:
-            known = f", not {format_tree(specs[0])}" if specs else ""
+            text, known = format_tree(spec), ""
+            if specs:
+                text, known = describe_structures(spec, specs[0])
+                known = f", not {known}"
             raise DataError(
-                f"{where} has another structure than those before: {format_tree(spec)}{known}. "
+                f"{where} has another structure than those before: {text}{known}. "
                 "Give all of them one, or declare a batch of each: fg.DataSource(source, "
                 "batch_examples=(...))"
             )
@@ -331,7 +382,7 @@ class CompiledStep:
         fields = {name: getattr(output, name) for name in self._returns}
         arrays, fields_tree = jax.tree.flatten(fields)
         self._traced_output_layout = OutputLayout(
-            jax.jit(packing.unpack), output_tree, media_tree, fields_tree
+            jax.jit(packing.unpack), packing.unpack, output_tree, media_tree, fields_tree
         )
         results = StepResults(packing.pack(leaves), media, list(map(jnp.asarray, arrays)))
         return flat.arrays, flat.packed, results

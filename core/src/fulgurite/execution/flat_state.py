@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from fulgurite.errors import StateError
 from fulgurite.training.state import TrainState, check_not_consumed
-from fulgurite.tree.specs import deduplicate_arrays, shape_spec, tree_signature
+from fulgurite.tree.specs import deduplicate_arrays, put_beside, shape_spec, tree_signature
 from fulgurite.tree.vectors import concatenate_vectors
 
 Vectors = tuple[Array | np.ndarray, ...]
@@ -138,6 +138,7 @@ class LeafPlan(NamedTuple):
         is_packed: whether it travels in the packed vectors.
         sharding: where it lies; None where it may be anywhere.
         key_impl: the implementation of a typed random key, which travels as its data.
+        wide_dtype: of numbers of less than a byte, the dtype in which they travel.
     """
 
     leaf_index: int
@@ -145,6 +146,7 @@ class LeafPlan(NamedTuple):
     is_packed: bool
     sharding: NamedSharding | None
     key_impl: Any
+    wide_dtype: Any
 
 
 class StateLayout:
@@ -165,10 +167,7 @@ class StateLayout:
         plans = _plan_leaves(state, self._leaves, shardings)
         self._array_plans = [plan for plan in plans if not plan.is_packed]
         self._packed_plans = [plan for plan in plans if plan.is_packed]
-        structs = [
-            jax.eval_shape(jax.random.key_data, plan.spec) if plan.key_impl else plan.spec
-            for plan in self._packed_plans
-        ]
+        structs = [_get_raw_spec(plan) for plan in self._packed_plans]
         self.packing = VectorPacking(structs, _find_subtrees(state, self._packed_plans))
         self._pack, self._unpack = self._jit_packing()
         self.shardings: FlatState | None = None
@@ -188,7 +187,8 @@ class StateLayout:
         was consumed is an error.
         """
         arrays, scalars = self._select_raw(state)
-        return FlatState(arrays, self._pack(scalars))
+        # Where the module was put on a device, the scalars may be on another one still.
+        return FlatState(arrays, put_beside(self._pack(scalars), arrays))
 
     def flatten_on_host(self, state: TrainState) -> FlatState:
         """Do as `flatten`, and wait for the device: so the numbers are packed by NumPy, without a
@@ -280,6 +280,8 @@ class StateLayout:
         for plan, array in zip(plans, [*arrays, *packed], strict=True):
             if plan.key_impl:
                 array = jax.random.wrap_key_data(array, impl=plan.key_impl)
+            elif plan.wide_dtype:
+                array = array.astype(plan.spec.dtype)
             leaves[plan.leaf_index] = array
         return jax.tree.unflatten(self.treedef, leaves)
 
@@ -299,7 +301,8 @@ def _plan_leaves(
         spec = leaves[index]
         is_packed = spec.shape == () or index in packed_whole
         key_impl = _get_key_impl(spec) if _is_key(spec) else None
-        plans.append(LeafPlan(index, spec, is_packed, sharding, key_impl))
+        wide_dtype = _get_wide_dtype(spec.dtype)
+        plans.append(LeafPlan(index, spec, is_packed, sharding, key_impl, wide_dtype))
     return plans
 
 
@@ -326,11 +329,35 @@ def _find_subtrees(state: TrainState, packed_plans: list[LeafPlan]) -> dict[str,
 
 def _get_raw(leaves: list[Any], plans: list[LeafPlan]) -> list[Array]:
     """Return the arrays of these plans, keys as their data: a typed key is no plain array to the
-    fast path of jit."""
-    return [
-        jax.random.key_data(leaves[plan.leaf_index]) if plan.key_impl else leaves[plan.leaf_index]
-        for plan in plans
-    ]
+    fast path of jit. Numbers of less than a byte become wider, because XLA chooses layouts for them
+    at the border of a program that are not those of the arrays."""
+    raw = []
+    for plan in plans:
+        leaf = leaves[plan.leaf_index]
+        if plan.key_impl:
+            leaf = jax.random.key_data(leaf)
+        elif plan.wide_dtype:
+            leaf = leaf.astype(plan.wide_dtype)
+        raw.append(leaf)
+    return raw
+
+
+def _get_raw_spec(plan: LeafPlan) -> Any:
+    """Return the shape and dtype in which a leaf travels."""
+    if plan.key_impl:
+        return jax.eval_shape(jax.random.key_data, plan.spec)
+    if plan.wide_dtype:
+        return jax.ShapeDtypeStruct(plan.spec.shape, plan.wide_dtype)
+    return plan.spec
+
+
+def _get_wide_dtype(dtype: Any) -> Any:
+    """Return a dtype of whole bytes that holds every number of `dtype`; None if that has them."""
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        return jnp.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.uint8
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8:
+        return jnp.bfloat16
+    return None
 
 
 def _ravel(value: Any) -> Any:

@@ -14,9 +14,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
 
 from fulgurite.data.sources import ArrayData
-from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError, PluginError, StateError
+from fulgurite.errors import ModelError, NonFiniteError, PluginError, StateError
 from fulgurite.execution.compiled_step import CompiledStep
 from fulgurite.execution.dataflow import find_needed_arguments
+from fulgurite.execution.debugging import check_jit_enabled
 from fulgurite.execution.dispatch import (
     DispatchChoice,
     choose_loop,
@@ -50,7 +51,7 @@ from fulgurite.tree.specs import (
     is_array,
     shape_spec,
 )
-from fulgurite.tree.typecheck import check_module_fields
+from fulgurite.tree.typecheck import check_module_fields, check_static_fields
 from fulgurite.triggers import StepRange
 
 # What JAX raises where Python needs the value of a traced array.
@@ -92,7 +93,7 @@ class Program:
     def __init__(
         self, services: Services, model_init: ModelInit, batches: Sequence[Any], resident: Any
     ) -> None:
-        _check_jit_enabled()
+        check_jit_enabled()
         self._services = services
         self._hooks = services.hooks
         key = jax.random.key(0)
@@ -368,6 +369,7 @@ class Program:
     ) -> TrainState:
         module, model_state = build_module(self._hooks, model_init, arrays, params_key)
         check_module_fields(module)
+        check_static_fields(module)
         return TrainState(
             step=jnp.int32(0),
             module=module,
@@ -599,14 +601,6 @@ def with_shardings(spec: TrainState, shardings: list[Any]) -> TrainState:
         return leaf
 
     return jax.tree.map(add_sharding, spec)
-
-
-def _check_jit_enabled() -> None:
-    if getattr(jax.config, "jax_disable_jit", False) or not hasattr(jax.jit(abs), "lower"):
-        raise ConfigurationError(
-            "jax_disable_jit or EQX_ON_ERROR=breakpoint is set, but training is one compiled "
-            "program: unset it, and look into the step with jax.debug.breakpoint or print"
-        )
 
 
 def _mark_as_closed(packing: VectorPacking, packed: Vectors) -> Vectors:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fulgurite.callbacks import RUNTIME_ERRORS, callback_error_context
 from fulgurite.data.readers import BatchItem
 from fulgurite.errors import (
     DataError,
@@ -137,7 +138,9 @@ class Loop:
         self._pending_actions: tuple[str, ...] = ()
         if plan.resumed_from is not None:
             self._continue_from(plan.resumed_from)
-        self._in_flight: deque[Any] = deque()
+        # What was dispatched, in words, and an array of each.
+        self._in_flight: deque[tuple[str, Any]] = deque()
+        self._newest_steps = "a step"
         self._actions = insert_epoch_end_action(engine.actions, self._make_epoch_end_action())
         # A trial runs every action once, also those whose trigger it does not reach.
         self._untried_actions = {
@@ -163,7 +166,8 @@ class Loop:
         self.engine.services.compilations.run = self.run
         self.is_between_steps = False
         try:
-            self._fit()
+            with callback_error_context(self._name_failed_steps):
+                self._fit()
             result = self._build_result()
             self._call_event("on_fit_end", result=result)
             return result
@@ -432,7 +436,7 @@ class Loop:
             dispatch = self._prepare(batches)
             self._loop_state = LoopState.STEPPING
             target = self._advance(items, target)
-            self._run(dispatch, is_due=self.step == target)
+            self._run(dispatch, len(items), is_due=self.step == target)
             del dispatch  # it holds batches, as the device does for as long as it needs them
             # Not before: what was not trained on is the next fit's.
             self.data_iterator.consume(len(items))
@@ -467,7 +471,8 @@ class Loop:
     def _bound_in_flight(self) -> None:
         """Wait for an old dispatch, if as many as may be are under way."""
         if len(self._in_flight) == MAX_IN_FLIGHT:
-            self._in_flight.popleft().block_until_ready()
+            self._in_flight[0][1].block_until_ready()
+            self._in_flight.popleft()
 
     def _prepare(self, batches: BatchBuffer) -> Dispatch:
         """Check and place the batches of the next steps, and compile these if need be."""
@@ -478,12 +483,29 @@ class Loop:
         due = self._scheduler.nothing_due
         return self._compiled_step.prepare(self._flat, batches, due, self._resident)
 
-    def _run(self, dispatch: Dispatch, *, is_due: bool) -> None:
+    def _run(self, dispatch: Dispatch, num_steps: int, *, is_due: bool) -> None:
         """Hand the steps of a dispatch to the device."""
         due = self._scheduler.due_flags if is_due else self._scheduler.nothing_due
+        first = self.step - num_steps + 1
+        self._newest_steps = f"training step {first}"
+        if num_steps > 1:
+            self._newest_steps = (
+                f"one of the training steps {first} to {self.step} (Engine(steps_per_execution=1) "
+                "tells which)"
+            )
         self._flat, results = self._compiled_step.run(dispatch, due)
-        self._in_flight.append(self._flat.packed[0])
+        self._in_flight.append((self._newest_steps, self._flat.packed[0]))
         self._last_dispatch = (results, due)
+
+    def _name_failed_steps(self) -> str:
+        """Name the steps a callback of which has failed: those of the oldest dispatch whose results
+        cannot be read, or those that were being dispatched."""
+        for steps, array in self._in_flight:
+            try:
+                array.block_until_ready()
+            except RUNTIME_ERRORS:
+                return steps
+        return f"after step {self.step}" if self.is_between_steps else self._newest_steps
 
     def _collect_batches(self, target: float) -> tuple[list[BatchItem], BatchBuffer]:
         """Return the batches of the next dispatch: as many as fit before `target`, all of the same

@@ -22,6 +22,7 @@ from fulgurite.errors import (
 from fulgurite.model.media import Media
 from fulgurite.plugins.manager import HookImpl, PluginManager
 from fulgurite.redact import mask_registered, redact_text, redact_value
+from fulgurite.tracebacks import hide_internal_frames
 from fulgurite.tree.specs import is_array, is_real_dtype
 from fulgurite.waits import Wait, WaitAbandoned
 
@@ -200,10 +201,12 @@ class History:
                 names[f"{record.source}/{name}"] = None
         return list(names)
 
+    @hide_internal_frames
     def __getitem__(self, name: str) -> np.ndarray:
         """Return the values of `SOURCE/NAME` in step order."""
         return np.asarray([value for _, value in self._find_series(name)])
 
+    @hide_internal_frames
     def steps(self, name: str) -> np.ndarray:
         """Return the steps at which `SOURCE/NAME` was logged."""
         return np.asarray([step for step, _ in self._find_series(name)], dtype=int)

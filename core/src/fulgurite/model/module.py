@@ -111,7 +111,7 @@ class Module(eqx.Module):
         name = type(self).__name__
         method_name = find_forward(self)
         if method_name is None:
-            check_batch(type(self).validation_step, batch)
+            check_batch(type(self).validation_step, batch, self)
             with error_context(
                 lambda: (
                     f"predict ran the validation_step of {name}, which may read labels: define "
@@ -122,7 +122,7 @@ class Module(eqx.Module):
                 output = self.validation_step(batch, ctx)
         else:
             forward = getattr(type(self), method_name)
-            check_batch(forward, batch)
+            check_batch(forward, batch, self)
             options = {"ctx": ctx} if "ctx" in inspect.signature(forward).parameters else {}
             output = as_preds_output(forward(self, batch, **options))
         if output.preds is None:
@@ -292,7 +292,7 @@ def run_training_losses(module: Any, batch: Any, ctx: Context) -> Output:
         functions = get_loss_fns(module, batch, ctx)
         outputs = [prefix_output(name, function()) for name, function in functions.items()]
         return merge_outputs(outputs)
-    check_batch(training_step, batch)
+    check_batch(training_step, batch, module)
     return training_step(module, batch, ctx)
 
 

@@ -1,8 +1,10 @@
 """The forward pass of a step: the module's own method, and every term of the loss."""
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,7 +27,7 @@ from fulgurite.model.output import Output
 from fulgurite.plugins.manager import HookImpl, PluginManager, merge_by_name, plugin_error_context
 from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.metric_window import check_unique_names, collect_losses
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.tree.paths import from_keys, leaves_with_paths
 from fulgurite.tree.specs import format_tree
 from fulgurite.tree.typecheck import check_batch
 
@@ -60,7 +62,7 @@ def forward(
     module = sharding.constrain_params(module)
     function = get_method(module, step) if isinstance(step, str) else step
     where = f"{type(module).__name__}.{function.__name__}"
-    check_batch(function, batch)
+    check_batch(function, batch, module)
     output = call_with_around_hooks(hooks, function, module, batch, ctx)
     output = _as_output(output, where)
     output = output.replace(
@@ -276,7 +278,7 @@ def call_with_around_hooks(
     """
 
     def call(module: Any, batch: Any) -> Any:
-        with provide_rngs(ctx):
+        with provide_rngs(ctx), _used_state_context(module):
             output = step(module, batch, ctx)
         if isinstance(output, Output | Mean):
             # Here, where a loss is still the very number whose weight was noted.
@@ -343,3 +345,30 @@ def _collect_loss_terms(
             "value)"
         )
     return terms, {name: weights[name] for name in terms if name in weights}
+
+
+@contextmanager
+def _used_state_context(module: Any) -> Iterator[None]:
+    """Name the layer that was called with an `eqx.nn.State` that another call has used up."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("Attempted to use old state"):
+            raise
+        callers = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+        layers = [caller for caller in callers if isinstance(caller, eqx.Module)]
+        layer = layers[-1] if layers and layers[-1] is not module else None
+        name = "a layer" if layer is None else f"{_find_path(module, layer)}"
+        raise ModelError(
+            f"{name} was called with a state that another call has used up before. Each call of "
+            "a layer with a state returns the next one: hand that to the next call, and return the "
+            "last, fg.Output(..., model_state=state)"
+        ).with_traceback(error.__traceback__) from None
+
+
+def _find_path(module: Any, layer: Any) -> str:
+    """Return the path of a layer in a module, and its class."""
+    nodes = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda node: node is layer)[0]
+    paths = [path for path, node in nodes if node is layer]
+    name = type(layer).__name__
+    return f"{from_keys(paths[0])} ({name})" if paths else f"the layer {name}"

@@ -12,7 +12,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
-from fulgurite.errors import ModelError
+from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.model.context import Context
 from fulgurite.model.module import OptimizerSpec, is_floating_array
 from fulgurite.model.output import Output
@@ -233,13 +233,19 @@ class GradientUpdate(UpdateRule):
         raw_grads = eqx.filter(grads, param_mask)
         transform_state, optimizer_state = state.opt_state
         # Line searches and the like need the loss, its gradient, and a function to compute it.
-        update = optax.with_extra_args_support(self.spec.optimizer).update
+        functions = {} if loss is None else {"value_fn": loss}
         with select_from_parts(state.module):
             grads, transform_state = self.spec.gradient_transform.update(
                 raw_grads, transform_state, params
             )
-            updates, optimizer_state = update(
-                grads, optimizer_state, params, value=output.loss, grad=grads, value_fn=loss
+            updates, optimizer_state = call_optimizer(
+                self.spec.optimizer,
+                grads,
+                optimizer_state,
+                params,
+                value=output.loss,
+                grad=grads,
+                **functions,
             )
         state = state.replace(
             module=apply_updates(state.module, updates),
@@ -322,3 +328,41 @@ def apply_updates(module: PyTree, updates: PyTree) -> PyTree:
             return (param + update).astype(param.dtype)
 
     return jax.tree.map(add, updates, module, is_leaf=lambda node: node is None)
+
+
+def call_optimizer(
+    optimizer: optax.GradientTransformation,
+    grads: PyTree,
+    state: PyTree,
+    params: PyTree,
+    **extra_args: Any,
+) -> tuple[PyTree, PyTree]:
+    """Return the updates and the new state of an optimizer.
+
+    Args:
+        optimizer: the optimizer.
+        grads: the gradients.
+        state: of the optimizer.
+        params: the parameters.
+        extra_args: what else there is at this update, such as the loss.
+
+    Raises:
+        ConfigurationError: the optimizer needs what there is not at this update.
+    """
+    update = optax.with_extra_args_support(optimizer).update
+    try:
+        return update(grads, state, params, **extra_args)
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        if "obj_fn must be provided" in text and "value_fn" in extra_args:
+            # `optax.contrib.sophia` has a name of its own for the loss, which line searches do not
+            # take: they hand what they do not know to it.
+            return update(grads, state, params, obj_fn=extra_args["value_fn"], **extra_args)
+        if "required keyword-only argument" not in text and "must be provided" not in text:
+            raise
+        raise ConfigurationError(
+            f"the optimizer needs more than this update has ({text}). Line searches as of "
+            "optax.lbfgs, and optax.contrib.sophia, compute the loss of the whole step again, "
+            "which only a module with one optimizer has that accumulates nothing: leave out "
+            "MultiOptimizer and GradientAccumulation, or choose another optimizer"
+        ) from error

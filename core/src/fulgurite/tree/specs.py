@@ -73,6 +73,16 @@ def format_tree(tree: Any) -> str:
     return ", ".join(_format_leaf(path, leaf) for path, leaf in leaves_with_paths(tree))
 
 
+def describe_structures(tree: Any, known: Any) -> tuple[str, str]:
+    """Return what tells two trees of different structure apart: their arrays, or where these are
+    alike, all that is static in them, such as the `spec` of a batch."""
+    texts = format_tree(tree), format_tree(known)
+    if texts[0] != texts[1]:
+        return texts
+    text, known_text = str(jax.tree.structure(tree)), str(jax.tree.structure(known))
+    return f"{texts[0]} in {text}", f"{texts[1]} in {known_text}"
+
+
 def total_size(tree: PyTree) -> tuple[int, int]:
     """Return the total number of elements in the arrays of a tree, and of bytes."""
     arrays = [leaf for leaf in jax.tree.leaves(tree) if is_array_like(leaf)]
@@ -131,6 +141,26 @@ def deduplicate_arrays(tree: PyTree) -> PyTree:
     return treedef.unflatten(unique_leaves)
 
 
+def put_beside(tree: PyTree, arrays: PyTree) -> PyTree:
+    """Return a tree whose arrays that were put on another device are on the device of `arrays`.
+
+    Args:
+        tree: of arrays; those that were put nowhere stay as they are, because JAX moves them.
+        arrays: a tree of arrays on one device.
+    """
+    places = [leaf.sharding for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
+    if not places or isinstance(places[0], jax.sharding.NamedSharding):
+        return tree
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+            return leaf
+        is_elsewhere = leaf.committed and leaf.sharding.device_set != places[0].device_set
+        return jax.device_put(leaf, places[0]) if is_elsewhere else leaf
+
+    return jax.tree.map(move, tree)
+
+
 def check_same_structure(before: PyTree, after: PyTree, where: str) -> None:
     """Raise a ModelError unless two trees agree in structure, shapes, dtypes and other leaves.
 
@@ -167,7 +197,7 @@ def digest(tree: PyTree) -> int:
     for leaf in filter(is_array, jax.tree.leaves(tree)):
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             continue
-        data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        data = jax.random.key_data(leaf) if is_key(leaf) else leaf
         number = crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, number)
     return number
 
@@ -182,7 +212,7 @@ def _format_leaf(path: str, leaf: Any) -> str:
 def _copy_leaf(leaf: Any, is_tracing: bool) -> Any:
     if not is_array(leaf):
         return leaf
-    if _is_key(leaf):
+    if is_key(leaf):
         data = jnp.copy(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     is_computed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
@@ -192,5 +222,6 @@ def _copy_leaf(leaf: Any, is_tracing: bool) -> Any:
     return jax.lax.convert_element_type(jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Return whether an array holds typed random keys, which NumPy cannot hold."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from inspect import ismethod, signature
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -11,6 +11,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
+from jax.core import Tracer
 
 from fulgurite.errors import DataError, ModelError, error_context
 from fulgurite.foreign_names import add_attribute_hint
@@ -26,7 +28,7 @@ Part = tuple[str, Any, Any]
 Mismatch = tuple[str, Any, str]
 
 
-def check_batch(step: Callable[..., Any], batch: Any) -> None:
+def check_batch(step: Callable[..., Any], batch: Any, module: Any = None) -> None:
     """Check a batch against the annotation of a step's first parameter behind `self`.
 
     Annotations are a jaxtyping array type, or tuples, lists, dictionaries, `TypedDict`s,
@@ -36,9 +38,11 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
     Args:
         step: a function or method of a module, such as `training_step`.
         batch: what it is about to get.
+        module: the `self` of the step, for axes such as `{self.size}`; that of a method by default.
 
     Raises:
         DataError: the batch has another structure, shape or dtype; the message names the path.
+        ModelError: an axis is computed from what is not known where it stands.
     """
     names = list(signature(step).parameters)
     position = 0 if ismethod(step) else 1
@@ -47,15 +51,45 @@ def check_batch(step: Callable[..., Any], batch: Any) -> None:
     except NameError:  # names imported for type checkers only: nothing to check against
         return
     hint = hints.get(names[position]) if position < len(names) else None
-    with jaxtyping.jaxtyped("context"):
-        mismatch = next(_iter_mismatches("batch", batch, hint), None)
-        if mismatch is not None:
-            path, value, expected = mismatch
-            actual = "missing" if value is None else format_tree(value)
-            raise DataError(
-                f"{path} is {actual}; {step.__qualname__} expects {expected}. "
-                f"The batch: {format_tree(batch)}"
-            )
+    try:
+        mismatch = _find_mismatch(getattr(step, "__self__", module), batch, hint)
+    except jaxtyping.AnnotationError as error:
+        raise _explain_axis(f"{step.__qualname__}: {names[position]}", error) from None
+    if mismatch is not None:
+        path, value, expected = mismatch
+        actual = "missing" if value is None else format_tree(value)
+        raise DataError(
+            f"{path} is {actual}; {step.__qualname__} expects {expected}. "
+            f"The batch: {format_tree(batch)}"
+        )
+
+
+# jaxtyping evaluates axes such as `{self.size}` with the arguments of the function that it wraps.
+@jaxtyping.jaxtyped(typechecker=None)
+def _find_mismatch(self: Any, batch: Any, hint: Any) -> Mismatch | None:
+    """Return the first part of a batch that is not as annotated.
+
+    Args:
+        self: the module.
+        batch: the batch.
+        hint: its annotation.
+    """
+    return next(_iter_mismatches("batch", batch, hint), None)
+
+
+def _explain_axis(where: str, error: Exception) -> ModelError:
+    """Return the error for an axis that jaxtyping cannot compute yet.
+
+    Args:
+        where: which annotation it is.
+        error: that of jaxtyping, which names the axis in quotes.
+    """
+    axis = str(error).partition("'")[2].partition("'")[0]
+    return ModelError(
+        f"{where} is annotated with the axis {axis!r}, but a name in it is bound by no axis before "
+        'it. Put the axis that binds it first, as in "d 2*d", or write {self.field} for a number '
+        "of the module"
+    )
 
 
 def check_module_fields(module: Any) -> None:
@@ -73,9 +107,8 @@ def check_module_fields(module: Any) -> None:
     """
     for keys, part in _iter_modules((), module):
         hints = _get_array_hints(type(part))
-        fields = {name: getattr(part, name, None) for name in hints}
         mismatches = [
-            _find_field_mismatch(fields, hints, num_stacked) for num_stacked in range(MAX_STACKED)
+            _find_field_mismatch(part, hints, num_stacked) for num_stacked in range(MAX_STACKED)
         ]
         if hints and all(mismatches):
             assert mismatches[0] is not None
@@ -86,12 +119,39 @@ def check_module_fields(module: Any) -> None:
             )
 
 
+def check_static_fields(module: Any) -> None:
+    """Check that no static field of a module holds an array: JAX compares static fields whenever a
+    program might be used again, and arrays have no single answer.
+
+    Raises:
+        ModelError: one does; the message names its path.
+    """
+    for keys, part in _iter_modules((), module):
+        for field in fields(type(part)):
+            value = getattr(part, field.name, None) if field.metadata.get("static") else None
+            if any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value)):
+                path = from_keys((*keys, jax.tree_util.GetAttrKey(field.name)))
+                raise ModelError(
+                    f"{path} is a static field of {type(part).__name__} and holds an array, but "
+                    "JAX can compare arrays of static fields neither with each other nor with "
+                    "those of another run. Remove static=True, and freeze the field by "
+                    "jax.lax.stop_gradient or fg.OptimizerSpec(params=...); or hold numbers in a "
+                    "tuple"
+                )
+
+
 @contextmanager
 def batch_error_context(what: str, batch: Any) -> Iterator[None]:
-    """Add to an exception from tracing `what` the batch on which it was traced, and what is in the
-    place of an attribute that modules of other libraries have."""
+    """Add to an exception from tracing `what`, or from running it where JAX debugs numbers, its
+    batch; and what is in the place of an attribute that modules of other libraries have."""
+
+    def describe() -> str:
+        is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(batch))
+        verb = "tracing" if is_traced else "running"
+        return f"while {verb} {what} on a batch of {format_tree(batch)}"
+
     try:
-        with error_context(lambda: f"while tracing {what} on a batch of {format_tree(batch)}"):
+        with error_context(describe):
             yield
     except AttributeError as error:
         add_attribute_hint(error, eqx.Module)
@@ -187,28 +247,38 @@ def _get_array_hints(module_class: type) -> dict[str, Any]:
     return arrays
 
 
-def _find_field_mismatch(
-    fields: dict[str, Any], hints: dict[str, Any], num_stacked: int
-) -> Mismatch | None:
+@jaxtyping.jaxtyped(typechecker=None)
+def _find_field_mismatch(self: Any, hints: dict[str, Any], num_stacked: int) -> Mismatch | None:
     """Return the first field that is not as annotated; what is no array is left alone.
 
     Args:
-        fields: values by name.
+        self: the module.
         hints: annotations by name.
         num_stacked: how many axes are in front of those annotated.
     """
-    with jaxtyping.jaxtyped("context"):
-        for name, hint in hints.items():
-            value = fields[name]
-            if not isinstance(value, jax.Array):
-                continue
-            if num_stacked > value.ndim:
-                return name, value, ""
-            # Not the first item, because a stack may have none.
-            example = jnp.empty(value.shape[num_stacked:], value.dtype) if num_stacked else value
-            if not isinstance(example, hint):
-                return name, value, f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
+    # Those with an axis such as "n+1" come last: another field may bind n.
+    for name, hint in sorted(hints.items(), key=lambda item: _has_expression(item[1])):
+        value = getattr(self, name, None)
+        if not isinstance(value, jax.Array):
+            continue
+        if num_stacked > value.ndim:
+            return name, value, ""
+        # Not the first item, because a stack may have none.
+        example = jnp.empty(value.shape[num_stacked:], value.dtype) if num_stacked else value
+        try:
+            is_as_annotated = isinstance(example, hint)
+        except jaxtyping.AnnotationError as error:
+            raise _explain_axis(f"{type(self).__name__}.{name}", error) from None
+        if not is_as_annotated:
+            return name, value, f'{hint.dtype.__name__}[Array, "{hint.dim_str}"]'
     return None
+
+
+def _has_expression(hint: Any) -> bool:
+    """Return whether an annotation has an axis that is computed from others."""
+    members = [member for member in get_args(hint) or (hint,) if _is_array_type(member)]
+    axes = [axis.lstrip("#*_?") for member in members for axis in member.dim_str.split()]
+    return any(set(axis) & set("+-*/{") for axis in axes)
 
 
 def _is_array_type(hint: Any) -> bool:

@@ -19,7 +19,7 @@ from fulgurite.metrics.conversion import (
     group_by_weight,
     sum_values,
 )
-from fulgurite.training.update import apply_updates, conjugate_gradients
+from fulgurite.training.update import apply_updates, call_optimizer, conjugate_gradients
 from fulgurite.tree.select import select_from_parts
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -197,7 +197,6 @@ class PhaseStep:
         part = self.compute_gradient(self.name, gradient_module, batch, ctx)
         part = part._replace(grads=conjugate_gradients(part.grads))
         params = eqx.filter(gradient_module, self.phase.param_mask(gradient_module))
-        update = optax.with_extra_args_support(self.phase.optimizer).update
         with select_from_parts(gradient_module):
             grads, transform_state = self.phase.gradient_transform.update(
                 part.grads, state.gradient_transform, params
@@ -207,7 +206,9 @@ class PhaseStep:
                 extra_args = {"weight": self._get_only_weight(part)}
             else:
                 extra_args = {"value": sum_values(part.terms.values()), "grad": grads}
-            updates, optimizer_state = update(grads, state.optimizer, params, **extra_args)
+            updates, optimizer_state = call_optimizer(
+                self.phase.optimizer, grads, state.optimizer, params, **extra_args
+            )
         params = apply_updates(eqx.filter(module, self.phase.param_mask(module)), updates)
         is_update = jnp.bool_(True)
         if isinstance(optimizer_state, StepsState):

@@ -6,6 +6,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, ProcessError
 
@@ -121,12 +122,20 @@ def _get_common_size(infos: list[dict[str, Any]]) -> tuple[int, bool]:
     return -(-max(sizes) // num_devices) * num_devices, True
 
 
+def _pad_leaf(leaf: Any, num_missing: int) -> Any:
+    """Return an array with so many more examples: zeros, or of random keys the first of them."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf[jnp.arange(len(leaf) + num_missing) % len(leaf)] if len(leaf) else leaf
+    array = np.asarray(leaf)
+    return np.pad(array, [(0, num_missing)] + [(0, 0)] * (array.ndim - 1))
+
+
 def _pad_batch(batch: Any, size: int) -> fg.MaskedBatch:
     mask = None
     if isinstance(batch, fg.MaskedBatch):
         batch, mask = batch.batch, batch.mask
-    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, batch))
+    leaves, structure = jax.tree.flatten(batch)
     num_missing = size - len(leaves[0])
     mask = np.ones(len(leaves[0]), bool) if mask is None else np.asarray(mask)
-    padded = [np.pad(leaf, [(0, num_missing)] + [(0, 0)] * (leaf.ndim - 1)) for leaf in leaves]
+    padded = [_pad_leaf(leaf, num_missing) for leaf in leaves]
     return fg.MaskedBatch(structure.unflatten(padded), np.pad(mask, (0, num_missing)))

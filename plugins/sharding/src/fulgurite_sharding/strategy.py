@@ -182,6 +182,9 @@ class MeshStrategy(fg.ShardingStrategy):
         return sharding.add_leading_axis() if is_stacked else sharding
 
     def _replicate_leaf(self, leaf: Any) -> jax.Array:
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            data = self._replicate_leaf(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         array = np.asarray(leaf)
         return jax.make_array_from_callback(array.shape, self.replicated, array.__getitem__)
 
@@ -195,9 +198,6 @@ class MeshStrategy(fg.ShardingStrategy):
             # moves no more of it than each device needs.
             is_committed = getattr(leaf, "committed", False)
             return jax.device_put(leaf, self.replicated) if is_committed else leaf
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            data = self._replicate_leaf(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         return self._replicate_leaf(leaf)
 
 
