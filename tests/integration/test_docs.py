@@ -1,5 +1,6 @@
 """The code in the README and in docs/ runs, and the names and links in the pages lead somewhere."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -34,6 +35,42 @@ def iter_blocks(page: Path) -> Iterator[str]:
         yield "\n" * text.count("\n", 0, block.start(1)) + block[1]
 
 
+def iter_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the functions and the methods of classes that a block defines, by qualified name."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    yield f"{node.name}.{method.name}", method
+
+
+class PageRunner:
+    """Runs the blocks of a page in one namespace and notes which of their functions were called.
+
+    Attributes:
+        uncalled: the functions and methods that no block has called yet.
+    """
+
+    def __init__(self, page: str, namespace: dict[str, Any]) -> None:
+        self.page = page
+        self.namespace = namespace
+        self.uncalled: set[str] = set()
+        namespace["_called"] = self.uncalled.discard
+
+    def run(self, block: str) -> None:
+        """Run a block; each function of it begins with a statement that notes the call."""
+        tree = ast.parse(block, self.page)
+        for name, function in iter_functions(tree):
+            self.uncalled.add(name)
+            note = ast.parse(f"_called({name!r})").body[0]
+            for node in ast.walk(note):
+                ast.copy_location(node, function.body[0])
+            function.body.insert(1 if ast.get_docstring(function) else 0, note)
+        exec(compile(tree, self.page, "exec"), self.namespace)
+
+
 def find_file(page: Path, link: str) -> Path | None:
     """Return the file of this project that a link leads to; None if it leads elsewhere."""
     link = link.partition("#")[0]
@@ -64,8 +101,19 @@ def test_python_blocks_of_a_page_run_one_after_the_other(
     monkeypatch.chdir(tmp_path)
     namespace = ModuleType(f"page_{page.stem}".replace("-", "_"))
     monkeypatch.setitem(sys.modules, namespace.__name__, namespace)
+    runner = PageRunner(str(page), namespace.__dict__)
     for block in iter_blocks(page):
-        exec(compile(block, page, "exec"), namespace.__dict__)
+        runner.run(block)
+    assert not runner.uncalled, f"{page.name} defines what none of its blocks calls"
+
+
+def test_function_that_no_block_of_a_page_calls_is_detected():
+    runner = PageRunner("page.md", {})
+    runner.run("def f():\n    'Fail.'\n    return missing\n\nclass C:\n    def g(self): h()\n")
+    runner.run("def h():\n    return 1\n\nc = C()\nassert f.__doc__ == 'Fail.'\n")
+    assert runner.uncalled == {"f", "C.g", "h"}
+    runner.run("c.g()")
+    assert runner.uncalled == {"f"}
 
 
 def test_blocks_of_the_readme_are_recognized():
