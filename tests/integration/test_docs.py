@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -35,22 +36,11 @@ def iter_blocks(page: Path) -> Iterator[str]:
         yield "\n" * text.count("\n", 0, block.start(1)) + block[1]
 
 
-def iter_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Yield the functions and the methods of classes that a block defines, by qualified name."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            yield node.name, node
-        elif isinstance(node, ast.ClassDef):
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef):
-                    yield f"{node.name}.{method.name}", method
-
-
 class PageRunner:
     """Runs the blocks of a page in one namespace and notes which of their functions were called.
 
     Attributes:
-        uncalled: the functions and methods that no block has called yet.
+        uncalled: the functions that no block has called yet.
     """
 
     def __init__(self, page: str, namespace: dict[str, Any]) -> None:
@@ -62,12 +52,13 @@ class PageRunner:
     def run(self, block: str) -> None:
         """Run a block; each function of it begins with a statement that notes the call."""
         tree = ast.parse(block, self.page)
-        for name, function in iter_functions(tree):
-            self.uncalled.add(name)
-            note = ast.parse(f"_called({name!r})").body[0]
-            for node in ast.walk(note):
-                ast.copy_location(node, function.body[0])
-            function.body.insert(1 if ast.get_docstring(function) else 0, note)
+        for function in tree.body:
+            if isinstance(function, ast.FunctionDef):
+                self.uncalled.add(function.name)
+                note = ast.parse(f"_called({function.name!r})").body[0]
+                for node in ast.walk(note):
+                    ast.copy_location(node, function.body[0])
+                function.body.insert(1 if ast.get_docstring(function) else 0, note)
         exec(compile(tree, self.page, "exec"), self.namespace)
 
 
@@ -77,6 +68,21 @@ def find_file(page: Path, link: str) -> Path | None:
     if link.startswith(REPOSITORY):
         return ROOT / link.removeprefix(REPOSITORY)
     return None if "://" in link else page.parent / link
+
+
+def collect_siblings(folder: Path) -> set[str]:
+    """Return the folders of a distribution and of the siblings that it needs, as pip takes them."""
+    folders = {
+        tomllib.loads(file.read_text())["project"]["name"]: file.parent
+        for file in (ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml"))
+    }
+    waiting, collected = [folder], set()
+    while waiting:
+        project = tomllib.loads((waiting.pop() / "pyproject.toml").read_text())["project"]
+        collected.add(f"./{folders[project['name']].relative_to(ROOT)}")
+        names = [re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]]
+        waiting += [folders[name] for name in names if name in folders]
+    return collected
 
 
 def find_object(name: str) -> Any:
@@ -109,11 +115,11 @@ def test_python_blocks_of_a_page_run_one_after_the_other(
 
 def test_function_that_no_block_of_a_page_calls_is_detected():
     runner = PageRunner("page.md", {})
-    runner.run("def f():\n    'Fail.'\n    return missing\n\nclass C:\n    def g(self): h()\n")
-    runner.run("def h():\n    return 1\n\nc = C()\nassert f.__doc__ == 'Fail.'\n")
-    assert runner.uncalled == {"f", "C.g", "h"}
-    runner.run("c.g()")
-    assert runner.uncalled == {"f"}
+    runner.run("def f():\n    'Fail.'\n    return missing\n\n@str\ndef g(): h()\n")
+    runner.run("def h():\n    return 1\n\nassert f.__doc__ == 'Fail.'\n")
+    assert runner.uncalled == {"f", "g", "h"}
+    runner.run("h()")
+    assert runner.uncalled == {"f", "g"}
 
 
 def test_blocks_of_the_readme_are_recognized():
@@ -130,6 +136,17 @@ def test_dotted_names_in_a_page_exist(page: Path):
 def test_a_dotted_name_that_does_not_exist_is_detected():
     with pytest.raises(ModuleNotFoundError):
         find_object("fg.Engine.fitted")
+
+
+@pytest.mark.parametrize(
+    "readme", sorted(ROOT.glob("plugins/*/README.md")), ids=lambda page: page.parent.name
+)
+def test_readme_of_a_plugin_installs_it_with_its_siblings(readme: Path):
+    """No index has them, so `pip install fulgurite-NAME` would fail."""
+    text = readme.read_text()
+    assert "pip install fulgurite-" not in text and "pip install 'fulgurite-" not in text
+    command = re.search(r"^pip install ([^#\n]+)  # from the root of a clone", text, re.MULTILINE)
+    assert command and set(command[1].split()) == collect_siblings(readme.parent)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
