@@ -12,7 +12,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_data import Together
+from fulgurite_data import Stages, Together
 from fulgurite_testing import check_source
 
 
@@ -38,7 +38,6 @@ def test_shuffled_sources_have_orders_of_their_own_in_each_round():
     arrays = np.arange(12)
     parts = {name: fg.ArrayData(arrays, 3, shuffle=True) for name in "ab"}
     parts["long"] = fg.ArrayData(np.arange(24), 3, shuffle=True)
-    batches = [batch for _ in range(2) for batch in Together(parts)]  # two passes on one source
     both = Together(parts)
     batches = [batch for _ in range(2) for batch in both]
     rounds = [[batch[name] for batch in batches[n : n + 4]] for n in (0, 4, 8, 12) for name in "ab"]
@@ -122,3 +121,54 @@ def test_source_that_cannot_be_combined_is_refused(parts: Any, options: Any, mes
 def test_position_of_longer_sources_is_refused():
     with pytest.raises(ConfigurationError, match="batch 7, and a pass has 5"):
         Together(make_lists()).set_state({"pass": 0, "batch": 7})
+
+
+def test_stages_follow_each_other_and_go_on_in_the_next_pass():
+    stages = Stages(([{"x": n} for n in range(3)], 2), ([{"x": 10}], 3))
+    passes = [[batch["x"] for batch in stages] for _ in range(2)]
+    assert passes == [[0, 1, 10, 10, 10], [2, 0, 10, 10, 10]]
+    assert stages.ends == (2, 5) and len(stages) == 5
+    assert stages.batch_examples == ({"x": 0}, {"x": 10})
+
+
+def test_stages_resume_at_every_position():
+    def build_source() -> Stages:
+        long = fg.ArrayData(np.arange(14), 3, shuffle=True, remainder="drop")
+        return Stages((fg.ArrayData(np.arange(9), 3, shuffle=True), 5), (long, 3))
+
+    check_source(build_source)
+
+
+def test_run_in_stages_resumes_in_the_middle_of_one(tmp_path: Path):
+    def fit(folder: str, steps: int) -> Any:
+        first = fg.ArrayData({"a": np.arange(6.0)}, 2, shuffle=True)
+        second = fg.ArrayData({"b": 10 + np.arange(10.0)}, 2, shuffle=True)
+        stages = Stages((first, 5), (second, 6))
+        data = fg.DataSource(stages, batch_examples=stages.batch_examples)
+        plugins = [Checkpointer(every=20)]
+        engine = fg.Engine(steps=steps, run_dir=tmp_path / folder, plugins=plugins)
+        return engine.fit(make_model(), data, resume="auto")
+
+    whole = fit("whole", 11)
+    for steps in (4, 7, 11):
+        parts = fit("parts", steps)
+    assert float(parts.module.weight) == float(whole.module.weight) > 5
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], "at least one pair"),
+        ([([1], 0)], "stage 0 has 0 steps"),
+        ([([1], True)], "stage 0 has True steps"),
+        ([([], 1)], "source 0 has no batch"),
+    ],
+)
+def test_stage_that_cannot_be_read_is_refused(stages: Any, message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        Stages(*stages)
+
+
+def test_position_of_longer_stages_is_refused():
+    with pytest.raises(ConfigurationError, match="batch 7, and a pass has 2"):
+        Stages(([1], 2)).set_state({"pass": 0, "batch": 7})

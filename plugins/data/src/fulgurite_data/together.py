@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 
+from fulgurite_data.parts import PartReader, check_part
+
 Length = Literal["cycle", "min", "max"]
 
 
@@ -47,7 +49,7 @@ class Together:
         if not isinstance(parts, Mapping) or not parts:
             raise ConfigurationError("Together: parts must be a dictionary of sources by name.")
         for name, part in parts.items():
-            _check_part(name, part)
+            check_part("Together", name, part)
         self.parts = dict(parts)
         self.length: Length = length
         self.seed = seed
@@ -61,7 +63,7 @@ class Together:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield what is left of the pass; after its end, the next pass."""
         readers = {
-            name: _PartReader(part, (self.seed, index))
+            name: PartReader(part, (self.seed, index))
             for index, (name, part) in enumerate(self.parts.items())
         }
         num_pass, start = self._pass, self._number
@@ -92,7 +94,7 @@ class Together:
     def batch_examples(self) -> tuple[dict[str, Any], ...]:
         """A batch of each structure that occurs, for `fg.DataSource(..., batch_examples=)`: with
         `length="max"`, sources end one after the other."""
-        readers = [_PartReader(part, (self.seed, 0)) for part in self.parts.values()]
+        readers = [PartReader(part, (self.seed, 0)) for part in self.parts.values()]
         ends = {0} | {len(part) for part in self.parts.values() if self.length == "max"}
         numbers = sorted(end for end in ends if end < len(self))
         return tuple(
@@ -104,46 +106,10 @@ class Together:
         """Return the sources and the length, for the description of a run."""
         return f"Together({self.parts!r}, {self.length!r}, seed={self.seed})"
 
-    def _read(self, reader: "_PartReader", num_pass: int, number: int) -> Any:
+    def _read(self, reader: PartReader, num_pass: int, number: int) -> Any:
         size = len(reader.part)
         if self.length == "max" and number >= size:
             return None
         # A source that begins again within a pass has another order each time.
         rounds = math.ceil(len(self) / size) if self.length == "cycle" else 1
         return reader.read(num_pass * rounds + number // size, number % size)
-
-
-class _PartReader:
-    """Reads any batch of any epoch of a source; those in order without seeking."""
-
-    def __init__(self, part: fg.ArrayData | Sequence[Any], seed: tuple[int, int]) -> None:
-        self.part = part
-        self.seed = seed
-        self._next: tuple[int, int] | None = None
-        self._batches: Iterator[Any] = iter(())
-
-    def read(self, epoch: int, number: int) -> Any:
-        if not isinstance(self.part, fg.ArrayData):
-            return self.part[number]
-        if self._next != (epoch, number):
-            self._batches = self.part.iter_epoch(epoch, seed=self.seed, start=number)
-        self._next = (epoch, number + 1)
-        return next(self._batches)
-
-
-def _check_part(name: Any, part: Any) -> None:
-    if isinstance(part, fg.ArrayData):
-        if part.remainder == "pad" or part.on_device:
-            setting = "on_device=True" if part.on_device else "remainder='pad'"
-            raise ConfigurationError(
-                f"Together: {name!r} has {setting}, and the batches of several sources have no "
-                "common mask and no common index: use remainder='drop' and on_device=False."
-            )
-    elif not isinstance(part, list | tuple):
-        raise ConfigurationError(
-            f"Together: {name!r} is a {type(part).__name__}. A run can resume in the middle of an "
-            "fg.ArrayData, a list or a tuple of batches; write a source with get_state and "
-            "set_state for anything else."
-        )
-    if not len(part):
-        raise ConfigurationError(f"Together: {name!r} has no batch.")
