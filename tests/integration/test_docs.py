@@ -80,8 +80,8 @@ def collect_siblings(folder: Path) -> set[str]:
     while waiting:
         project = tomllib.loads((waiting.pop() / "pyproject.toml").read_text())["project"]
         collected.add(f"./{folders[project['name']].relative_to(ROOT)}")
-        names = [re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]]
-        waiting += [folders[name] for name in names if name in folders]
+        names = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
+        waiting += [folders[name] for name in names & folders.keys()]
     return collected
 
 
