@@ -53,6 +53,8 @@ gc.set_threshold(50_000)
 FULL = (
     "tests/core/test_batch_structures.py::test_g6_a_loop_of_one_s_own_takes_batches_of_both_structures",
     "tests/core/test_many_arrays.py::",
+    "tests/integration/test_examples.py::test_ppo",
+    "tests/integration/test_examples.py::test_agent_of_ppo_goes_on_in_the_same_episodes",
     "tests/plugins/checkpoint/test_commands.py::",
     "tests/plugins/checkpoint/test_exact.py::test_actions_after_one_that_saves_are_not_lost",
     "tests/plugins/checkpoint/test_exact.py::test_logger_without_a_position_prevents_a_checkpoint",

@@ -1,11 +1,13 @@
 """The code in the README and in docs/ runs, and the names and links in the pages lead somewhere."""
 
 import html
+import ast
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -35,12 +37,53 @@ def iter_blocks(page: Path) -> Iterator[str]:
         yield "\n" * text.count("\n", 0, block.start(1)) + block[1]
 
 
+class PageRunner:
+    """Runs the blocks of a page in one namespace and notes which of their functions were called.
+
+    Attributes:
+        uncalled: the functions that no block has called yet.
+    """
+
+    def __init__(self, page: str, namespace: dict[str, Any]) -> None:
+        self.page = page
+        self.namespace = namespace
+        self.uncalled: set[str] = set()
+        namespace["_called"] = self.uncalled.discard
+
+    def run(self, block: str) -> None:
+        """Run a block; each function of it begins with a statement that notes the call."""
+        tree = ast.parse(block, self.page)
+        for function in tree.body:
+            if isinstance(function, ast.FunctionDef):
+                self.uncalled.add(function.name)
+                note = ast.parse(f"_called({function.name!r})").body[0]
+                for node in ast.walk(note):
+                    ast.copy_location(node, function.body[0])
+                function.body.insert(1 if ast.get_docstring(function) else 0, note)
+        exec(compile(tree, self.page, "exec"), self.namespace)
+
+
 def find_file(page: Path, link: str) -> Path | None:
     """Return the file of this project that a link leads to; None if it leads elsewhere."""
     link = link.partition("#")[0]
     if link.startswith(REPOSITORY):
         return ROOT / link.removeprefix(REPOSITORY)
     return None if "://" in link else page.parent / link
+
+
+def collect_siblings(folder: Path) -> set[str]:
+    """Return the folders of a distribution and of the siblings that it needs, as pip takes them."""
+    folders = {
+        tomllib.loads(file.read_text())["project"]["name"]: file.parent
+        for file in (ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml"))
+    }
+    waiting, collected = [folder], set()
+    while waiting:
+        project = tomllib.loads((waiting.pop() / "pyproject.toml").read_text())["project"]
+        collected.add(f"./{folders[project['name']].relative_to(ROOT)}")
+        names = {re.split(r"[^\w-]", requirement)[0] for requirement in project["dependencies"]}
+        waiting += [folders[name] for name in names & folders.keys()]
+    return collected
 
 
 def find_object(name: str) -> Any:
@@ -65,8 +108,19 @@ def test_python_blocks_of_a_page_run_one_after_the_other(
     monkeypatch.chdir(tmp_path)
     namespace = ModuleType(f"page_{page.stem}".replace("-", "_"))
     monkeypatch.setitem(sys.modules, namespace.__name__, namespace)
+    runner = PageRunner(str(page), namespace.__dict__)
     for block in iter_blocks(page):
-        exec(compile(block, page, "exec"), namespace.__dict__)
+        runner.run(block)
+    assert not runner.uncalled, f"{page.name} defines what none of its blocks calls"
+
+
+def test_function_that_no_block_of_a_page_calls_is_detected():
+    runner = PageRunner("page.md", {})
+    runner.run("def f():\n    'Fail.'\n    return missing\n\n@str\ndef g(): h()\n")
+    runner.run("def h():\n    return 1\n\nassert f.__doc__ == 'Fail.'\n")
+    assert runner.uncalled == {"f", "g", "h"}
+    runner.run("h()")
+    assert runner.uncalled == {"f", "g"}
 
 
 def test_blocks_of_the_readme_are_recognized():
@@ -83,6 +137,17 @@ def test_dotted_names_in_a_page_exist(page: Path):
 def test_a_dotted_name_that_does_not_exist_is_detected():
     with pytest.raises(ModuleNotFoundError):
         find_object("fg.Engine.fitted")
+
+
+@pytest.mark.parametrize(
+    "readme", sorted(ROOT.glob("plugins/*/README.md")), ids=lambda page: page.parent.name
+)
+def test_readme_of_a_plugin_installs_it_with_its_siblings(readme: Path):
+    """No index has them, so `pip install fulgurite-NAME` would fail."""
+    text = readme.read_text()
+    assert "pip install fulgurite-" not in text and "pip install 'fulgurite-" not in text
+    command = re.search(r"^pip install ([^#\n]+)  # from the root of a clone", text, re.MULTILINE)
+    assert command and set(command[1].split()) == collect_siblings(readme.parent)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

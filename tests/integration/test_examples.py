@@ -8,11 +8,16 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
+import jax
 import nbformat
+import numpy as np
 import pytest
 from fulgurite_checkpoint.commands import checkpoints
 from nbclient import NotebookClient
@@ -65,6 +70,47 @@ def test_wgan_gp():
     metrics = ast.literal_eval(last)
     assert metrics["modes"] == 8
     assert metrics["high_quality"] > 0.8
+
+
+def test_ppo():
+    lines = run("ppo.py", "steps=40", XLA_FLAGS="")
+    shown = [re.fullmatch(r"step +(\d+)  episodes of +([\d.]+) steps  .*", line) for line in lines]
+    lengths = {int(match[1]): float(match[2]) for match in shown if match}
+    assert [*lengths] == [20, 40]
+    # At random the pole falls after about 22 steps.
+    assert lengths[20] > 40 and lengths[40] > 120
+
+
+def test_agent_of_ppo_goes_on_in_the_same_episodes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    ppo = import_module("ppo")
+    make_agent = eqx.nn.make_with_state(partial(ppo.Agent, 2, 1e-3))
+    data = [np.zeros(1, np.float32)]
+    engine = ppo.PPO(length=8, epochs=2, num_minibatches=2, steps=3)
+    whole = engine.fit(make_agent, data)
+    part = engine.fit(make_agent, data, steps=2)
+    assert bool(np.all(part.state.model_state.get(part.module.envs).length > 0))
+    resumed = engine.fit(data=data, state=part.state, steps=1)
+    ends = [
+        eqx.filter((end.module, end.state.model_state), eqx.is_array) for end in (whole, resumed)
+    ]
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))
+
+
+def test_advantages_of_ppo_are_discounted_sums_of_errors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    rng = np.random.default_rng(0)
+    value, last = rng.normal(size=(6, 2)), rng.normal(size=2)
+    has_ended = np.array([[0, 0], [0, 0], [1, 0], [0, 0], [0, 0], [0, 1]], bool)
+    advantages = import_module("ppo").estimate_advantages(value, has_ended, last)
+    values = np.concatenate([value, last[None]])
+    errors = 1 + 0.99 * values[1:] * ~has_ended - values[:-1]
+    for env, ends in enumerate(([2, 5], [5])):
+        for start in range(6):
+            stop = min(end for end in ends if end >= start) + 1
+            weights = (0.99 * 0.95) ** np.arange(stop - start)
+            expected = weights @ errors[start:stop, env]
+            np.testing.assert_allclose(advantages[start, env], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -248,7 +294,7 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch):
 
 def test_every_example_is_run_here():
     names = {"autoencoder.py", "classifier.py", "digits.py", "digits_standalone_eval.py", "gan.py"}
-    names |= {"notebook.py", "transformer.py", "wgan_gp.py"}
+    names |= {"notebook.py", "ppo.py", "transformer.py", "wgan_gp.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 

@@ -1,0 +1,7 @@
+"""Several data sources in one batch, or one after the other; `docs/sources-and-stages.md` is the
+guide."""
+
+from fulgurite_data.stages import Stages
+from fulgurite_data.together import Together
+
+__all__ = ["Stages", "Together"]

@@ -1,0 +1,174 @@
+"""Several sources in one batch: which batches, how many, and the same ones after a resume."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_data import Stages, Together
+from fulgurite_testing import check_source
+
+
+def make_lists() -> dict[str, Any]:
+    return {"a": [np.full(1, n) for n in range(2)], "b": [np.full(1, 10 + n) for n in range(5)]}
+
+
+def read_numbers(source: Together, num_passes: int = 1) -> list[tuple[Any, ...]]:
+    batches = itertools.chain.from_iterable(iter(source) for _ in range(num_passes))
+    return [tuple(p if p is None else int(p[0]) for p in batch.values()) for batch in batches]
+
+
+def test_pass_ends_with_the_shortest_or_the_longest_source():
+    cycle = [(0, 10), (1, 11), (0, 12), (1, 13), (0, 14)]
+    assert read_numbers(Together(make_lists()), 2) == 2 * cycle
+    assert read_numbers(Together(make_lists(), "min"), 2) == 2 * [(0, 10), (1, 11)]
+    ended = [(0, 10), (1, 11), (None, 12), (None, 13), (None, 14)]
+    assert read_numbers(Together(make_lists(), "max"), 2) == 2 * ended
+    assert [len(Together(make_lists(), length)) for length in ("cycle", "min", "max")] == [5, 2, 5]
+
+
+def test_shuffled_sources_have_orders_of_their_own_in_each_round():
+    arrays = np.arange(12)
+    parts = {name: fg.ArrayData(arrays, 3, shuffle=True) for name in "ab"}
+    parts["long"] = fg.ArrayData(np.arange(24), 3, shuffle=True)
+    both = Together(parts)
+    batches = [batch for _ in range(2) for batch in both]
+    rounds = [[batch[name] for batch in batches[n : n + 4]] for n in (0, 4, 8, 12) for name in "ab"]
+    orders = [np.concatenate(order) for order in rounds]
+    assert all(sorted(order) == [*range(12)] for order in orders)
+    assert len({tuple(order) for order in orders}) == 8
+    passes = [np.concatenate([batch["long"] for batch in batches[n : n + 8]]) for n in (0, 8)]
+    assert all(sorted(order) == [*range(24)] for order in passes)
+    assert passes[0].tolist() != passes[1].tolist()
+
+
+@pytest.mark.parametrize("length", ["cycle", "min"])
+def test_source_resumes_at_every_position(length: Any):
+    def build_source() -> Together:
+        long = fg.ArrayData(np.arange(14), 3, shuffle=True, remainder="drop")
+        return Together({"a": fg.ArrayData(np.arange(9), 3, shuffle=True), "b": long}, length)
+
+    check_source(build_source)
+
+
+class Sum(fg.Module):
+    weight: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        parts = [part for part in batch.values() if part is not None]
+        return fg.Output(sum(jnp.mean((self.weight - part) ** 2) for part in parts))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.05)
+
+
+def make_model() -> Sum:
+    return Sum(jnp.zeros(()))
+
+
+@pytest.mark.parametrize("length", ["cycle", "max"])
+def test_run_resumes_with_the_bits_of_one_that_never_stopped(tmp_path: Path, length: Any):
+    def fit(folder: str, steps: int) -> Any:
+        parts = {
+            "a": fg.ArrayData(np.arange(6.0), 2, shuffle=True),
+            "b": fg.ArrayData(10 + np.arange(10.0), 2, shuffle=True),
+        }
+        both = Together(parts, length, seed=3)
+        data = fg.DataSource(both, batch_examples=both.batch_examples)
+        plugins = [Checkpointer(every=4)]
+        engine = fg.Engine(steps=steps, run_dir=tmp_path / folder, plugins=plugins)
+        return engine.fit(make_model(), data, resume="auto")
+
+    whole = fit("whole", 13)
+    fit("parts", 4)
+    fit("parts", 8)
+    assert float(fit("parts", 13).module.weight) == float(whole.module.weight)
+
+
+def test_epochs_are_passes_over_the_sources():
+    result = fg.Engine(epochs=2).fit(make_model(), Together(make_lists(), "min"))
+    by_hand = 0.0
+    for a, b in 2 * [(0, 10), (1, 11)]:
+        by_hand -= 0.05 * (2 * (by_hand - a) + 2 * (by_hand - b))
+    assert int(result.state.step) == 4
+    assert float(result.module.weight) == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "message"),
+    [
+        ({}, {}, "dictionary of sources"),
+        ([[1]], {}, "dictionary of sources"),
+        ({"a": []}, {}, "'a' has no batch"),
+        ({"a": (n for n in range(3))}, {}, "'a' is a generator"),
+        ({"a": fg.ArrayData(np.ones(3), 2, remainder="pad")}, {}, "remainder='pad'"),
+        ({"a": fg.ArrayData(np.ones(3), 2, on_device=True)}, {}, "on_device=True"),
+        ({"a": [1]}, {"length": "longest"}, "'longest'; it must be"),
+    ],
+)
+def test_source_that_cannot_be_combined_is_refused(parts: Any, options: Any, message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        Together(parts, **options)
+
+
+def test_position_of_longer_sources_is_refused():
+    with pytest.raises(ConfigurationError, match="batch 7, and a pass has 5"):
+        Together(make_lists()).set_state({"pass": 0, "batch": 7})
+
+
+def test_stages_follow_each_other_and_go_on_in_the_next_pass():
+    stages = Stages(([{"x": n} for n in range(3)], 2), ([{"x": 10}], 3))
+    passes = [[batch["x"] for batch in stages] for _ in range(2)]
+    assert passes == [[0, 1, 10, 10, 10], [2, 0, 10, 10, 10]]
+    assert stages.ends == (2, 5) and len(stages) == 5
+    assert stages.batch_examples == ({"x": 0}, {"x": 10})
+
+
+def test_stages_resume_at_every_position():
+    def build_source() -> Stages:
+        long = fg.ArrayData(np.arange(14), 3, shuffle=True, remainder="drop")
+        return Stages((fg.ArrayData(np.arange(9), 3, shuffle=True), 5), (long, 3))
+
+    check_source(build_source)
+
+
+def test_run_in_stages_resumes_in_the_middle_of_one(tmp_path: Path):
+    def fit(folder: str, steps: int) -> Any:
+        first = fg.ArrayData({"a": np.arange(6.0)}, 2, shuffle=True)
+        second = fg.ArrayData({"b": 10 + np.arange(10.0)}, 2, shuffle=True)
+        stages = Stages((first, 5), (second, 6))
+        data = fg.DataSource(stages, batch_examples=stages.batch_examples)
+        plugins = [Checkpointer(every=20)]
+        engine = fg.Engine(steps=steps, run_dir=tmp_path / folder, plugins=plugins)
+        return engine.fit(make_model(), data, resume="auto")
+
+    whole = fit("whole", 11)
+    for steps in (4, 7, 11):
+        parts = fit("parts", steps)
+    assert float(parts.module.weight) == float(whole.module.weight) > 5
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], "at least one pair"),
+        ([([1], 0)], "stage 0 has 0 steps"),
+        ([([1], True)], "stage 0 has True steps"),
+        ([([], 1)], "source 0 has no batch"),
+    ],
+)
+def test_stage_that_cannot_be_read_is_refused(stages: Any, message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        Stages(*stages)
+
+
+def test_position_of_longer_stages_is_refused():
+    with pytest.raises(ConfigurationError, match="batch 7, and a pass has 2"):
+        Stages(([1], 2)).set_state({"pass": 0, "batch": 7})
