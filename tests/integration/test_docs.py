@@ -1,7 +1,7 @@
 """The code in the README and in docs/ runs, and the names and links in the pages lead somewhere."""
 
-import html
 import ast
+import html
 import importlib.util
 import os
 import re

@@ -21,8 +21,7 @@ evaluations. Until then, these pairs are left out."""
 PROBE_MESSAGE = "mean"
 """What the message says then."""
 
-WAITS_FOR_MERGE: Sequence[tuple[str, str]] = [
-]
+WAITS_FOR_MERGE: Sequence[tuple[str, str]] = []
 """Pairs, as patterns, that depend on what is mended elsewhere."""
 
 Outcome = Literal["equal", "refused", "told"]

@@ -101,6 +101,7 @@ class Loop:
     _save_requested: bool = False
     _has_told_spacing: bool = False
     _broken_reason: str = "it failed in the middle of a step"
+    _newest_steps: str = "a step"
 
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         self.engine = engine
@@ -140,7 +141,6 @@ class Loop:
             self._continue_from(plan.resumed_from)
         # What was dispatched, in words, and an array of each.
         self._in_flight: deque[tuple[str, Any]] = deque()
-        self._newest_steps = "a step"
         self._actions = insert_epoch_end_action(engine.actions, self._make_epoch_end_action())
         # A trial runs every action once, also those whose trigger it does not reach.
         self._untried_actions = {

@@ -1,5 +1,5 @@
-"""What is tried of the losses of training before the first step: whether they are means over examples,
-and whether padding counts in them."""
+"""What is tried of the losses of training before the first step: whether they are means over
+examples, and whether padding counts in them."""
 
 from typing import Any
 

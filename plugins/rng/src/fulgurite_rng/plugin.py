@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
 from typing import SupportsIndex
 
 import fulgurite as fg
