@@ -35,9 +35,11 @@ from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldSt
 from fulgurite.evaluation.loss_trial import (
     FIX,
     Sample,
+    Undecided,
     choose_sample,
     compute_trial,
     describe_mismatches,
+    is_small,
     run_trial,
 )
 from fulgurite.evaluation.program import EvaluationProgram
@@ -54,6 +56,9 @@ from fulgurite.tree.typecheck import batch_error_context, check_batch
 
 # Batches under way at once: enough to keep the device busy; each holds its batch.
 MAX_IN_FLIGHT = 4
+
+MAX_TRIALS = 4
+"""On how many batches it is tried if numbers are means over examples, while they say nothing."""
 
 
 class EvaluationRunner:
@@ -84,8 +89,9 @@ class EvaluationRunner:
         # The batch that is being traced, for errors.
         self._batch_index = 0
         self._may_have_bare_numbers = False
-        # Of the targets whose bare numbers were tried.
-        self._tried_targets: set[Any] = set()
+        # By target, how often its bare numbers are to be tried yet.
+        self._trials_left: dict[Any, int] = {}
+        self._small_batch: Any = None
 
     def evaluate(
         self,
@@ -241,13 +247,30 @@ class EvaluationRunner:
             return describe_mismatches(*run_trial(program, arguments), sample.size)
 
     def _warn_of_bare_numbers(self, target: EvalTarget, batch: Any, device_arrays: Any) -> None:
-        """Say it once if the results depend on how the data is divided into batches."""
-        if not self._may_have_bare_numbers or target.key in self._tried_targets:
+        """Say it once, from the second batch on, if the results depend on how the data is divided
+        into batches.
+
+        Args:
+            target: what is evaluated.
+            batch: the newest batch.
+            device_arrays: what indexed batches are gathered from.
+        """
+        previous_batch = self._small_batch
+        # Tried together with the next one.
+        self._small_batch = batch if is_small(batch) else None
+        trials_left = self._trials_left.get(target.key, MAX_TRIALS)
+        if self._batch_index == 0 or not self._may_have_bare_numbers or trials_left == 0:
             return
-        self._tried_targets.add(target.key)
+        sample = choose_sample(previous_batch, batch)
+        if sample is None:
+            return
+        self._trials_left[target.key] = 0
         name = self._evaluator.name
         try:
-            sentences = self.try_means(target, choose_sample(batch), device_arrays)
+            sentences = self.try_means(target, sample, device_arrays)
+        except Undecided:
+            self._trials_left[target.key] = trials_left - 1
+            return
         except Exception as error:
             message = (
                 f"evaluation {name!r} averages numbers over examples, and whether they are means "
@@ -289,8 +312,7 @@ class EvaluationRunner:
                         f"evaluation {self._evaluator.name!r} was given up before batch {index}: "
                         "training is to stop"
                     )
-                if index == 1:
-                    self._warn_of_bare_numbers(target, batch, device_arrays)
+                self._warn_of_bare_numbers(target, batch, device_arrays)
                 sharded = self._sharding.shard_eval_batch(batch)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if signature in programs:
