@@ -322,16 +322,18 @@ class EvaluationOfMembers(Evaluation):
 
     def check(self, kind: Kind) -> None:
         batches = self.make_batches()
-        optimizer = self.make_optimizer()
-        population = Population(seeds=(0, 1))
-        engine = self.make_engine(kind, population)
-        members = population.stack(lambda key: make_model(kind, optimizer))(key=jax.random.key(0))
-        values = engine.evaluate(members, [kind.pack(batch) for batch in batches])
+        model = make_model(kind, self.make_optimizer())
+        values = self.evaluate(kind, model, [kind.pack(batch) for batch in batches])
         params = oracle.make_params(kind.dtype)
         expected = oracle.measure(self.make_rule(kind), params, oracle.join(batches))
         for name, value in expected.items():
             self.assert_close(kind, values[f"{name}[1]"], value)
             self.assert_close(kind, values[name], value)
+
+    def evaluate(self, kind: Kind, model: Any, data: list[Any]) -> dict[str, Any]:
+        population = Population(seeds=(0, 1))
+        members = population.stack(lambda key: model)(key=jax.random.key(0))
+        return self.make_engine(kind, population).evaluate(members, data)
 
 
 class EvaluationByFunctions(Evaluation):

@@ -9,20 +9,33 @@ from typing import Any, Literal
 import fulgurite as fg
 import pytest
 from columns import FEATURES
-from features import Evaluation, EvaluationByFunctions, EvaluationInTraining, Feature
+from features import Evaluation, EvaluationInTraining, Feature
 from fulgurite.errors import DataError, FulguriteError, ModelError
 from fulgurite_evaluators import Evaluator
 from kinds import KINDS, Kind, make_model
 
-PROBE = True
-"""Whether bare numbers that are no means over examples are refused by accumulation and told of by
-evaluations. Until then, these pairs are left out."""
+PROBE_MESSAGE = "examples is "
+"""What is said of bare numbers that are no means over examples: accumulation refuses them, evaluations
+tell of them."""
 
-PROBE_MESSAGE = "mean"
-"""What the message says then."""
-
-WAITS_FOR_MERGE: Sequence[tuple[str, str]] = []
-"""Pairs, as patterns, that depend on what is mended elsewhere."""
+LEFT_OUT: Sequence[tuple[str, str]] = [
+    # Adam squares the magnitude of a complex number, and the oracle its two parts.
+    ("*adam", "complex"),
+    # Two numbers of half precision tell nothing of means that differ by less than they round.
+    ("*_bf16", "root"),
+    ("*_fp16", "root"),
+    ("evaluate_bf16", "tokens_bare"),
+    # Each share is a batch of an update of its own, which nothing puts together.
+    ("repeat_split", "tokens_bare"),
+    ("repeat_split", "sum"),
+    ("repeat_split", "contrast"),
+    ("repeat_split", "root"),
+    ("repeat_split", "deviation"),
+    # Plugins that look into a model are asked for all members at once in an evaluation.
+    ("evaluate_members", "tokens_keys"),
+    ("evaluate_members", "three_terms"),
+]
+"""Pairs, as patterns, that mean nothing."""
 
 Outcome = Literal["equal", "refused", "told"]
 
@@ -62,8 +75,6 @@ def expect(feature: Feature, kind: Kind) -> Expectation | None:
         return Expectation("refused", ModelError, "different weights")
     if kind.is_mean or not (feature.splits or feature.averages):
         return Expectation("equal")
-    if not PROBE:
-        return None
     if feature.splits:
         return Expectation("refused", ModelError, PROBE_MESSAGE)
     return Expectation("told", message=PROBE_MESSAGE)
@@ -80,7 +91,7 @@ def list_pairs(features: Mapping[str, Feature]) -> list[tuple[str, str]]:
         and not any(fnmatch(kind_name, pattern) for pattern in feature.leaves_out)
         and not any(
             fnmatch(feature_name, first) and fnmatch(kind_name, second)
-            for first, second in WAITS_FOR_MERGE
+            for first, second in LEFT_OUT
         )
     ]
 
@@ -112,8 +123,7 @@ def check_told(feature: Feature, kind: Kind, message: str) -> None:
     data = [kind.pack(batch) for batch in feature.make_batches()]
     model = make_model(kind, feature.make_optimizer(), feature.phases, feature.model_class)
     engine = feature.make_engine(kind)
-    if type(feature) in (Evaluation, EvaluationByFunctions):
-        assert isinstance(feature, Evaluation)
+    if isinstance(feature, Evaluation) and not isinstance(feature, EvaluationInTraining):
         with pytest.warns(UserWarning, match=message):
             feature.evaluate(kind, model, data)
         return

@@ -24,6 +24,7 @@ _OWN_PACKAGES = {
     "fulgurite_checkpoint",
     "fulgurite_cli",
     "fulgurite_config",
+    "fulgurite_data",
     "fulgurite_dev",
     "fulgurite_evaluators",
     "fulgurite_keys",

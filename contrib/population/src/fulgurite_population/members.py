@@ -79,13 +79,12 @@ class Members(fg.Module):
         size = len(self.seeds)
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), plugin_state)
 
-    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-        """Raise an error: the plugin's update rule trains each member by its own step.
+    def select_model(self, model_state: Any) -> tuple[Any, Any]:
+        """Return the first member, with its state."""
+        return self.take(0), take_member(model_state, 0)
 
-        In inference mode it is `validation_step`.
-        """
-        if not ctx.training:
-            return self.validation_step(batch, ctx)
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        """Raise an error: the plugin's update rule trains each member by its own step."""
         raise ModelError(
             "a population is trained by its plugin: give the same Population(...) to "
             "fg.Engine(plugins=[...]), and train_step of the engine must call the update rule"

@@ -438,6 +438,9 @@ def get_array_data_spec(data: Any) -> Any:
 def has_smaller_last_batch(data: Any) -> bool:
     """Return whether it is known that the last batch of an epoch has fewer examples."""
     source = as_data(data).source
+    if isinstance(source, list | tuple) and source:
+        first, last = (jax.tree.leaves(batch)[:1] for batch in (source[0], source[-1]))
+        return [np.shape(leaf)[:1] for leaf in first] != [np.shape(leaf)[:1] for leaf in last]
     if not isinstance(source, ArrayData) or source.remainder != "keep":
         return False
     return source.num_examples > source.batch_size and source.num_examples % source.batch_size > 0

@@ -52,36 +52,69 @@ class Sample(NamedTuple):
     size: int
 
 
-def choose_sample(batch: Any) -> Sample | None:
-    """Return two or four examples of a batch; None if it cannot be divided.
+class Undecided(Exception):
+    """The numbers of a sample say nothing: they are not finite, or all the same, as those of rows
+    that are nothing but padding."""
+
+
+def is_small(batch: Any) -> bool:
+    """Return whether a batch has too few examples to be tried alone.
 
     Args:
         batch: as the data source yields it.
     """
-    parts = split_batch(batch)
-    if parts.num_examples is not None:
+    return len(_list_rows(batch)) < 2
+
+
+def choose_sample(*batches: Any) -> Sample | None:
+    """Return two or four examples of a batch, or of batches of one structure that are small; None
+    if there are not as many, or if a batch cannot be divided.
+
+    Args:
+        batches: as the data source yields them; the last one is tried alone if it is large enough.
+    """
+    *others, batch = batches
+    if is_small(batch):
+        others = [other for other in others if other is not None and len(_list_rows(other)) > 0]
+        if not others or len({jax.tree.structure(other) for other in (*others, batch)}) > 1:
+            return None
+        batch = jax.tree.map(
+            lambda *leaves: _concatenate(leaves) if jnp.ndim(leaves[0]) else leaves[0],
+            *others,
+            batch,
+        )
+    rows = _list_rows(batch)
+    if len(rows) < 2:
         return None
-    try:
-        length = get_common_length(parts.value)
-    except DataError:
-        return None
-    leaves = [
-        np.asarray(leaf)
-        for leaf in jax.tree.leaves(parts.value)
-        if jnp.ndim(leaf) and not is_key(leaf)
-    ]
-    rows = np.arange(length) if parts.mask is None else np.flatnonzero(parts.mask)
-    if not leaves or len(rows) < 2:
-        return None
-    num_nonzero = np.sum(
-        [np.count_nonzero(leaf.reshape(length, -1), axis=1) for leaf in leaves], axis=0
-    )
-    rows = rows[np.argsort(num_nonzero[rows], kind="stable")]
+    num_nonzero = np.zeros(len(rows), int)
+    for leaf in jax.tree.leaves(split_batch(batch).value):
+        if jnp.ndim(leaf) and not is_key(leaf):
+            numbers = np.asarray(leaf)[rows].reshape(len(rows), -1)
+            num_nonzero += np.count_nonzero(numbers, axis=1)
+    rows = rows[np.argsort(num_nonzero, kind="stable")]
     size = 2 if len(rows) >= 4 else 1
     chosen = np.concatenate([rows[:size], rows[-size:]])
     return Sample(
         jax.tree.map(lambda leaf: _take(leaf, chosen) if jnp.ndim(leaf) else leaf, batch), size
     )
+
+
+def _list_rows(batch: Any) -> np.ndarray:
+    """Return the indices of the examples of a batch that are no padding; none if its arrays do not
+    say which they are."""
+    parts = split_batch(batch)
+    has_arrays = any(jnp.ndim(leaf) for leaf in jax.tree.leaves(parts.value))
+    if parts.num_examples is not None or not has_arrays:
+        return np.arange(0)
+    try:
+        length = get_common_length(parts.value)
+    except DataError:
+        return np.arange(0)
+    return np.arange(length) if parts.mask is None else np.flatnonzero(parts.mask)
+
+
+def _concatenate(leaves: tuple[Any, ...]) -> Any:
+    return jnp.concatenate(leaves) if is_key(leaves[0]) else np.concatenate(leaves)
 
 
 def _take(leaf: Any, rows: np.ndarray) -> Any:
@@ -131,15 +164,22 @@ def describe_mismatches(whole: Any, halves: Any, noise: float, size: int) -> dic
         halves: the numbers of the halves, by name.
         noise: how far two computations of a number may be apart, relative to it.
         size: the number of examples in each half.
+
+    Raises:
+        Undecided: none differs, and of one of them nothing can be said.
     """
+    undecided = []
     sentences = {}
     for name in whole:
         value, other = np.asarray(whole[name], np.float64)
         parts = np.asarray(halves[name], np.float64)
         scale = noise * max(abs(value), *np.abs(parts))
-        is_random = not np.isfinite(value) or abs(value - other) > scale
+        is_random = abs(value - other) > scale
         if is_random:
-            continue  # nothing can be said of it
+            continue
+        if not np.isfinite(value) or value == parts[0] == parts[1]:
+            undecided.append(name)
+            continue
         mean = parts.mean()
         tolerance = max(scale, 1e-3 * abs(parts[0] - parts[1]), SMALLEST_DIFFERENCE)
         if abs(value - mean) <= tolerance:
@@ -148,4 +188,6 @@ def describe_mismatches(whole: Any, halves: Any, noise: float, size: int) -> dic
             f"{name} of {2 * size} examples is {value:.6g}, and the mean of {name} of each half of "
             f"them is {mean:.6g}"
         )
+    if undecided and not sentences:
+        raise Undecided(", ".join(undecided))
     return sentences

@@ -37,9 +37,11 @@ from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldSt
 from fulgurite.evaluation.loss_trial import (
     FIX,
     Sample,
+    Undecided,
     choose_sample,
     compute_trial,
     describe_mismatches,
+    is_small,
     run_trial,
 )
 from fulgurite.evaluation.padding_trial import (
@@ -72,6 +74,9 @@ from fulgurite.tree.typecheck import batch_error_context, check_batch
 # Batches under way at once: enough to keep the device busy; each holds its batch.
 MAX_IN_FLIGHT = 4
 
+MAX_TRIALS = 4
+"""On how many batches it is tried if numbers are means over examples, while they say nothing."""
+
 
 class EvaluationRunner:
     """Runs evaluations or predictions as an `Evaluator` says, on any module and data.
@@ -102,9 +107,11 @@ class EvaluationRunner:
         # The batch that is being traced, for errors.
         self._batch_index = 0
         self._may_have_bare_numbers = False
-        # Of the targets whose bare numbers were tried, and those that were tried with padding.
-        self._tried_targets: set[Any] = set()
+        # By target, how often its bare numbers are to be tried yet; and which targets were tried with
+        # padding.
+        self._trials_left: dict[Any, int] = {}
         self._padded_targets: set[Any] = set()
+        self._small_batch: Any = None
 
     def evaluate(
         self,
@@ -327,13 +334,30 @@ class EvaluationRunner:
         return target_parts, batch
 
     def _warn_of_bare_numbers(self, target: EvalTarget, batch: Any, device_arrays: Any) -> None:
-        """Say it once if the results depend on how the data is divided into batches."""
-        if not self._may_have_bare_numbers or target.key in self._tried_targets:
+        """Say it once, from the second batch on, if the results depend on how the data is divided
+        into batches.
+
+        Args:
+            target: what is evaluated.
+            batch: the newest batch.
+            device_arrays: what indexed batches are gathered from.
+        """
+        previous_batch = self._small_batch
+        # Tried together with the next one.
+        self._small_batch = batch if is_small(batch) else None
+        trials_left = self._trials_left.get(target.key, MAX_TRIALS)
+        if self._batch_index == 0 or not self._may_have_bare_numbers or trials_left == 0:
             return
-        self._tried_targets.add(target.key)
+        sample = choose_sample(previous_batch, batch)
+        if sample is None:
+            return
+        self._trials_left[target.key] = 0
         name = self._evaluator.name
         try:
-            sentences = self.try_means(target, choose_sample(batch), device_arrays)
+            sentences = self.try_means(target, sample, device_arrays)
+        except Undecided:
+            self._trials_left[target.key] = trials_left - 1
+            return
         except Exception as error:
             message = (
                 f"evaluation {name!r} averages numbers over examples, and whether they are means "
@@ -397,8 +421,7 @@ class EvaluationRunner:
                         f"evaluation {self._evaluator.name!r} was given up before batch {index}: "
                         "training is to stop"
                     )
-                if index == 1:
-                    self._warn_of_bare_numbers(target, batch, device_arrays)
+                self._warn_of_bare_numbers(target, batch, device_arrays)
                 sharded = self._shard(batch, leaves)
                 arguments = (leaves, sharded, device_arrays, np.int32(index))
                 if signature in programs:

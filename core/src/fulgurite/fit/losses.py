@@ -5,12 +5,12 @@ from typing import Any
 
 from fulgurite.errors import ModelError
 from fulgurite.evaluation.evaluator import Evaluator
-from fulgurite.evaluation.loss_trial import FIX, Sample
+from fulgurite.evaluation.loss_trial import FIX, Sample, Undecided
 from fulgurite.evaluation.padding_trial import FIX as FIX_PADDING
 from fulgurite.evaluation.runner import EvaluationRunner
-from fulgurite.evaluation.target import as_eval_target
+from fulgurite.evaluation.target import EvalTarget
 from fulgurite.execution.program import Program
-from fulgurite.model.module import has_training_losses, run_training_losses
+from fulgurite.model.module import Module, has_training_losses, run_training_losses
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState
 
@@ -35,15 +35,22 @@ def try_losses(
     Raises:
         ModelError: they are not, and the update rule needs it.
     """
-    if sample is None or program.has_tried_losses or not has_training_losses(state.module):
+    if sample is None or program.has_tried_losses:
+        return []
+    module, model_state = state.module, state.model_state
+    if isinstance(module, Module):
+        module, model_state = module.select_model(model_state)
+    if not has_training_losses(module):
         return []
     program.has_tried_losses = True
     is_needed = program.update_rule.needs_mean_loss
     runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
     allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
-    target = as_eval_target(state, state.key)
+    target = EvalTarget(module, model_state, state.key, state.step)
     try:
         sentences = runner.try_means(target, sample, device_arrays, program.step.transform_batch)
+    except Undecided:
+        return []  # a loss that is not finite ends the run by itself
     except Exception as error:
         message = (
             "whether the loss is a mean over examples could not be tried on "

@@ -110,7 +110,7 @@ class SumOfMeans(Metric):
     """The sum of means that weigh examples in different ways, such as the terms of a loss.
 
     Example:
-        cross_entropy = fg.metrics.Mean.from_values(losses, weight=num_tokens)
+        cross_entropy = fg.metrics.Mean.from_values(abs(preds - targets), mask)
         penalty = fg.metrics.Mean.from_values(0.1)
         fg.metrics.SumOfMeans((cross_entropy, penalty)).compute()
 

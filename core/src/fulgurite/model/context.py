@@ -152,8 +152,9 @@ class Context:
 
         Args:
             name: of the term, as it is logged.
-            value: a number, or an `fg.metrics.Mean`, as of `Output.loss`. Of an array the mean is
-                taken, with a warning. One value per example of a padded batch is an error:
+            value: a number, or without `accumulate` an `fg.metrics.Mean`, as of `Output.loss`. Of
+                an array the mean is taken, with a warning. One value per example of a padded batch
+                is an error:
                 `fg.metrics.Mean.from_values(value, ctx.mask)` leaves the padding out.
             accumulate: whether the value is added to those of the same name, as of a layer that is
                 called several times. Their sum counts as a bare number.
@@ -166,6 +167,12 @@ class Context:
             raise ModelError(
                 f"ctx.add_loss({name!r}) has no effect outside the forward pass: add it in "
                 "training_step"
+            )
+        if accumulate and isinstance(value, Mean):
+            raise ModelError(
+                f"ctx.add_loss({name!r}, accumulate=True) adds up numbers, and means over "
+                "different values have no sum that is a mean: give each a name of its own, or add "
+                "up mean.compute(), which counts as a mean over the examples"
             )
         value, weight = split_loss(name, value)
         if not isinstance(name, str) or not eqx.is_array_like(value):

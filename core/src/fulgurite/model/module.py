@@ -154,6 +154,15 @@ class Module(eqx.Module):
         """
         return plugin_state
 
+    def select_model(self, model_state: Any) -> tuple[Any, Any]:
+        """Return the module, with its state, whose losses are tried before training. A module that
+        holds several models overrides this, to return one of them.
+
+        Args:
+            model_state: the `eqx.nn.State` of this module, or None.
+        """
+        return self, model_state
+
     def configure_optimizers(
         self,
     ) -> optax.GradientTransformation | OptimizerSpec | dict[str, OptimizerSpec]:
@@ -335,9 +344,9 @@ def prefix_output(name: str, result: Any) -> Output:
     """
     output = result if isinstance(result, Output) else Output(result)
     output = apply_weight(output, f"the loss {name!r}")
-    weights = output.loss_weights
-    if "loss" in weights:
-        weights = {name: weights["loss"], **{key: weights[key] for key in output.losses}}
+    weights = {
+        name if key == "loss" else key: weight for key, weight in output.loss_weights.items()
+    }
     terms = {} if output.loss is None else {name: output.loss}
     return output.replace(
         loss=None,

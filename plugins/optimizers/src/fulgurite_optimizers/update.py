@@ -187,7 +187,8 @@ def _collect_optimizer_metrics(name: str, state: PhaseState) -> Metrics:
     rates = optax.tree.get_all_with_path(state.optimizer, "learning_rate")
     if rates:
         _, rate = rates[0]
-        metrics[f"{name}/learning_rate"] = LastValue.from_values(rate)
+        # `optax.inject_hyperparams` holds it in the dtype of the parameters, which may be complex.
+        metrics[f"{name}/learning_rate"] = LastValue.from_values(jnp.real(rate))
     return metrics
 
 
