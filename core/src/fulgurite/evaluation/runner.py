@@ -342,11 +342,16 @@ class EvaluationRunner:
             batch: the newest batch.
             device_arrays: what indexed batches are gathered from.
         """
+        trials_left = self._trials_left.get(target.key, MAX_TRIALS)
+        if trials_left == 0:
+            return
         previous_batch = self._small_batch
         # Tried together with the next one.
         self._small_batch = batch if is_small(batch) else None
-        trials_left = self._trials_left.get(target.key, MAX_TRIALS)
-        if self._batch_index == 0 or not self._may_have_bare_numbers or trials_left == 0:
+        if self._batch_index == 0:
+            return
+        if not self._may_have_bare_numbers:
+            self._trials_left[target.key] = 0
             return
         sample = choose_sample(previous_batch, batch)
         if sample is None:
