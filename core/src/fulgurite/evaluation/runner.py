@@ -4,6 +4,7 @@ read once."""
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -261,6 +262,7 @@ class EvaluationRunner:
 
         def compute_numbers(target: Any, batch: Any, index: Any) -> dict[str, Any]:
             with self._eval_context(target, batch, None, index) as (module, batch, ctx):
+                ctx = _hide_media(ctx)
                 output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
                 return collect_bare_numbers(self._evaluator, output, batch, ctx)
 
@@ -653,6 +655,13 @@ class EvaluationRunner:
         where = f"batch {self._batch_index} of {self._evaluator.name!r}"
         with training_mode(False, module) as module, batch_error_context(where, batch):
             yield module, batch, ctx
+
+
+def _hide_media(ctx: Context) -> Context:
+    """Return a context for a trial, which shows no media."""
+    if MEDIA_ACTION not in ctx.due_flags:
+        return ctx
+    return replace(ctx, due_flags={**ctx.due_flags, MEDIA_ACTION: jnp.asarray(False)})
 
 
 def _read_collected(done: Any, collected: list[Any], treedef: Any) -> Any:
