@@ -108,8 +108,7 @@ class EvaluationRunner:
         # The batch that is being traced, for errors.
         self._batch_index = 0
         self._may_have_bare_numbers = False
-        # By target, how often its bare numbers are to be tried yet; and which targets were tried with
-        # padding.
+        # By target, how often its bare numbers are to be tried yet; and those tried with padding.
         self._trials_left: dict[Any, int] = {}
         self._padded_targets: set[Any] = set()
         self._small_batch: Any = None
@@ -300,6 +299,7 @@ class EvaluationRunner:
 
         def compute_numbers(target: Any, batch: Any, index: Any) -> Any:
             with self._eval_context(target, batch, None, index) as (module, batch, ctx):
+                ctx = _hide_media(ctx)
                 output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
                 return collect_losses_and_bare_metrics(self._evaluator, output, batch, ctx)
 

@@ -37,16 +37,13 @@ def try_losses(
     """
     if sample is None or program.has_tried_losses:
         return []
-    module, model_state = state.module, state.model_state
-    if isinstance(module, Module):
-        module, model_state = module.select_model(model_state)
-    if not has_training_losses(module):
+    target = _select_target(state)
+    if target is None:
         return []
     program.has_tried_losses = True
     is_needed = program.update_rule.needs_mean_loss
     runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
     allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
-    target = EvalTarget(module, model_state, state.key, state.step)
     try:
         sentences = runner.try_means(target, sample, device_arrays, program.step.transform_batch)
     except Undecided:
@@ -96,11 +93,13 @@ def try_padding(
         ModelError: padding changes the gradient.
     """
     is_standard = services.compute_update.__qualname__ == "Engine.train_step"
-    if examples is None or program.has_tried_padding or not has_training_losses(state.module):
+    if examples is None or program.has_tried_padding:
+        return []
+    target = _select_target(state)
+    if target is None:
         return []
     program.has_tried_padding = True
     runner = EvaluationRunner(services, Evaluator("padding", ()), run_training_losses)
-    target = as_eval_target(state, state.key)
     where = f"{type(state.module).__name__}.training_step does not use ctx.mask"
     try:
         trial = runner.try_padding(target, examples, device_arrays, program.step.transform_batch)
@@ -124,3 +123,13 @@ def try_padding(
             f"{details}. {FIX_PADDING}"
         ]
     return []
+
+
+def _select_target(state: TrainState) -> EvalTarget | None:
+    """Return what is tried of a state; None for a module that does not define its losses."""
+    module, model_state = state.module, state.model_state
+    if isinstance(module, Module):
+        module, model_state = module.select_model(model_state)
+    if not has_training_losses(module):
+        return None
+    return EvalTarget(module, model_state, state.key, state.step)
