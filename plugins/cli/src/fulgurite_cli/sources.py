@@ -9,6 +9,9 @@ from pathlib import Path
 
 Definition = ast.FunctionDef | ast.ClassDef
 
+_TRANSPARENT_DECORATORS = {"hide_internal_frames"}
+"""Those of Fulgurite that leave the arguments of a function as they are."""
+
 
 def read_description(entry: EntryPoint) -> str:
     """Return the first paragraph of the docstring of a command, on one line; an empty text where
@@ -105,7 +108,8 @@ def _read_parameters(
 
 
 def _get_arguments(function: ast.FunctionDef) -> set[str] | None:
-    if function.decorator_list:
+    decorators = {ast.unparse(node) for node in function.decorator_list}
+    if decorators - _TRANSPARENT_DECORATORS:
         return None
     arguments = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
     return arguments - {"self"}
