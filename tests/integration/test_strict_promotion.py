@@ -67,7 +67,7 @@ class Half(Net):
         ctx.add_loss("l2", 1e-3 * jnp.sum(self.head.weight.astype(jnp.float32) ** 2))
         batch = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), batch)
         preds = jax.vmap(lambda x: self.head(jnp.tanh(self.body(x))))(batch[0])[:, 0]
-        return fg.Output(jnp.mean((preds - batch[1]) ** 2))
+        return fg.Output(jnp.mean((preds - batch[1]) ** 2, where=ctx.mask))
 
 
 def make_net(net_class: type[Net] = Net, has_games: bool = False, dtype: Any = None) -> Net:

@@ -16,6 +16,7 @@ from fulgurite.data.sources import IndexedBatch, MaskedBatch
 from fulgurite.errors import DataError
 from fulgurite.evaluation.loss_trial import run_trial
 from fulgurite.execution.dataflow import find_dependent_results
+from fulgurite.metrics.conversion import sum_values
 from fulgurite.training.forward import get_common_length, split_batch
 
 FIX = (
@@ -111,7 +112,8 @@ def try_padding(
             losses, metrics = compute_numbers((module, *target[1:]), batch, index)
             numbers = losses | metrics
             terms = [jnp.asarray(losses[name]) for name in losses if name in unused_by]
-            return sum(terms, jnp.zeros(())), {name: numbers[name] for name in unused_by}
+            total = sum_values([jnp.zeros(()), *terms])
+            return total, {name: numbers[name] for name in unused_by}
 
         gradient, numbers = jax.grad(add_losses, has_aux=True)(params)
         return numbers, gradient

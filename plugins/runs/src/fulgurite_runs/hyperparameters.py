@@ -57,9 +57,8 @@ def get_hyperparameters(manifest: dict[str, Any]) -> dict[str, Any]:
     Args:
         manifest: of the run.
     """
-    section = manifest.get("hyperparameters") or {}
-    state = {path: entry["value"] for path, entry in section.get("state", {}).items()}
-    return section.get("program", {}) | state
+    state, program = _read_section(manifest)
+    return program | {path: entry["value"] for path, entry in state.items()}
 
 
 def get_program_hyperparameters(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -68,9 +67,8 @@ def get_program_hyperparameters(manifest: dict[str, Any]) -> dict[str, Any]:
     Args:
         manifest: of the run.
     """
-    section = manifest.get("hyperparameters") or {}
-    state = {path: entry["program"] for path, entry in section.get("state", {}).items()}
-    return section.get("program", {}) | state
+    state, program = _read_section(manifest)
+    return program | {path: entry["program"] for path, entry in state.items()}
 
 
 def describe_origins(manifest: dict[str, Any]) -> str:
@@ -80,7 +78,7 @@ def describe_origins(manifest: dict[str, Any]) -> str:
     Args:
         manifest: of the attempt that resumes.
     """
-    state = (manifest.get("hyperparameters") or {}).get("state", {})
+    state, _ = _read_section(manifest)
     shorts = [path.rpartition("hyperparams.")[2] for path in state]
     items = []
     for (path, entry), short in zip(state.items(), shorts, strict=True):
@@ -89,6 +87,26 @@ def describe_origins(manifest: dict[str, Any]) -> str:
         of_program = "" if is_same else f" (the program has {entry['program']})"
         items.append(f"{name}={entry['value']}{of_program}")
     return ", ".join(items)
+
+
+def _read_section(manifest: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return what a manifest says of the optimizer's state and of the program, by name. What an
+    edit has left of it in another form counts as not said, as in manifests without such a section.
+
+    Args:
+        manifest: of the run.
+    """
+    section = manifest.get("hyperparameters")
+    if not isinstance(section, dict):
+        return {}, {}
+    state = section.get("state")
+    program = section.get("program")
+    entries = state.items() if isinstance(state, dict) else ()
+    return {
+        path: entry
+        for path, entry in entries
+        if isinstance(entry, dict) and {"value", "program"} <= entry.keys()
+    }, dict(program) if isinstance(program, dict) else {}
 
 
 def _compute_initial(run: fg.Run) -> dict[str, Any]:
