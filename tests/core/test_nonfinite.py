@@ -276,7 +276,7 @@ def test_one_element_of_an_array_of_any_shape_is_found() -> None:
                 jnp.where(x > 0, jnp.sqrt(x + array), 0)
                 for x, array in zip(batch, self.arrays, strict=True)
             ]
-            return fg.Output(jnp.stack([root.sum() for root in roots]).sum())
+            return fg.Output(jnp.stack([root.sum() for root in roots]).sum(), weight=1)
 
         def configure_optimizers(self) -> optax.GradientTransformation:
             return optax.sgd(1e-3)
