@@ -112,6 +112,7 @@ class EvaluationRunner:
         self._trials_left: dict[Any, int] = {}
         self._padded_targets: set[Any] = set()
         self._small_batch: Any = None
+        self._is_tried = False
 
     def evaluate(
         self,
@@ -344,18 +345,20 @@ class EvaluationRunner:
             batch: the newest batch.
             device_arrays: what indexed batches are gathered from.
         """
-        if self._batch_index == 0 and target.key in self._trials_left:
-            self._trials_left[target.key] = 0  # in the first evaluation only
-        trials_left = self._trials_left.get(target.key, MAX_TRIALS)
-        if trials_left == 0:
+        if self._batch_index == 0:
+            # In the first evaluation only. The key takes a while to hash.
+            self._is_tried = target.key in self._trials_left
+        if self._is_tried:
             return
+        trials_left = self._trials_left.get(target.key, MAX_TRIALS)
         previous_batch = self._small_batch
         # Tried together with the next one.
         self._small_batch = batch if is_small(batch) else None
         if self._batch_index == 0:
             return
-        if not self._may_have_bare_numbers:
+        if not self._may_have_bare_numbers or trials_left == 0:
             self._trials_left[target.key] = 0
+            self._is_tried = True
             return
         sample = choose_sample(previous_batch, batch)
         if sample is None:
@@ -385,7 +388,7 @@ class EvaluationRunner:
 
     def _warn_of_padding(self, target: EvalTarget, batch: Any, device_arrays: Any) -> None:
         """Say it once if padding counts in the results, at the first batch that has some."""
-        if target.key in self._padded_targets or not has_padding(batch):
+        if not has_padding(batch) or target.key in self._padded_targets:
             return
         self._padded_targets.add(target.key)
         name = self._evaluator.name
