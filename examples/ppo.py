@@ -20,7 +20,7 @@ uv run examples/ppo.py                                  # installs it; a minute 
 python examples/ppo.py steps=200 envs=32
 
 A step plays all environments on the device and then makes several updates. The environments are in
-the state of the model, so a checkpoint holds them and a resumed run goes on in the same episodes.
+the state of the model, so a checkpoint holds them and a resumed run continues in the same episodes.
 """
 
 from functools import partial
@@ -192,7 +192,7 @@ class PPO(fg.Engine):
     ) -> tuple[fg.TrainState, fg.Output]:
         arrays, static = eqx.partition(state.replace(model_state=None), eqx.is_array)
         play_key, order_key = ctx.keys("default", 2)
-        # A state of Equinox can be set once, and the engine still has that of before the step.
+        # A state of Equinox can be set once, and the engine still has the one before the step.
         envs = jax.tree.map(lambda leaf: leaf, state.model_state)
         rollout, model_state = state.module.play(envs, play_key, self.rollout_length)
         steps = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rollout)

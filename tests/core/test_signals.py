@@ -141,7 +141,7 @@ def test_an_inner_fit_of_a_run_that_is_to_stop_takes_no_step() -> None:
 
 
 def test_an_action_that_has_emitted_a_record_is_not_saved_half_done() -> None:
-    """The run goes on from the checkpoint before, with the records of an undisturbed one."""
+    """The run resumes from the previous checkpoint, with the records of an undisturbed one."""
     probe, memory = Probe(), InMemoryCheckpointer()
 
     def train(run: fg.Run) -> None:
@@ -154,7 +154,7 @@ def test_an_action_that_has_emitted_a_record_is_not_saved_half_done() -> None:
     assert (stopped.stop_reason, list(memory.checkpoints)) == ("SIGTERM", [15])
     assert stopped.messages == [
         "a fit within an action was stopped by SIGTERM, after act.act had emitted records: nothing "
-        "is saved at step 20, and the run goes on from the checkpoint before"
+        "is saved at step 20, and the run resumes from the previous checkpoint"
     ]
     resumed = fit(*plugins, steps=30, resume="latest")
     records = [record.values for record in resumed.history.records if record.source == "probe"]

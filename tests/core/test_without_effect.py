@@ -183,7 +183,7 @@ def test_a_fit_whose_steps_are_all_skipped_is_told() -> None:
     result = fit_nan_from(3, steps=5, log_every=1)
     assert result.messages == []
     assert result.metrics["train"]["skipped_steps"] == 2
-    # A fit that goes on from there counts its own steps.
+    # A fit that resumes from there counts its own steps.
     engine = fg.Engine(on_nonfinite="skip", steps=2)
     result = engine.fit(data=[np.full(2, 3, np.float32)], state=result.state)
     assert "each of the 2 steps was skipped" in result.messages[0]

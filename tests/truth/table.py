@@ -134,8 +134,8 @@ def check_told(feature: Feature, kind: Kind, message: str) -> None:
 
 
 COVERING = 11
-"""Every so many-th pair of a feature is in the fast selection, from another offset on for each
-feature: so each feature and each kind is there."""
+"""Every eleventh pair of a feature is in the fast selection, from another offset for each feature, so
+that each feature and each kind is there."""
 
 
 def split_pairs(

@@ -128,7 +128,8 @@ class SeekableReader(BatchReader):
 class ReplayedReader(BatchReader):
     """Any iterable: its passes are read from the beginning, and the first batches left out.
 
-    An iterator has one pass only, and cannot be replayed. It goes on where the walk before ended.
+    An iterator has one pass only, and cannot be replayed. It continues where the previous walk
+    ended.
     """
 
     def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
@@ -226,7 +227,7 @@ class ReplayedReader(BatchReader):
 
 
 class StatefulReader(ReplayedReader):
-    """A `StatefulSource`, such as an iterator of grain: it goes on from its own state."""
+    """A `StatefulSource`, such as an iterator of grain: it resumes from its own state."""
 
     def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
         super().__init__(options, limit, epochs)

@@ -713,7 +713,7 @@ class Loop:
         self._pending_actions = (action.name,)
         message = (
             f"{interruption}, after {action.name} had emitted records: nothing is saved at step "
-            f"{self.step}, and the run goes on from the checkpoint before"
+            f"{self.step}, and the run resumes from the previous checkpoint"
         )
         self.run.notify("fulgurite", message)
 

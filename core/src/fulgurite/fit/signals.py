@@ -217,8 +217,8 @@ class UnansweredStop(NamedTuple):
 def raise_unanswered(sync: ProcessSync) -> None:
     """End the program if it begins another fit although a signal has stopped the one before.
 
-    `fit` returns after a signal, so that the program can save what it has. One that goes on to the
-    next of many fits would train for hours and call a model finished that is not: it gets the
+    `fit` returns after a signal, so that the program can save what it has. One that continues with
+    the next of many fits would train for hours and call a model finished that is not: it gets the
     signal now, once, on all processes. The next cell of a notebook is typed by someone who knows.
 
     Args:

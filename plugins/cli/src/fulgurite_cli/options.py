@@ -65,7 +65,7 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         "--hyperparameters",
         choices=["checkpoint", "program"],
         default="checkpoint",
-        help="what a run that goes on takes of the hyperparameters in the optimizer's state: their "
+        help="what a run that resumes takes of the hyperparameters in the optimizer's state: their "
         "values in the checkpoint, or those with which the program begins (default: checkpoint)",
     )
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Reading any batch of a source that is combined with others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import fulgurite as fg
@@ -58,3 +58,49 @@ def check_part(owner: str, name: str | int, part: Any) -> None:
         )
     if not len(part):
         raise ConfigurationError(f"{owner}: source {name!r} has no batch.")
+
+
+class ResumablePasses:
+    """The base of sources whose batches depend only on their number, so that a position is two
+    integers."""
+
+    _pass: int = 0
+    _number: int = 0
+
+    def __len__(self) -> int:
+        """Return the number of batches in a pass."""
+        raise NotImplementedError(f"{type(self).__name__} has no __len__: define it")
+
+    def iter_pass(self, num_pass: int, start: int) -> Iterator[Any]:
+        """Yield the batches of a pass.
+
+        Args:
+            num_pass: the number of the pass.
+            start: the number of the first batch.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no iter_pass: define it")
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what is left of the pass; after its end, the next pass."""
+        num_pass, start = self._pass, self._number
+        for number, batch in enumerate(self.iter_pass(num_pass, start), start=start + 1):
+            is_last = number == len(self)
+            self._pass, self._number = (num_pass + 1, 0) if is_last else (num_pass, number)
+            yield batch
+
+    def get_state(self) -> dict[str, int]:
+        """Return the position right after the batch that was yielded last."""
+        return {"pass": self._pass, "batch": self._number}
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        """Go to a position: the next iteration continues from there.
+
+        Args:
+            state: as `get_state` returned it.
+        """
+        if not 0 <= state["batch"] < len(self):
+            raise ConfigurationError(
+                f"{type(self).__name__}: the position is batch {state['batch']}, and a pass has "
+                f"{len(self)}: resume with the sources that the run had."
+            )
+        self._pass, self._number = state["pass"], state["batch"]

@@ -1,22 +1,22 @@
 """One source of batches after the other."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 
-from fulgurite_data.parts import PartReader, check_part
+from fulgurite_data.parts import PartReader, ResumablePasses, check_part
 
 
-class Stages:
+class Stages(ResumablePasses):
     """A source that gives the batches of several sources one after the other, each for a number of
     steps: a curriculum, or other data at the end of training.
 
     A pass is all stages. Which batch comes next depends only on its number, so a run that resumes
-    goes on with it, in the middle of a stage too.
+    continues with it, in the middle of a stage too.
 
     Example:
         from fulgurite_data import Stages
@@ -46,41 +46,24 @@ class Stages:
         self.stages = stages
         self.ends = tuple(accumulate(steps for _, steps in stages))
         self.seed = seed
-        self._pass, self._number = 0, 0
 
     def __len__(self) -> int:
         """Return the number of batches in a pass, which is that of all stages."""
         return self.ends[-1]
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield what is left of the pass; after its end, the next pass."""
+    def iter_pass(self, num_pass: int, start: int) -> Iterator[Any]:
+        """Yield the batches of a pass.
+
+        Args:
+            num_pass: the number of the pass.
+            start: the number of the first batch.
+        """
         readers = self._make_readers()
-        num_pass, start = self._pass, self._number
         for number in range(start, len(self)):
             index = bisect_right(self.ends, number)
             first = self.ends[index - 1] if index else 0
             read_before = num_pass * self.stages[index][1]
-            batch = readers[index].read_number(read_before + number - first)
-            is_last = number + 1 == len(self)
-            self._pass, self._number = (num_pass + 1, 0) if is_last else (num_pass, number + 1)
-            yield batch
-
-    def get_state(self) -> dict[str, int]:
-        """Return the position right after the batch that was yielded last."""
-        return {"pass": self._pass, "batch": self._number}
-
-    def set_state(self, state: Mapping[str, int]) -> None:
-        """Go on from a position.
-
-        Args:
-            state: as `get_state` returned it.
-        """
-        if not 0 <= state["batch"] < len(self):
-            raise ConfigurationError(
-                f"Stages: the position is batch {state['batch']}, and a pass has {len(self)}: "
-                "resume with the stages that the run had."
-            )
-        self._pass, self._number = state["pass"], state["batch"]
+            yield readers[index].read_number(read_before + number - first)
 
     @property
     def batch_examples(self) -> tuple[Any, ...]:

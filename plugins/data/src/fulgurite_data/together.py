@@ -7,16 +7,16 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 
-from fulgurite_data.parts import PartReader, check_part
+from fulgurite_data.parts import PartReader, ResumablePasses, check_part
 
 Length = Literal["cycle", "min", "max"]
 
 
-class Together:
+class Together(ResumablePasses):
     """A source whose batches are dictionaries with a batch of each of several sources.
 
     Which batches these are depends only on the number of the pass and of the batch in it, so a run
-    that resumes goes on with the next one, whatever the lengths are.
+    that resumes continues with the next one, whatever the lengths are.
 
     Example:
         from fulgurite_data import Together
@@ -53,42 +53,25 @@ class Together:
         self.parts = dict(parts)
         self.length: Length = length
         self.seed = seed
-        self._pass, self._number = 0, 0
 
     def __len__(self) -> int:
         """Return the number of batches in a pass."""
         lengths = [len(part) for part in self.parts.values()]
         return min(lengths) if self.length == "min" else max(lengths)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield what is left of the pass; after its end, the next pass."""
+    def iter_pass(self, num_pass: int, start: int) -> Iterator[dict[str, Any]]:
+        """Yield the batches of a pass.
+
+        Args:
+            num_pass: the number of the pass.
+            start: the number of the first batch.
+        """
         readers = {
             name: PartReader(part, (self.seed, index))
             for index, (name, part) in enumerate(self.parts.items())
         }
-        num_pass, start = self._pass, self._number
         for number in range(start, len(self)):
-            batch = {name: self._read(reader, num_pass, number) for name, reader in readers.items()}
-            is_last = number + 1 == len(self)
-            self._pass, self._number = (num_pass + 1, 0) if is_last else (num_pass, number + 1)
-            yield batch
-
-    def get_state(self) -> dict[str, int]:
-        """Return the position right after the batch that was yielded last."""
-        return {"pass": self._pass, "batch": self._number}
-
-    def set_state(self, state: Mapping[str, int]) -> None:
-        """Go on from a position.
-
-        Args:
-            state: as `get_state` returned it.
-        """
-        if not 0 <= state["batch"] < len(self):
-            raise ConfigurationError(
-                f"Together: the position is batch {state['batch']}, and a pass has {len(self)}: "
-                "resume with the sources that the run had."
-            )
-        self._pass, self._number = state["pass"], state["batch"]
+            yield {name: self._read(reader, num_pass, number) for name, reader in readers.items()}
 
     @property
     def batch_examples(self) -> tuple[dict[str, Any], ...]:

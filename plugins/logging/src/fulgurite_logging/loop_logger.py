@@ -18,7 +18,7 @@ from fulgurite_runs.manifest import SETTINGS, describe_plugins
 
 @dataclass(frozen=True)
 class _LoopView:
-    """What loggers are told of a loop; `fg.LoggedRun` describes the members."""
+    """What loggers see of a loop; `fg.LoggedRun` describes the members."""
 
     engine: EngineView
     run_dir: RunDirectory | None

@@ -23,7 +23,7 @@ def describe_hyperparameters(run: fg.Run) -> dict[str, Any]:
 
     `state` has those that `optax.inject_hyperparams` keeps in the optimizer's state, by path: the
     `value` with which this attempt begins, and that of the `program`, with which a new run would
-    begin. A checkpoint holds them, so a resumed run goes on with its values. `program` has the
+    begin. A checkpoint holds them, so a resumed run continues with its values. `program` has the
     numbers in the functions of the optimizers, by name: no checkpoint holds them.
 
     Args:

@@ -123,7 +123,7 @@ def _get_common_size(infos: list[dict[str, Any]]) -> tuple[int, bool]:
 
 
 def _pad_leaf(leaf: Any, num_missing: int) -> Any:
-    """Return an array with so many more examples: zeros, or of random keys the first of them."""
+    """Return an array with more examples: zeros, or of random keys the first of them."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf[jnp.arange(len(leaf) + num_missing) % len(leaf)] if len(leaf) else leaf
     array = np.asarray(leaf)
