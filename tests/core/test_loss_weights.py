@@ -113,6 +113,15 @@ def test_a_term_added_from_inside_a_step_may_be_a_mean() -> None:
     assert result.history["train/tokens"] == pytest.approx([(5 * 1 + 7 * second) / 6], rel=1e-6)
 
 
+def test_means_of_one_name_are_not_added_up() -> None:
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        ctx.add_loss("aux", fg.metrics.Mean.from_values(weight * batch), accumulate=True)
+        return fg.Output(weight * jnp.mean(batch))
+
+    with pytest.raises(ModelError, match=r"add_loss\('aux', accumulate=True\) adds up numbers"):
+        fit(loss, [X])
+
+
 def test_a_source_says_how_many_examples_a_batch_has() -> None:
     """A graph of 3 nodes and 2 edges is one example, one of 5 nodes counts as three."""
 

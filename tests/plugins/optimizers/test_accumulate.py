@@ -479,3 +479,31 @@ def test_l8_phases_change_where_the_plugin_knows_the_steps() -> None:
     hidden = type("Hidden", (type(game()),), {"configure_optimizers": lambda self: phases})
     with pytest.raises(ConfigurationError, match="give the phases to MultiOptimizer itself"):
         engine(MultiOptimizer(), steps=3).init_state(hidden(jnp.float32(1), jnp.float32(2)), ONE)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_penalty_on_the_weights_goes_with_the_tokens_of_several_steps(n: int) -> None:
+    """It does not depend on the batch, so that any weight is right; two steps have no token."""
+    values = np.array([[1, 2, 3], [4, 0, 0], [0, 0, 0], [0, 0, 0]], np.float32)
+
+    class Penalized(fg.Module):
+        weight: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            errors = (self.weight - batch) ** 2
+            penalty = 0.1 * self.weight**2
+            return fg.Output(
+                fg.metrics.Mean.from_values(errors, batch > 0), losses={"penalty": penalty}
+            )
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(0.1)
+
+    plugin = GradientAccumulation(n, "steps")
+    engine = fg.Engine(steps=n, log_every=n, autoload=False, plugins=[plugin])
+    result = engine.fit(Penalized(jnp.float32(0.5)), list(values[:n, None]))
+    tokens = values[values > 0]
+    gradient = np.mean(2 * (0.5 - tokens)) + 0.2 * 0.5
+    assert float(result.module.weight) == pytest.approx(0.5 - 0.1 * gradient, rel=1e-6)
+    loss = np.mean((0.5 - tokens) ** 2) + 0.1 * 0.25
+    assert result.history["train/loss"] == pytest.approx([loss], rel=1e-6)
