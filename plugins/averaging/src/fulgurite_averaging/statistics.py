@@ -80,7 +80,8 @@ def recompute_statistics(
     of every `eqx.nn.BatchNorm` to those over all examples; with several such layers, each sees the
     outputs of those before it as in training, normalized by batch. Layers in inference mode, such
     as those of a teacher, run so here too, and the statistics of what `training_step` does not
-    update stay as they are.
+    update stay as they are. This knows nothing of plugins that keep a part from training, such as
+    `Freeze`: put the normalization of such a part into inference mode.
 
     Source: Izmailov et al. 2018, arXiv:1803.05407, section 3.2.
 
