@@ -40,12 +40,14 @@ def test_a_long_run_holds_no_more_at_its_end(
     settled, end = samples[1:5], samples[-1]
     num_saves = (end.step - samples[1].step) / SAVE_EVERY
     assert end.memory < samples[1].memory + 32 + LEAK_OF_A_SAVE * num_saves
-    # While a checkpoint is written there are a few more for a moment.
+    # While a checkpoint is written there are a few more for a moment; and a pool starts a thread when
+    # its others are busy, which on a loaded machine is after the settled part (9 threads for 8, once).
+    # A leak is one for each save, of which ten or more follow.
     for name in ("descriptors", "threads"):
         before, after = (
             min(getattr(sample, name) for sample in part) for part in (settled, samples[5:])
         )
-        assert after <= before
+        assert after <= before + 2
     assert end.hours == pytest.approx(HOURS, abs=0.5)
     assert end.ticks == pytest.approx(HOURS * 6, abs=HOURS)
 
