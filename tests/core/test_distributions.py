@@ -150,24 +150,18 @@ def test_dependencies_between_distributions_have_no_circle_and_are_at_most_three
 
 
 def test_core_depends_on_no_other_distribution_of_ours() -> None:
-    assert not (MEMBERS[CORE].required | MEMBERS[CORE].optional) & MEMBERS.keys()
-
-
-def test_workspace_finds_every_sibling_in_this_checkout() -> None:
-    """A sibling without an entry in `[tool.uv.sources]` would be looked for in an index."""
-    sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
-    siblings = {
-        name
-        for member in MEMBERS.values()
-        for name in (member.required | member.optional) & MEMBERS.keys()
-    }
-    assert siblings <= sources.keys()
+    """Its extras `train` and `all` only collect them; the core imports none."""
+    core = MEMBERS[CORE]
+    assert not core.required & MEMBERS.keys()
+    assert not {package for _, _, package in iter_imports(core.source)} & (PACKAGES.keys() - {CORE})
 
 
 def iter_chains(chain: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the chains of dependencies that begin with `chain`; those of extras count as well."""
     member = MEMBERS[chain[-1]]
-    siblings = sorted((member.required | member.optional) & MEMBERS.keys())
+    # Extras of the core collect distributions of ours, and nothing in the core uses them.
+    needed = member.required if member.name == CORE else member.required | member.optional
+    siblings = sorted(needed & MEMBERS.keys())
     if not siblings:
         yield chain
     for sibling in siblings:
@@ -186,15 +180,27 @@ def iter_imports(folder: Path) -> Iterator[tuple[Path, int, str]]:
                 yield path, node.lineno, (node.module or "").partition(".")[0]
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.stem
-)
-def test_requirements_list_every_sibling_that_they_need(path: Path) -> None:
-    """pip takes siblings from the same list; no index has them."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    folders = {member.source.parents[1]: member for member in MEMBERS.values()}
-    listed = [folders[ROOT / line] for line in lines]
-    names = {member.name for member in listed}
-    assert all(member.required & MEMBERS.keys() <= names for member in listed)
-    if path.stem == "all":
-        assert names == MEMBERS.keys()
+def test_extra_all_of_the_core_and_the_sources_of_uv_list_every_distribution() -> None:
+    core = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["project"]
+    extras = core["optional-dependencies"]
+    assert parse_names(extras["all"]) == set(PLUGINS)
+    assert parse_names(extras["train"]) < set(PLUGINS)
+    sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
+    assert sources.keys() == MEMBERS.keys()
+
+
+def test_every_distribution_carries_the_license_as_a_file() -> None:
+    """A link to the root's would lead out of an sdist, which installers refuse to unpack."""
+    for member in MEMBERS.values():
+        file = member.source.parents[1] / "LICENSE"
+        assert not file.is_symlink(), file
+        assert file.read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_all_distributions_have_one_version() -> None:
+    versions = {
+        tomllib.loads((member.source.parents[1] / "pyproject.toml").read_text())["project"]["version"]
+        for member in MEMBERS.values()
+    }
+    assert len(versions) == 1
+    assert f"\nversion: {versions.pop()}\n" in (ROOT / "CITATION.cff").read_text()

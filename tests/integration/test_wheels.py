@@ -128,6 +128,41 @@ def test_core_alone_trains(core_alone: Path):
     assert trained == TRAINED
 
 
+@pytest.mark.full
+def test_extra_train_runs_the_example_and_lives_without_one_of_its_plugins(
+    wheels: Path, tmp_path: Path
+):
+    """As from an index: pip's name and extra, and a folder where the distributions are."""
+    folder = tmp_path / "environment"
+    uv("venv", "--python", sys.executable, folder)
+    options = ["--no-compile-bytecode", "--python", python(folder)]
+    (core,) = wheels.glob("fulgurite-*.whl")
+    uv("pip", "install", *options, "--find-links", wheels, f"{core}[train]", "scikit-learn")
+
+    example = tmp_path / "digits.py"
+    example.write_text((ROOT / "examples" / "digits.py").read_text())
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FULGURITE_", "PYTHON"))}
+
+    def train(run_dir: str) -> str:
+        done = subprocess.run(
+            [python(folder), example, "steps=2", "--run", tmp_path / run_dir],
+            env=inherited,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    assert "step 2/2" in train("with")
+    assert list((tmp_path / "with" / "checkpoints").iterdir())
+
+    uv("pip", "uninstall", "--python", python(folder), "fulgurite-progress")
+    assert "step 2/2" not in train("without")
+    records = [(tmp_path / name / "records.jsonl").read_text() for name in ("with", "without")]
+    assert records[0] == records[1] != ""
+
+
 def test_all_members_train_together(everything: Path):
     projects = [
         tomllib.loads((member / "pyproject.toml").read_text())["project"]["name"]
