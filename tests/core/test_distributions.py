@@ -198,9 +198,7 @@ def test_every_distribution_carries_the_license_as_a_file() -> None:
 
 
 def test_all_distributions_have_one_version() -> None:
-    versions = {
-        tomllib.loads((member.source.parents[1] / "pyproject.toml").read_text())["project"]["version"]
-        for member in MEMBERS.values()
-    }
+    files = [member.source.parents[1] / "pyproject.toml" for member in MEMBERS.values()]
+    versions = {tomllib.loads(file.read_text())["project"]["version"] for file in files}
     assert len(versions) == 1
     assert f"\nversion: {versions.pop()}\n" in (ROOT / "CITATION.cff").read_text()

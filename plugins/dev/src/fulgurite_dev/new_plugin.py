@@ -50,8 +50,8 @@ def run_new_plugin(arguments: list[str]) -> int:
         if options.contrib:
             folder, tests = write_contrib_plugin(options.name, options.kind, Path.cwd())
             print(
-                f"{folder} and {tests} are written. Now add fulgurite-{options.name} to the extra 'all' of "
-                "core/pyproject.toml and to [tool.uv.sources] of pyproject.toml, and:\n"
+                f"{folder} and {tests} are written. Now add fulgurite-{options.name} to the extra "
+                "'all' of core/pyproject.toml and to [tool.uv.sources] of pyproject.toml, and:\n"
                 f"  uv run --all-packages pytest {tests}"
             )
             return 0
