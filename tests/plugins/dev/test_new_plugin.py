@@ -89,7 +89,10 @@ def test_a_member_of_contrib_is_written_into_a_checkout(
     (tmp_path / "contrib").mkdir()
     (tmp_path / "contrib" / "README.md").write_text("")
     assert main(command) == 0
-    assert "add fulgurite-fresh-noise to the extra 'all' of core/pyproject.toml" in capsys.readouterr().out
+    assert (
+        "add fulgurite-fresh-noise to the extra 'all' of core/pyproject.toml"
+        in capsys.readouterr().out
+    )
     member = tmp_path / "contrib" / "fresh-noise"
     assert {path.name for path in member.iterdir()} == {"pyproject.toml", "README.md", "src"}
     project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
