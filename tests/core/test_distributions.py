@@ -197,6 +197,12 @@ def test_every_distribution_carries_the_license_as_a_file() -> None:
         assert file.read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+def test_every_distribution_says_that_it_is_typed() -> None:
+    assert not [
+        name for name, member in MEMBERS.items() if not (member.source / "py.typed").exists()
+    ]
+
+
 def test_all_distributions_have_one_version() -> None:
     files = [member.source.parents[1] / "pyproject.toml" for member in MEMBERS.values()]
     versions = {tomllib.loads(file.read_text())["project"]["version"] for file in files}

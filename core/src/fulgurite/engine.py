@@ -291,7 +291,9 @@ class Engine:
                 `model(key=key)` that returns either. It stays usable. None with `state`.
             data: any iterable of batches, or an object whose attribute `train` is one.
             state: a state to continue from, for `steps` or `epochs` more; consumed.
-            steps, epochs, steps_per_execution: used instead of the engine's.
+            steps: used instead of the engine's.
+            epochs: used instead of the engine's.
+            steps_per_execution: used instead of the engine's.
             resume: the checkpoint to resume from, read by the active checkpointer: `"auto"` (the
                 run's newest, if any), `"latest"`, `"best"`, a step, the path of another run, or a
                 `CheckpointRef`. `"never"` starts afresh and sets aside what the run directory
@@ -416,7 +418,8 @@ class Engine:
 
         Args:
             data: any data source, or an object whose `train` is one.
-            steps, epochs: how many; the engine's by default, and one epoch where it has none.
+            steps: how many; the engine's by default.
+            epochs: how many; the engine's by default, and one where it has neither.
             start_step: the step of the state from which a fit would continue.
         """
         if (steps, epochs, self.steps, self.epochs) == (None,) * 4:
@@ -486,7 +489,8 @@ class Engine:
             data: any data source, or an object whose `evaluations[name]` is one.
             name: the name of the evaluation; its random numbers depend on it.
             num_batches: use at most this many batches.
-            metrics, losses: used instead of the module's own, see `Evaluator`.
+            metrics: used instead of the module's own, see `Evaluator`.
+            losses: used instead of the module's own, see `Evaluator`.
             weights: a checkpoint with the weights, or its path; read by the active checkpointer. Of
                 the best one those that were measured, such as an average; see `CheckpointRef.view`.
         """
@@ -514,7 +518,10 @@ class Engine:
         and without padding.
 
         Args:
-            model, data, num_batches, weights: as of `evaluate`.
+            model: as of `evaluate`.
+            data: as of `evaluate`.
+            num_batches: as of `evaluate`.
+            weights: as of `evaluate`.
             callback: called with the predictions of each batch, which are not kept then.
         """
         model = model if weights is None else self.load_weights(model, weights)

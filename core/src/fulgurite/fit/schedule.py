@@ -92,7 +92,8 @@ class Schedule:
         Args:
             step: the number of updates so far, counted on the host: to read it from a state would
                 wait for the device.
-            args, kwargs: for the actions.
+            args: for the actions.
+            kwargs: for the actions.
         """
         results = {}
         for action in self._actions:

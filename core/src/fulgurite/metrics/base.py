@@ -23,8 +23,11 @@ MIN_GROUP = 4
 """Metrics of single numbers that are merged as one vector from so many of a kind on."""
 
 Value = Array | np.ndarray | np.number
+"""What a metric computes."""
 Values = Shaped[ArrayLike, "..."]
+"""Numbers of any shape, whose first axis is that of the examples."""
 Mask = Bool[ArrayLike, "..."]
+"""True for what counts; it broadcasts from the left with the values that it belongs to."""
 
 
 class Metric(eqx.Module):

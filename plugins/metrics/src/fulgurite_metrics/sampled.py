@@ -87,7 +87,9 @@ class SampledSet(Metric):
         """Return the sample with the examples of another batch.
 
         Args:
-            values, ids, mask: as of `from_values`.
+            values: as of `from_values`.
+            ids: as of `from_values`.
+            mask: as of `from_values`.
             key: that of the other batches.
         """
         return self.merge(self.from_values(values, ids, mask, size=len(self.ids), key=key))

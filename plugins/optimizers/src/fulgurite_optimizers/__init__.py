@@ -10,7 +10,7 @@ from fulgurite_optimizers.constraints import (
     WeightClip as WeightClip,
 )
 from fulgurite_optimizers.finetuning import BackboneFinetuning as BackboneFinetuning
-from fulgurite_optimizers.freeze import Freeze as Freeze, freeze as freeze
+from fulgurite_optimizers.freezing import Freeze as Freeze, freeze as freeze
 from fulgurite_optimizers.multi_optimizer import MultiOptimizer as MultiOptimizer
 from fulgurite_optimizers.phase import Phase as Phase, optimize_only as optimize_only
 from fulgurite_optimizers.plateau import ReduceOnPlateau as ReduceOnPlateau

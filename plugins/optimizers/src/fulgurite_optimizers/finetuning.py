@@ -20,7 +20,7 @@ from fulgurite.tree.select import Selector
 from jaxtyping import Array, Float, Int, PyTree
 from optax.schedules import InjectHyperparamsState, InjectStatefulHyperparamsState
 
-from fulgurite_optimizers.freeze import Freeze
+from fulgurite_optimizers.freezing import Freeze
 
 ScheduleState = (
     optax.ScaleByScheduleState,

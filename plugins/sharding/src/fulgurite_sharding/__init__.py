@@ -8,7 +8,7 @@ from fulgurite_sharding.inspection import (
     gather as gather,
     visualize_sharding as visualize_sharding,
 )
-from fulgurite_sharding.parallel import parallel as parallel
+from fulgurite_sharding.parallel_call import parallel as parallel
 from fulgurite_sharding.plugin import (
     FSDP as FSDP,
     DataParallel as DataParallel,
