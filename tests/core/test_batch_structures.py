@@ -82,7 +82,7 @@ def train_by_hand(batches: list[Any]) -> Any:
     return model
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("steps_per_execution", [pytest.param(1, marks=pytest.mark.full), 4])
 def test_g6_two_structures_equal_a_loop_over_two_jitted_steps(steps_per_execution: int) -> None:
     engine = fg.Engine(
         steps=24, steps_per_execution=steps_per_execution, log_every=5, autoload=False
@@ -91,6 +91,7 @@ def test_g6_two_structures_equal_a_loop_over_two_jitted_steps(steps_per_executio
     assert_same_bits(result.module, train_by_hand(BATCHES))
 
 
+@pytest.mark.full
 def test_g6_metrics_of_one_structure_are_of_its_steps_alone() -> None:
     with_targets = next(batch for batch in BATCHES if "y" in batch)
     without = {"x": with_targets["x"]}
@@ -105,6 +106,7 @@ def test_g6_metrics_of_one_structure_are_of_its_steps_alone() -> None:
     assert history["train/error"][0] == alone["train/error"][0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stop", [5, 11])
 def test_g6_a_run_over_two_structures_resumes_exactly(stop: int) -> None:
     whole = fg.Engine(steps=24, log_every=4, autoload=False).fit(TwoTasks, DATA)
@@ -156,6 +158,7 @@ def test_g6_the_static_part_of_a_batch_reaches_the_step() -> None:
     )
 
 
+@pytest.mark.full
 def test_g6_a_loop_of_one_s_own_takes_batches_of_both_structures() -> None:
     engine = fg.Engine(seed=0, autoload=False)
     state = engine.init_state(TwoTasks, DATA)

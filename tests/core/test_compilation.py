@@ -132,6 +132,7 @@ def test_small_steps_alone_get_the_memory_optimized_schedule(
     assert options == [small]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(
     steps_per_execution: int,

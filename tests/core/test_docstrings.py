@@ -100,6 +100,7 @@ def test_public_classes_have_an_example() -> None:
     assert not missing, "give their docstrings a section `Example:`"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if EXAMPLES[name] is not None])
 def test_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = EXAMPLES[name]

@@ -488,6 +488,7 @@ def test_num_batches_limits_evaluate_and_predict() -> None:
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_evaluate_accepts_everything_that_holds_a_module() -> None:
     engine, data = fg.Engine(steps=5), classes(20, 8)
     result = engine.fit(Classifier, data)

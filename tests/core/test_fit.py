@@ -143,6 +143,7 @@ def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
         assert_same_bits(trained(result.state), trained(plain.state))
 
 
+@pytest.mark.full
 def test_logging_interval_does_not_change_the_state() -> None:
     states = [
         fg.Engine(steps=12, log_every=log).fit(Classifier, classes()).state for log in (1, 5, None)
@@ -810,6 +811,7 @@ def test_no_host_hook_waits_for_the_device() -> None:
     assert set(expected) <= set(running)
 
 
+@pytest.mark.full
 def test_the_steps_in_flight_are_bounded() -> None:
     """A step that is not yet computed keeps its batch alive, which is used in place if it is
     aligned."""

@@ -865,6 +865,7 @@ def test_key_of_a_plugin_state_is_its_own() -> None:
     assert not np.array_equal(both["noise:a"], both["noise:b"])
 
 
+@pytest.mark.full
 def test_traced_hooks_behave_the_same_in_fused_steps() -> None:
     plugins = [
         Noise("a"),

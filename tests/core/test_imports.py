@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fulgurite"
 CORE_MAY_IMPORT = {
@@ -80,6 +82,7 @@ def imports_under(folder: Path) -> Iterator[tuple[Path, int, str]]:
                 yield path, node.lineno, (node.module or "").partition(".")[0]
 
 
+@pytest.mark.full
 def test_any_module_may_be_imported_first():
     names = [
         f"fulgurite.{path.stem}" for path in sorted(CORE.glob("*.py")) if path.stem != "__init__"

@@ -12,6 +12,8 @@ import pytest
 from fulgurite.errors import StateError
 from models import assert_close, assert_same_bits
 
+pytestmark = pytest.mark.full
+
 BATCH, STEPS = 16, 12
 
 

@@ -49,7 +49,7 @@ GIVEN: list[Any] = []
 NOTE = media.Text("a note")
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_media_are_rendered_only_at_their_trigger(steps_per_execution: int):
     MADE.clear()
     show, batches = Show(5), list(regression(40, 4))

@@ -259,6 +259,7 @@ def test_small_values_are_not_lost_beside_large_ones():
         assert reduce(lambda a, b: a.merge(b), order).compute() == np.float32(1.001)
 
 
+@pytest.mark.full
 @given(
     st.lists(st.lists(st.floats(-1000, 1000, width=32), max_size=5), min_size=1, max_size=6),
     st.randoms(),

@@ -66,6 +66,7 @@ class Modes(Counting):
         return self.training_step(batch, ctx)
 
 
+@pytest.mark.full
 def test_every_nesting_knows_the_mode_of_an_evaluation_between_training_steps() -> None:
     evaluating = Evaluating(fg.Evaluator("test", numbers([1, 2])), trigger=2)
     engine = fg.Engine(steps=4, log_every=1, plugins=[evaluating])
@@ -123,6 +124,7 @@ class Dropping(fg.Module):
         return optax.sgd(0.0)
 
 
+@pytest.mark.full
 def test_a_part_is_switched_to_evaluation_and_evaluation_switches_everything() -> None:
     engine = fg.Engine(steps=1)
     result = engine.fit(Dropping, numbers([0]))

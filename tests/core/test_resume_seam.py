@@ -290,6 +290,7 @@ INTERRUPTIONS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("how", "steps_per_execution"), INTERRUPTIONS)
 def test_a_resumed_run_ends_with_the_same_bits(
     uninterrupted: Any, how: Callable[[fg.Run], Any], steps_per_execution: int
@@ -576,6 +577,7 @@ def test_pending_evaluation_runs_first_and_records_equal_those_of_a_whole_run(
     assert [line for line in events.calls if "epoch" in line] == ["epoch 0 ended at 8"]
 
 
+@pytest.mark.full
 def test_pending_evaluation_may_be_interrupted_again(whole: Any) -> None:
     snapshots: dict[int, MemorySnapshot] = {}
     file, data = File(), regression(64, 8)
@@ -586,6 +588,7 @@ def test_pending_evaluation_may_be_interrupted_again(whole: Any) -> None:
     assert file.lines == whole[0]
 
 
+@pytest.mark.full
 def test_evaluation_interrupted_at_the_end_leaves_the_run_incomplete(
     whole: Any, tmp_path: Any
 ) -> None:
@@ -604,6 +607,7 @@ def test_evaluation_interrupted_at_the_end_leaves_the_run_incomplete(
     assert RunDirectory(tmp_path).is_complete
 
 
+@pytest.mark.full
 def test_evaluation_of_an_interrupted_action_is_not_recorded_twice() -> None:
     class Both:
         """Runs two evaluations in one action."""

@@ -413,7 +413,7 @@ def test_is_due_of_an_unscheduled_action_is_an_error() -> None:
         )
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 8])
+@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(8, marks=pytest.mark.full)])
 def test_one_executable_whatever_is_due(steps_per_execution: int) -> None:
     """Every kind of traced hook, every phase, three cadences: one compilation, and the same
     bits."""

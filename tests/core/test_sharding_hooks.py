@@ -21,6 +21,8 @@ from fulgurite.errors import DataError
 from fulgurite_sharding import MeshStrategy
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+pytestmark = pytest.mark.full
+
 DEVICES = 4
 STEPS = 10
 

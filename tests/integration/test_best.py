@@ -17,6 +17,8 @@ from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import ReduceOnPlateau
 from fulgurite_stopping import EarlyStopping
 
+pytestmark = pytest.mark.full
+
 
 class Counting(fg.Module):
     """One weight that every update makes smaller by exactly 1."""

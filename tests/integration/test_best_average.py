@@ -16,6 +16,8 @@ from fulgurite_checkpoint import Checkpointer, load
 from fulgurite_evaluators import Evaluator
 from fulgurite_stopping import EarlyStopping
 
+pytestmark = pytest.mark.full
+
 STEPS = 8
 DATA = [np.ones(2, np.float32)]
 

@@ -20,6 +20,8 @@ from fulgurite_logging import JSONLLogger
 from fulgurite_runs import RunDirectory
 from fulgurite_stopping import EarlyStopping
 
+pytestmark = pytest.mark.full
+
 ZEROS = [np.zeros(1, np.float32)] * 4
 
 

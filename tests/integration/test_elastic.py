@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("elastic.py")
 
 

@@ -22,6 +22,8 @@ import pytest
 from fulgurite_checkpoint.commands import checkpoints
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -19,6 +19,8 @@ from fuzzed_formats import ByteEdit, ValueEdit, edit_bytes
 from fuzzed_readers import READERS, Reader, write_run
 from hypothesis import given, settings, strategies as st
 
+pytestmark = pytest.mark.full
+
 MAX_KILOBYTES = 500_000
 """By which reading may raise the peak of the memory."""
 MAX_TRACED = 200 * 2**20

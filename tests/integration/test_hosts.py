@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("hosts.py")
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from fulgurite_checkpoint.commands import checkpoints
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("keyed_programs.py")
 NAMES = ("game", "transformer", "normed")
 

@@ -48,6 +48,8 @@ from fulgurite_testing import TinyModel, check_plugin, tiny_data
 from fulgurite_wandb import WandbLogger
 from jax.sharding import PartitionSpec
 
+pytestmark = pytest.mark.full
+
 
 def evaluator() -> Evaluator:
     return Evaluator("test", tiny_data(), every=4)

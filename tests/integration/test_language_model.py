@@ -14,6 +14,8 @@ from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import GradientAccumulation
 from fulgurite_precision import Precision
 
+pytestmark = pytest.mark.full
+
 VOCABULARY = 11
 PADDING = 0
 NUM_EPOCHS = 3

@@ -12,6 +12,8 @@ from fulgurite_runs.json_codec import loads
 from fulgurite_tensorboard import read_events
 from fulgurite_wandb import read_run
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("loggers_program.py")
 Scalars = list[tuple[int, str, float]]
 

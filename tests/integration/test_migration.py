@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT.parent / "shared" / "spec"
 CAPABILITIES = (SPEC / "parity.md", SPEC / "features.md")

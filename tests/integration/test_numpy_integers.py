@@ -19,6 +19,8 @@ from fulgurite_rng import Rng
 from fulgurite_sharding import DataParallel, ShardBySize, Sharding
 from fulgurite_stopping import EarlyStopping, SpikeDetection
 
+pytestmark = pytest.mark.full
+
 MAKERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "max_to_keep": (lambda n: Checkpointer(1, max_to_keep=n), lambda plugin: plugin.max_to_keep),
     "keep_period": (lambda n: Checkpointer(1, keep_period=n), lambda plugin: plugin.keep_period),

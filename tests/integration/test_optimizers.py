@@ -28,6 +28,8 @@ from fulgurite_optimizers import (
 from fulgurite_sharding import FSDP
 from fulgurite_testing import assert_same_bits
 
+pytestmark = pytest.mark.full
+
 
 class Pair(fg.Module):
     """Generator and discriminator, perceptrons."""

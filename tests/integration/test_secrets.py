@@ -17,6 +17,8 @@ from fulgurite_checkpoint import Checkpointer
 from fulgurite_logging import CSVLogger, EnvironmentLogger, JSONLLogger
 from fulgurite_tensorboard import TensorBoardLogger
 
+pytestmark = pytest.mark.full
+
 REGISTERED = "canary-registered"
 
 

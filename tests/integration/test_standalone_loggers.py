@@ -13,6 +13,8 @@ from fulgurite_runs.json_codec import loads
 from fulgurite_tensorboard import read_events
 from fulgurite_wandb import read_run
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("standalone_program.py")
 COMMAND = (
     sys.executable,

@@ -33,6 +33,8 @@ from fulgurite_precision import Dynamic, Precision
 from fulgurite_sam import Sam
 from fulgurite_stopping import EarlyStopping, SpikeDetection
 
+pytestmark = pytest.mark.full
+
 X = np.random.default_rng(0).normal(size=(22, 3)).astype(np.float32)
 Y = X.sum(1)
 

@@ -4,8 +4,11 @@ written."""
 import signal
 from pathlib import Path
 
+import pytest
 from crash_harness import Kill, Left, attempt, compare, killed_until_done, records, undisturbed
 from fulgurite_runs import RunDirectory
+
+pytestmark = pytest.mark.full
 
 
 def test_a_checkpoint_waits_for_slow_records(tmp_path: Path) -> None:

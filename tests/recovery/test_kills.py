@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from crash_harness import Kill, killed_until_done, kills, undisturbed
 
+pytestmark = pytest.mark.full
+
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "plain": {"source": "arrays", "period": 0.25},
     "fused": {"source": "ahead", "steps_per_execution": 4},

@@ -9,6 +9,8 @@ import pytest
 from fulgurite_logging import iter_records
 from long_run import HOURS, NUM_EVALUATIONS, RECORDS_A_STEP, SAVE_EVERY, Sample
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("long_run.py")
 LEAK_OF_A_SAVE = 0.04
 """MiB. TensorStore 0.1.86 never releases the lists of its metrics, which Orbax 0.12.8 asks for with

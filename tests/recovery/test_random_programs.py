@@ -22,6 +22,8 @@ from random_programs import (
     train_until_done,
 )
 
+pytestmark = pytest.mark.full
+
 NUM_EXAMPLES = int(os.environ.get("FULGURITE_RANDOM_PROGRAMS", "30"))
 """How many programs are tried: `FULGURITE_RANDOM_PROGRAMS=500 pytest -m slow` for a soak."""
 SEED = int(os.environ.get("FULGURITE_RANDOM_SEED", "0"))

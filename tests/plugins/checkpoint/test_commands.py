@@ -23,6 +23,8 @@ from fulgurite_cli.command import main
 from fulgurite_runs import RunPlugin
 from trained import ZEROS, Counting, engine
 
+pytestmark = pytest.mark.full
+
 
 class Following(fg.Module):
     """A weight to which each update adds the batch, and a count of how often it was trained."""

@@ -121,7 +121,7 @@ def test_run_without_a_readable_checkpoint_is_an_error(
     assert float(counting(run, steps=3, resume="never").module.weight) == -3
 
 
-@pytest.mark.parametrize("damage", [remove, flip])
+@pytest.mark.parametrize("damage", [pytest.param(remove, marks=pytest.mark.full), flip])
 def test_run_resumes_from_the_previous_checkpoint_and_rewrites_the_damaged_one(
     saved: Path, restore: Any, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

@@ -88,6 +88,7 @@ def make_grain_loader() -> Any:
     return iter(loader)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make_data", [Reservoir, make_grain_dataset, make_grain_loader])
 def test_a_run_goes_on_with_the_same_batches(make_data: Callable[[], Any], tmp_path: Path) -> None:
     def fit(run: str, **options: Any) -> fg.FitResult:

@@ -42,6 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> fg.FitResult:
     return training(tmp_path_factory.mktemp("whole")).fit(NET, regression())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "killed_at", [4, *(pytest.param(at, marks=pytest.mark.slow) for at in (8, 11))]
 )
@@ -101,6 +102,7 @@ def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
     return result
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "answer",
     [
@@ -166,6 +168,7 @@ def test_loggers_are_rewound_only_for_a_checkpoint_of_the_same_run(
     assert logger.steps == [1, 2, 3, 4, 5, 3, 4, 5]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("default:.*scores. scores was")
 def test_host_states_and_metrics_survive_and_a_complete_run_can_be_extended(
     tmp_path: Path,
@@ -208,6 +211,7 @@ def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
     assert float(counting(tmp_path, every=100, resume="auto").module.weight) == -5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "phase",
     [
@@ -243,6 +247,7 @@ def test_actions_after_one_that_saves_are_not_lost(tmp_path: Path, phase: Any) -
     assert records("killed") == whole
 
 
+@pytest.mark.full
 def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) -> None:
     counting(tmp_path, max_to_keep=None)
     with pytest.raises(CheckpointError, match="step 5 is past step 3, where"):
@@ -281,6 +286,7 @@ def test_state_older_than_the_newest_checkpoint_is_an_error(tmp_path: Path) -> N
     assert (tmp_path / "superseded" / "2" / "step-3").is_dir()
 
 
+@pytest.mark.full
 def test_a_finished_run_that_starts_again_keeps_its_checkpoint_and_its_reason(
     tmp_path: Path,
 ) -> None:

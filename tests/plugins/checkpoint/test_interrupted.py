@@ -114,7 +114,7 @@ def terminate() -> None:
 
 
 @pytest.mark.parametrize("kind", [Trying, TryingAtEpochs])
-@pytest.mark.parametrize("happen", [fail, terminate])
+@pytest.mark.parametrize("happen", [fail, pytest.param(terminate, marks=pytest.mark.full)])
 def test_an_interrupted_action_begins_from_the_state_before_it(
     happen: Any, kind: type[Trying], tmp_path: Path
 ) -> None:

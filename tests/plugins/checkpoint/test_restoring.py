@@ -117,6 +117,7 @@ def wide(*, key: Any) -> Any:
     return eqx.nn.make_with_state(Net)(key=key, width=5)
 
 
+@pytest.mark.full
 def test_changed_shapes_are_an_error_listing_all_of_them(net: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         going_on(net, wide, Average(), tmp_path=tmp_path)
@@ -175,6 +176,7 @@ def test_loggers_and_displays_may_be_added_and_removed(run: Path, tmp_path: Path
     counting(tmp_path, Display(), resume=run)
 
 
+@pytest.mark.full
 def test_added_or_removed_logger_is_reported(tmp_path: Path) -> None:
     messages: list[str] = []
 
@@ -196,6 +198,7 @@ def test_added_or_removed_logger_is_reported(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_changed_static_leaves_are_reported(net: Any, tmp_path: Path) -> None:
     def dry(*, key: Any) -> Any:
         return eqx.nn.make_with_state(Net)(key=key, rate=0.25)
@@ -215,6 +218,7 @@ class Scaled:
         return batch
 
 
+@pytest.mark.full
 def test_changed_arguments_plugins_and_data_are_reported(tmp_path: Path) -> None:
     def fit(scale: float, steps: int, data: Any) -> None:
         trainer = engine(
@@ -383,6 +387,7 @@ def test_optimizer_state_is_initialized_from_the_loaded_weights(old: Any) -> Non
     assert int(state.step) == 0
 
 
+@pytest.mark.full
 def test_optimizer_arrays_can_be_loaded_too(net: Any) -> None:
     path, result = net
     observed: list[Any] = []
@@ -464,6 +469,7 @@ class Standardized(fg.Module):
         return optax.sgd(0.0)
 
 
+@pytest.mark.full
 def test_model_state_comes_with_the_modules_that_a_map_names(tmp_path: Path) -> None:
     """Batch statistics that stayed fresh made a fine-tuned model worthless, and nobody said so."""
     batches = [np.random.default_rng(0).normal(5, 2, (16, 3)).astype(np.float32)]
@@ -501,6 +507,7 @@ class Plain(Standardized):
         return fg.Output(((jax.vmap(self.layers["encoder"])(batch) @ self.weight) ** 2).mean())
 
 
+@pytest.mark.full
 def test_mapped_modules_without_their_state_are_named(tmp_path: Path) -> None:
     batches = [np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)]
     engine(tmp_path, Checkpointer(1), steps=1).fit(Plain, batches)

@@ -14,6 +14,8 @@ from fulgurite.errors import CheckpointError, ConfigurationError, StateError
 from fulgurite_checkpoint import Checkpointer, restore_state, save_state, save_weights
 from trained import NET, Average, regression
 
+pytestmark = pytest.mark.full
+
 BATCHES = list(regression())[:4]
 
 

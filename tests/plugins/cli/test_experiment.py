@@ -317,6 +317,7 @@ def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.Capture
         assert line in out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code", "options"),
     [

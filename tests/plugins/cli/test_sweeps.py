@@ -141,6 +141,7 @@ def test_mistakes_in_a_sweep_end_with_2_before_anything_runs(
     assert not Path(folder).exists()
 
 
+@pytest.mark.full
 def test_a_sweep_runs_what_is_not_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_sweep_runs_what_is_not_complete(
     assert "width=1 is a run: give a sweep a directory of its own" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_runs_of_a_module_of_a_package_are_run_as_it_is(tmp_path: Path) -> None:
     """The names in a configuration are then the same in all processes."""
     (tmp_path / "pack").mkdir()

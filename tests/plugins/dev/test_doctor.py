@@ -30,6 +30,7 @@ def test_doctor_reports_a_healthy_installation(
     assert any(line.startswith("compilation cache: ") for line in lines)
 
 
+@pytest.mark.full
 def test_doctor_reports_an_unwritable_compilation_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

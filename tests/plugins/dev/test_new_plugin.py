@@ -13,6 +13,8 @@ import pytest
 from fulgurite_cli.command import main
 from fulgurite_dev.new_plugin import KINDS
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[3]
 TRAIN = """
 import re

@@ -142,6 +142,7 @@ def test_evaluation_triggered_by_time_is_telemetry() -> None:
     assert all(record.source == "train" for record in logger.exact)
 
 
+@pytest.mark.full
 def test_metrics_and_losses_of_an_evaluator_replace_those_of_the_module() -> None:
     arrays = logits([1, 0, 0, 1, 1])
     mistakes = {"wrong": lambda preds, batch: preds.argmax(-1) != batch["label"]}
@@ -261,6 +262,7 @@ class Noisy(Counting):
         return fg.Output(self.weight * 1.0, metrics=metrics, model_state=state)
 
 
+@pytest.mark.full
 def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_state_read_only() -> (
     None
 ):

@@ -16,6 +16,8 @@ from fulgurite_evaluators import PredictionWriter
 from fulgurite_evaluators.predictions import open_predictions
 from fulgurite_runs.json_codec import loads
 
+pytestmark = pytest.mark.full
+
 PROGRAM = """
 from types import SimpleNamespace
 

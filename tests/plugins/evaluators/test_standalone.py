@@ -20,6 +20,8 @@ from fulgurite_cli.command import main as fulgurite
 from fulgurite_evaluators import EvaluationRecord, read_results
 from fulgurite_runs import RunDirectory
 
+pytestmark = pytest.mark.full
+
 PROGRAM = str(Path(__file__).with_name("program.py"))
 EVERY = [10, 20, 30, 40]
 

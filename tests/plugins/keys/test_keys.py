@@ -65,6 +65,7 @@ def test_2s11_23_24_weights_schedules_and_masks() -> None:
     assert evaluate(TenTimes("batch", weight=3), rows, mask) == 30
 
 
+@pytest.mark.full
 def test_masks_and_weights_of_examples_are_keys() -> None:
     batch = {
         "x": jnp.array([1.0, 2.0, 4.0]),
@@ -85,6 +86,7 @@ def test_the_mask_of_the_batch_does_not_apply_to_parameters() -> None:
     assert loss.evaluate(scope, jnp.array([True, False]), 0) == 2.0
 
 
+@pytest.mark.full
 def test_25_means_of_trees() -> None:
     tree = {"a": jnp.arange(12), "b": {"c": jnp.arange(8), "d": jnp.arange(9)}}
     means = Mean("batch")(None, tree)

@@ -83,6 +83,7 @@ def make_stack() -> Stack:
     return Stack(eqx.filter_vmap(Block)(jax.random.split(jax.random.key(0), 6)))
 
 
+@pytest.mark.full
 def test_2s19_stacked_blocks_under_scan_and_remat() -> None:
     stack = make_stack()
     inputs = jnp.ones((5, 8))

@@ -21,6 +21,7 @@ def make_engine(run: Path | None, **options: Any) -> fg.Engine:
     return fg.Engine(steps=10, run_dir=run, plugins=plugins, autoload=False, **options)
 
 
+@pytest.mark.full
 def test_a_loop_logs_what_a_fit_logs_with_the_same_bits(tmp_path: Path) -> None:
     fitted = make_engine(tmp_path / "fit", log_every=4).fit(Line, data())
     engine = make_engine(tmp_path / "loop")

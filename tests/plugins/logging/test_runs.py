@@ -20,6 +20,8 @@ from fulgurite_logging import BackgroundWriter, CSVLogger, JSONLLogger, LogBacke
 from fulgurite_runs.json_codec import loads
 from logged import Act, Growing, Keeper, Line, data, newest
 
+pytestmark = pytest.mark.full
+
 FILES = ("records.jsonl", "records.csv")
 STEPS = 24
 

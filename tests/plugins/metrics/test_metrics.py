@@ -204,6 +204,7 @@ def none(_: np.ndarray, labels: np.ndarray) -> bool:
     return not len(labels)
 
 
+LONG_CASES = {"ExpectedCalibrationError"}
 CASES = {
     "ConfusionMatrix": Case(
         fm.ConfusionMatrix.from_predictions,
@@ -388,7 +389,13 @@ def merged(parts: list[Any], random: np.random.Generator) -> Any:
     return parts[0]
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=pytest.mark.full if name in LONG_CASES else ())
+        for name, case in CASES.items()
+    ],
+)
 @given(n=st.integers(0, 25), seed=st.integers(0, 10_000))
 @settings(max_examples=25)
 @example(n=0, seed=0)
@@ -509,6 +516,7 @@ def test_label_that_is_not_a_class_is_never_right() -> None:
     assert fm.Perplexity.from_logits(preds[:2], labels[:2]).compute() == math.inf
 
 
+@pytest.mark.full
 def test_metrics_under_strict_dtype_promotion() -> None:
     logits, labels, weight = jnp.eye(3), np.array([0, 1, 0], np.uint8), jnp.array([1, 1, 2])
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
@@ -708,7 +716,8 @@ def expected(arrays: dict[str, np.ndarray], weight: np.ndarray) -> dict[str, Any
     }
 
 
-@pytest.mark.parametrize("remainder", ["pad", pytest.param("keep", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("remainder", ["pad", "keep"])
 def test_evaluations_with_an_uneven_last_batch(remainder: Any) -> None:
     arrays = make_measurements(11)
     module = Measured(key=jax.random.key(0))
@@ -762,6 +771,7 @@ def test_collected_examples_leave_the_device_during_the_evaluation() -> None:
     assert max(there) <= 10, there  # the batch, too, if it was put there
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_windows_over_several_steps(steps_per_execution: int) -> None:
     arrays = make_measurements(11)

@@ -102,6 +102,7 @@ def test_roc_auc_of_each_class_against_the_rest() -> None:
     assert np.isnan(with_nan.compute())
 
 
+@pytest.mark.full
 def test_items_of_a_list_may_be_masked() -> None:
     scores = jnp.array([[3.0, 2, 1, NAN], [1, 2, NAN, NAN], [NAN] * 4])
     relevance = jnp.array([[0.0, 1, 2, NAN], [1, 0, NAN, NAN], [NAN] * 4])

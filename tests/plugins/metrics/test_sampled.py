@@ -46,6 +46,7 @@ def test_of_equal_priorities_the_smaller_id_is_kept() -> None:
     assert {sample(reduce(MERGE, order))[0] for order in permutations(parts)} == {1}
 
 
+@pytest.mark.full
 def test_sample_of_objects_on_the_host_is_that_of_the_same_ids_B6() -> None:
     ids = np.random.default_rng(0).permutation(12)
     key = jax.random.key(7)
@@ -127,6 +128,7 @@ def test_batches_and_masks_do_not_change_the_sample() -> None:
     assert sample(OF(10 * ids, ids, size=5)) != sample(whole)
 
 
+@pytest.mark.full
 def test_fewer_examples_than_the_sample_size() -> None:
     values = {
         "image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2),
@@ -193,6 +195,7 @@ def test_median_of_many_or_repeated_values_is_close() -> None:
     assert reduce(MERGE, parts).compute() == 0
 
 
+@pytest.mark.full
 def test_infinite_numbers_have_a_median() -> None:
     infinity = np.float32(np.inf)
     assert (

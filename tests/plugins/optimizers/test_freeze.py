@@ -60,7 +60,9 @@ def test_permanently_frozen_parameters_take_no_part_in_training() -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
-@pytest.mark.parametrize("until", [3, fg.At(3), fg.Every(3), fg.EveryEpoch(1)])
+@pytest.mark.parametrize(
+    "until", [pytest.param(3, marks=pytest.mark.full), fg.At(3), fg.Every(3), fg.EveryEpoch(1)]
+)
 def test_frozen_until_a_step(until: Any, steps_per_execution: int) -> None:
     """Three steps of the rest alone, then steps of both; the optimizer's state for the rest goes on
     as it was."""

@@ -53,7 +53,7 @@ def test_case_36_alternating_phases_see_the_update_before(kind: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", [Game, Apart])
+@pytest.mark.parametrize("kind", [pytest.param(Game, marks=pytest.mark.full), Apart])
 def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
     """x: 1 - 3/2 = -0.5, y: 2 - (2 - 1)/4 = 1.75; x: -0.5 - 1.25/2 = -1.125, y: 1.75 - 2.25/4 =
     1.1875."""
@@ -144,6 +144,7 @@ def test_repetitions_may_share_the_batch() -> None:
         engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), odd)
 
 
+@pytest.mark.full
 def test_phases_and_repetitions_draw_distinct_numbers() -> None:
     def drawn(repeat: int, seed: int = 0) -> tuple[float, float]:
         phases = MultiOptimizer(
@@ -344,6 +345,7 @@ def test_metric_names_of_phases_are_reserved(name: str) -> None:
         engine(MultiOptimizer(**sgd(0.5, 0.25)), steps=1).init_state(game(kind=Named), ONE)
 
 
+@pytest.mark.full
 def test_optimizer_of_unused_parameters_is_reported() -> None:
     phases = MultiOptimizer(
         min=Phase(optax.sgd(0.5), fg.select("x", "z")), max=Phase(optax.sgd(0.25), "y")

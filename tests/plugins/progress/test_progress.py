@@ -430,6 +430,7 @@ class Watching:
         self.note()
 
 
+@pytest.mark.full
 def test_line_names_the_current_activity():
     progress = ProgressBar()
     watching = Watching(progress)
@@ -517,13 +518,9 @@ print("stopped", result.stop_reason)
 SAID = "said [red] by :smile: [/program], on more than one line of a terminal"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "act",
-    [
-        "os.kill(os.getpid(), signal.SIGINT)",
-        pytest.param("raise ValueError('broken')", marks=pytest.mark.full),
-        pytest.param("input()", marks=pytest.mark.full),
-    ],
+    "act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"]
 )
 def test_terminal_is_restored(act: str):
     """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end,

@@ -108,7 +108,9 @@ def test_run_in_use_by_another_process_is_an_error_naming_it(
     assert owner and (owner[0].pid, owner[0].attempt, owner[0].is_running) == (process.pid, 1, True)
 
 
-@pytest.mark.parametrize("arguments", [(), ("with a worker",)])
+@pytest.mark.parametrize(
+    "arguments", [(), pytest.param(("with a worker",), marks=pytest.mark.full)]
+)
 def test_lock_of_a_killed_process_is_free_at_once(
     tmp_path: Path, holder: Callable[..., Any], arguments: Any
 ):

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("eight.py")
 FUNCTIONS = [
     node for node in ast.parse(PROGRAM.read_text()).body if isinstance(node, ast.FunctionDef)

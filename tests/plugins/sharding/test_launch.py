@@ -19,6 +19,8 @@ from fulgurite_sharding import CoordinatedSync, initialize_distributed
 from fulgurite_sharding.distributed import ProcessGroup
 from fulgurite_sharding.launch import launch
 
+pytestmark = pytest.mark.full
+
 PROGRAM = """
 import json, os, signal, sys, time
 import jax

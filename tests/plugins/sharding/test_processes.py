@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("trained.py")
 LAUNCH = [
     sys.executable,

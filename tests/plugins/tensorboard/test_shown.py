@@ -20,6 +20,8 @@ import pytest
 from PIL import Image
 from test_tensorboard import Emitting, Kill, Killed, Memory, Showing, fit
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("tensorboard", reason="no server: `pip install tensorboard`")
 
 

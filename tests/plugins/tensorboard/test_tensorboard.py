@@ -183,6 +183,7 @@ def test_scalars_equal_the_history_each_once(tmp_path: Path):
     assert events(tmp_path, "train")[0].file_version == "brain.Event:2"
 
 
+@pytest.mark.full
 def test_media(tmp_path: Path):
     fit(tmp_path, Showing(), steps=4)
     values = {
@@ -561,6 +562,7 @@ def test_fast_dev_run_writes_nothing(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_layout_chooses_directory_and_tag_B20(tmp_path: Path):
     """Also each value once, in a run that is resumed."""
 

@@ -14,6 +14,8 @@ from fulgurite_testing import CHECKS, PluginFailure, check_plugin
 sys.path.insert(0, str(Path(__file__).parent))
 import broken
 
+pytestmark = pytest.mark.full
+
 BROKEN = [
     (
         "hooks",

@@ -57,6 +57,7 @@ def test_run_with_returns_the_result_and_messages(run_with: Any, record_events: 
     )
 
 
+@pytest.mark.full
 def test_run_with_resumes_a_run(run_with: Any, tmp_path: Path) -> None:
     memory = InMemoryCheckpointer()
     run_with(memory, steps=4)

@@ -28,6 +28,8 @@ from fulgurite_wandb import WandbLogger, read_run
 from fulgurite_wandb.backend import _iter_scalars
 from matplotlib import pyplot
 
+pytestmark = pytest.mark.full
+
 
 class Line(fg.Module):
     """Least squares with media."""
