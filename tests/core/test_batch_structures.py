@@ -1,4 +1,4 @@
-"""G6, G23: batches of several structures, or with something static in them, in one fit."""
+"""Batches of several structures, or with something static in them, in one fit."""
 
 import random
 from typing import Any
@@ -83,7 +83,7 @@ def train_by_hand(batches: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("steps_per_execution", [pytest.param(1, marks=pytest.mark.full), 4])
-def test_g6_two_structures_equal_a_loop_over_two_jitted_steps(steps_per_execution: int) -> None:
+def test_two_structures_equal_a_loop_over_two_jitted_steps(steps_per_execution: int) -> None:
     engine = fg.Engine(
         steps=24, steps_per_execution=steps_per_execution, log_every=5, autoload=False
     )
@@ -92,7 +92,7 @@ def test_g6_two_structures_equal_a_loop_over_two_jitted_steps(steps_per_executio
 
 
 @pytest.mark.full
-def test_g6_metrics_of_one_structure_are_of_its_steps_alone() -> None:
+def test_metrics_of_one_structure_are_of_its_steps_alone() -> None:
     with_targets = next(batch for batch in BATCHES if "y" in batch)
     without = {"x": with_targets["x"]}
     order = [with_targets, without, without, without, with_targets, with_targets]
@@ -108,7 +108,7 @@ def test_g6_metrics_of_one_structure_are_of_its_steps_alone() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("stop", [5, 11])
-def test_g6_a_run_over_two_structures_resumes_exactly(stop: int) -> None:
+def test_a_run_over_two_structures_resumes_exactly(stop: int) -> None:
     whole = fg.Engine(steps=24, log_every=4, autoload=False).fit(TwoTasks, DATA)
     memory = InMemoryCheckpointer()
     stopping = fg.Engine(
@@ -132,7 +132,7 @@ def test_g6_a_run_over_two_structures_resumes_exactly(stop: int) -> None:
         assert resumed.history[name].tolist() == whole.history[name][later].tolist()
 
 
-def test_g6_the_static_part_of_a_batch_reaches_the_step() -> None:
+def test_the_static_part_of_a_batch_reaches_the_step() -> None:
     specs: list[Any] = []
 
     class Scaled(TwoTasks):
@@ -159,7 +159,7 @@ def test_g6_the_static_part_of_a_batch_reaches_the_step() -> None:
 
 
 @pytest.mark.full
-def test_g6_a_loop_of_one_s_own_takes_batches_of_both_structures() -> None:
+def test_a_loop_of_one_s_own_takes_batches_of_both_structures() -> None:
     engine = fg.Engine(seed=0, autoload=False)
     state = engine.init_state(TwoTasks, DATA)
     agreements = []
@@ -171,7 +171,7 @@ def test_g6_a_loop_of_one_s_own_takes_batches_of_both_structures() -> None:
     assert_same_bits(state.module, fitted.module)
 
 
-def test_g6_an_accident_is_an_error_that_names_both_structures() -> None:
+def test_an_accident_is_an_error_that_names_both_structures() -> None:
     with_targets = next(batch for batch in BATCHES if "y" in batch)
     with pytest.raises(DataError, match=r"step 2 has another structure.*batch_examples") as caught:
         fg.Engine(steps=2, autoload=False).fit(TwoTasks, [with_targets, {"x": with_targets["x"]}])
@@ -181,13 +181,13 @@ def test_g6_an_accident_is_an_error_that_names_both_structures() -> None:
         fg.Engine(steps=1, autoload=False).fit(TwoTasks, other)
 
 
-def test_g6_the_cap_on_compilations_counts_all_structures() -> None:
+def test_the_cap_on_compilations_counts_all_structures() -> None:
     engine = fg.Engine(steps=24, max_compilations=1, autoload=False)
     with pytest.raises(CompilationError, match="shape number 2"):
         engine.fit(TwoTasks, DATA)
 
 
-def test_g6_a_metric_of_two_kinds_is_an_error_before_the_first_step() -> None:
+def test_a_metric_of_two_kinds_is_an_error_before_the_first_step() -> None:
     class Torn(TwoTasks):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             output = super().training_step(batch, ctx)
@@ -198,7 +198,7 @@ def test_g6_a_metric_of_two_kinds_is_an_error_before_the_first_step() -> None:
         fg.Engine(steps=2, autoload=False).fit(Torn, DATA)
 
 
-def test_g6_evaluations_merge_the_metrics_of_both_structures() -> None:
+def test_evaluations_merge_the_metrics_of_both_structures() -> None:
     engine = fg.Engine(autoload=False)
     model = TwoTasks(key=jax.random.key(2))
     values = engine.evaluate(model, DATA)

@@ -1,4 +1,4 @@
-"""L2, G7: mistakes in evaluations are found before the first step, a trial runs everything once, and
+"""Mistakes in evaluations are found before the first step, a trial runs everything once, and
 executables of evaluations are told of and counted."""
 
 from typing import Any
@@ -24,7 +24,7 @@ def observe_steps(events: list[int]) -> Act:
 
 
 @pytest.mark.parametrize("fast_dev_run", [None, 2])
-def test_l2_a_broken_evaluator_that_is_due_late_fails_before_the_first_step(
+def test_a_broken_evaluator_that_is_due_late_fails_before_the_first_step(
     fast_dev_run: int | None,
 ) -> None:
     steps: list[int] = []
@@ -41,7 +41,7 @@ def test_l2_a_broken_evaluator_that_is_due_late_fails_before_the_first_step(
     assert "evaluator 'test', before the first step" in caught.value.__notes__
 
 
-def test_l2_a_metric_that_cannot_be_merged_is_found_before_the_first_step() -> None:
+def test_a_metric_that_cannot_be_merged_is_found_before_the_first_step() -> None:
     steps: list[int] = []
 
     class Growing(fg.metrics.Metric):
@@ -62,7 +62,7 @@ def test_l2_a_metric_that_cannot_be_merged_is_found_before_the_first_step() -> N
     assert steps == []
 
 
-def test_l2_the_check_reads_one_batch_and_leaves_a_stateful_source_as_it_was() -> None:
+def test_the_check_reads_one_batch_and_leaves_a_stateful_source_as_it_was() -> None:
     class Stream:
         """Counts on; its state is the next number."""
 
@@ -95,7 +95,7 @@ def test_an_iterator_is_refused_as_the_data_of_an_evaluator() -> None:
     assert next(data) is not None
 
 
-def test_l2_a_trial_runs_every_action_once_whatever_its_trigger() -> None:
+def test_a_trial_runs_every_action_once_whatever_its_trigger() -> None:
     ran: list[tuple[str, int]] = []
 
     def note(name: str) -> Any:
@@ -114,7 +114,7 @@ def test_l2_a_trial_runs_every_action_once_whatever_its_trigger() -> None:
     assert [(step, name) for step, name, _ in evaluating.results] == [(2, "test")]
 
 
-def test_l2_only_what_a_trial_does_not_reach_is_added() -> None:
+def test_only_what_a_trial_does_not_reach_is_added() -> None:
     ran: list[int] = []
     fg.Engine(steps=6, plugins=[Act(4, lambda run: ran.append(run.step))], autoload=False).fit(
         Counting, numbers([0])
@@ -122,7 +122,7 @@ def test_l2_only_what_a_trial_does_not_reach_is_added() -> None:
     assert ran == [4]
 
 
-def test_g7_executables_of_evaluations_and_predictions_are_told_by_name() -> None:
+def test_executables_of_evaluations_and_predictions_are_told_by_name() -> None:
     events = Events()
     evaluating = Evaluating(fg.Evaluator("test", numbers([1, 2], [3])), trigger=2)
     engine = fg.Engine(steps=4, plugins=[evaluating, events], autoload=False)
@@ -135,7 +135,7 @@ def test_g7_executables_of_evaluations_and_predictions_are_told_by_name() -> Non
     assert [name for name, _, _ in events.compiled][3:] == ["predict"]
 
 
-def test_g7_the_cap_on_compilations_holds_for_each_evaluation() -> None:
+def test_the_cap_on_compilations_holds_for_each_evaluation() -> None:
     engine = fg.Engine(max_compilations=2, autoload=False)
     uneven = [np.zeros(size, np.float32) for size in (1, 2, 3)]
     with pytest.raises(CompilationError, match=r"evaluate\.long, .*shape number 3.*is 2") as caught:

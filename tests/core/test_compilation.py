@@ -252,7 +252,7 @@ def test_on_compile_gets_cost_memory_and_the_batch() -> None:
     assert observed == [(False, "step", True)]  # `step` and `fit` run the same program
 
 
-def test_case_17_the_fourth_shape_is_one_too_many() -> None:
+def test_the_fourth_shape_is_one_too_many() -> None:
     events, shapes = Events(), numbers([0], [0, 0], [0, 0, 0], [0], [0] * 4)
     with pytest.raises(CompilationError) as caught:
         fg.Engine(steps=5, max_compilations=3, plugins=[events]).fit(Counting, shapes)
@@ -266,7 +266,7 @@ def test_case_17_the_fourth_shape_is_one_too_many() -> None:
     )
 
 
-def test_case_17_three_shapes_are_allowed_however_often() -> None:
+def test_three_shapes_are_allowed_however_often() -> None:
     events = Events()
     result = fg.Engine(steps=9, max_compilations=3, plugins=[events]).fit(
         Counting, numbers([0], [0, 0], [0, 0, 0])
@@ -274,7 +274,7 @@ def test_case_17_three_shapes_are_allowed_however_often() -> None:
     assert len(events.compiled) == 3 and float(result.module.weight) == -9
 
 
-def test_case_17_in_the_step_loop() -> None:
+def test_the_cap_on_compilations_holds_in_a_loop_of_steps() -> None:
     engine = fg.Engine(steps=3, max_compilations=1)
     state = engine.init_state(Counting, numbers([0]))
     state, _ = engine.step(state, numbers([0])[0])

@@ -32,7 +32,7 @@ def bits(item: BatchItem) -> Any:
 # -------------------------------------------------------------------------------------------------
 
 
-def test_case_29_remainder() -> None:
+def test_remainder_is_kept_dropped_or_padded() -> None:
     numbers = np.arange(1, 6)
     assert lists(ArrayData(numbers, 2, remainder="drop")) == [[1, 2], [3, 4]]
     assert lists(ArrayData(numbers, 2)) == [[1, 2], [3, 4], [5]]
@@ -45,7 +45,7 @@ def test_case_29_remainder() -> None:
     ] == [2, 3, 3]
 
 
-def test_case_29_a_seed_repeats_across_runs_and_differs_between_epochs() -> None:
+def test_a_seed_repeats_across_runs_and_differs_between_epochs() -> None:
     numbers = np.arange(100)
     first, again = (
         lists(ArrayData(numbers, 10, shuffle=True).iter_epoch(3, seed=7)) for _ in range(2)
@@ -57,7 +57,7 @@ def test_case_29_a_seed_repeats_across_runs_and_differs_between_epochs() -> None
     assert len({str(order) for order in (first, other_epoch, other_seed)}) == 3
 
 
-def test_case_29_each_process_reads_its_shard_of_each_global_batch() -> None:
+def test_each_process_reads_its_shard_of_each_global_batch() -> None:
     data = ArrayData(np.arange(20), 8, remainder="drop")
     assert lists(data.iter_epoch(0, seed=0, process=(1, 4))) == [[2, 3], [10, 11]]
 

@@ -219,7 +219,7 @@ def test_the_seed_decides_parameters_and_order() -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_case_33_n_steps_are_exactly_n_updates(steps_per_execution: int) -> None:
+def test_n_steps_are_exactly_n_updates(steps_per_execution: int) -> None:
     evaluating = Evaluating(fg.Evaluator("test", numbers([0, 0])), trigger=3)
     result = fg.Engine(steps=11, steps_per_execution=steps_per_execution, plugins=[evaluating]).fit(
         Counting, numbers([0], [0])
@@ -237,7 +237,7 @@ def test_case_33_n_steps_are_exactly_n_updates(steps_per_execution: int) -> None
     )
 
 
-def test_case_11_the_end_of_an_epoch_run_is_extrapolated() -> None:
+def test_the_end_of_an_epoch_run_is_extrapolated() -> None:
     events = Events()
     result = fg.Engine(epochs=3, plugins=[events]).fit(Counting, Epochs((10, 12, 8)))
     assert [(epoch, step, step_range.stop) for epoch, step, step_range in events.epochs] == [
@@ -249,7 +249,7 @@ def test_case_11_the_end_of_an_epoch_run_is_extrapolated() -> None:
     assert int(result.state.step) == -float(result.module.weight) == 30
 
 
-def test_case_11_with_fused_steps_and_triggers() -> None:
+def test_the_end_of_an_epoch_run_is_known_with_fused_steps_and_triggers() -> None:
     events, ends = Events(), []
     actions = [
         Act(fg.EveryEpoch(2), lambda run: ends.append(run.step)),
@@ -300,7 +300,7 @@ def test_epochs_of_data_with_a_length_end_as_planned() -> None:
     assert step_ranges == [fg.StepRange(0, 6)] and int(result.state.step) == 6
 
 
-def test_case_12_data_that_ends_early() -> None:
+def test_data_that_ends_early_is_reported() -> None:
     with pytest.raises(DataError, match="data ended after 7 steps of 10"):
         fg.Engine(steps=10).fit(Counting, iter(numbers(*[[0]] * 7)))
 
@@ -313,7 +313,7 @@ def test_an_iterator_that_is_long_enough_is_enough() -> None:
 def test_second_fit_continues_the_first() -> None:
     step_ranges = []
     plugin = Act(
-        fg.AtStart() | fg.AtEnd(),  # G24
+        fg.AtStart() | fg.AtEnd(),
         lambda run: step_ranges.append((run.step, run.step_range.start, run.step_range.stop)),
     )
     engine, data = fg.Engine(steps=6, log_every=4, plugins=[plugin]), classes(48)
@@ -447,7 +447,7 @@ class Measured(Counting):
 
 
 @pytest.mark.parametrize("log", [1, 2])
-def test_case_13_a_moving_average_is_carried_across_windows(log: int) -> None:
+def test_a_moving_average_is_carried_across_windows(log: int) -> None:
     result = fg.Engine(steps=6, log_every=log).fit(Measured, numbers([4], [0], [0], [0], [0], [0]))
     expected = np.asarray([4, 2, 4 / 3, 1, 0.75, 0.5625])[log - 1 :: log]
     np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
@@ -455,9 +455,7 @@ def test_case_13_a_moving_average_is_carried_across_windows(log: int) -> None:
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
-def test_case_14_a_window_is_exact_over_uneven_batches(
-    remainder: Any, steps_per_execution: int
-) -> None:
+def test_a_window_is_exact_over_uneven_batches(remainder: Any, steps_per_execution: int) -> None:
     data = fg.ArrayData(np.asarray([1, 2, 3, 4, 5, -7], np.float32), 4, remainder=remainder)
     result = fg.Engine(steps=2, steps_per_execution=steps_per_execution).fit(Measured, data)
     assert result.metrics["train"]["positive"] == pytest.approx(5 / 6)
@@ -544,7 +542,7 @@ def task(**options: Any) -> fg.Task:
 @pytest.mark.parametrize(
     ("weight", "expected"), [(1.0, 10.0), (2.5, 25.0), (lambda step: step / 20, 50.0)]
 )
-def test_case_23_weights_and_schedules(weight: Any, expected: float) -> None:
+def test_terms_have_weights_and_schedules(weight: Any, expected: float) -> None:
     data = [(np.ones((2, 3), np.float32),)]
     engine = fg.Engine(steps=1)
     state = engine.init_state(task(weight=weight), data)
@@ -553,7 +551,7 @@ def test_case_23_weights_and_schedules(weight: Any, expected: float) -> None:
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, (15.0, 10.0)), (3.0, (45.0, 30.0))])
-def test_case_24_masks(weight: float, expected: tuple[float, float]) -> None:
+def test_masked_examples_count_nothing(weight: float, expected: tuple[float, float]) -> None:
     rows = np.asarray([[1, 1], [2, 2]], np.float32)
     everyone = fg.Engine(steps=1).fit(task(weight=weight), [(rows,)])
     masked = fg.Engine(steps=1).fit(

@@ -65,7 +65,7 @@ def some_metrics() -> list[Metric]:
 
 
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
-def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(metric: Metric):
+def test_merging_with_the_identity_on_both_sides_changes_no_bit(metric: Metric):
     merged = reduce(lambda a, b: a.merge(b), [metric, metric, metric])
     for operand in (metric, merged, metric.empty()):
         empty = operand.empty()
@@ -297,7 +297,7 @@ def test_the_standard_deviation_of_many_batches():
     np.testing.assert_allclose(std.compute(), math.sqrt(2.5), rtol=1e-6)
 
 
-def test_case_14_accuracy_over_batches_of_different_sizes():
+def test_accuracy_over_batches_of_different_sizes():
     logits = jnp.array([[0.0, 1.0]])
     four = Accuracy.from_logits(jnp.repeat(logits, 4, axis=0), jnp.array([1, 1, 1, 1]))
     two = Accuracy.from_logits(jnp.repeat(logits, 2, axis=0), jnp.array([1, 0]))
@@ -389,7 +389,7 @@ def test_invalid_arguments_of_accuracy_are_an_error(labels: Any, top_k: int, wor
         Accuracy.from_logits(jnp.ones((4, 3)), labels, top_k=top_k)
 
 
-def test_case_13_the_moving_average_begins_as_a_mean():
+def test_the_moving_average_begins_as_a_mean():
     averages = [
         ExponentialMovingAverage.from_values(value, decay=0.75) for value in (4.0, 0, 0, 0, 0, 0)
     ]
@@ -452,7 +452,7 @@ class Kept(CollectingMetric):
         return jax.tree.map(lambda leaf: leaf[self.mask], self.values)
 
 
-def test_case_26_collected_states_are_concatenated():
+def test_collected_states_are_concatenated():
     first, second = (
         Kept.from_values(jnp.arange(6.0).reshape(3, 2)),
         Kept.from_values(jnp.arange(6.0, 12).reshape(3, 2)),

@@ -471,7 +471,7 @@ def test_nested_metrics_have_names_with_slashes_B9() -> None:
 
 
 def test_losses_of_one_name_add_up_where_asked() -> None:
-    """G4: the loss is (0 + 1) + (0 + 2) at first, and its gradient 2."""
+    """The loss is (0 + 1) + (0 + 2) at first, and its gradient 2."""
 
     def body(module: Any, batch: Any, ctx: fg.Context) -> fg.Output:
         for value in (1, 2):

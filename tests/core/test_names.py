@@ -75,6 +75,23 @@ def test_names_say_what_they_hold(path: Path) -> None:
         assert not offences
 
 
+ID = re.compile(r"^test_(?:case_)?[a-z]?\d+[a-z]?\d*_")
+
+
+@pytest.mark.parametrize("name", ["test_case_40_tied", "test_2s19_blocks", "test_g6_runs"])
+def test_an_id_in_the_name_of_a_test_is_detected(name: str) -> None:
+    assert ID.match(name) and not ID.match("test_ids_of_64_bits")
+
+
+def test_names_of_tests_say_behaviour_and_hold_no_ids() -> None:
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = [
+        name for file in files for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)
+    ]
+    assert len(names) > 1_000
+    assert not [name for name in names if ID.match(name)]
+
+
 def test_forbidden_names_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     page = tmp_path / "page.md"

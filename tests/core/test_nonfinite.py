@@ -110,7 +110,7 @@ class Late(Saver):
         (Update, "the update of weight"),
     ],
 )
-def test_case_20_a_save_due_at_the_step_saves_nothing(
+def test_a_save_due_at_the_step_saves_nothing(
     model: Any, term: str, steps_per_execution: int
 ) -> None:
     saver, events = Late(), Events()
@@ -170,9 +170,7 @@ def test_a_bad_update_that_after_update_hides_is_still_an_error() -> None:
         pytest.param(8, 2, marks=pytest.mark.full),
     ],
 )
-def test_case_20_the_error_names_the_step_even_if_found_later(
-    steps_per_execution: int, log: int
-) -> None:
+def test_the_error_names_the_step_even_if_found_later(steps_per_execution: int, log: int) -> None:
     saved: list[int] = []
     plugin = Act(fg.At(2, 5, 6), lambda run: saved.append(int(run.state.step)), stage="save")
     with pytest.raises(NonFiniteError) as caught:
@@ -183,7 +181,7 @@ def test_case_20_the_error_names_the_step_even_if_found_later(
     assert saved == [2]
 
 
-def test_case_20_the_window_of_the_bad_step_is_not_logged() -> None:
+def test_the_window_of_the_bad_step_is_not_logged() -> None:
     records: list[fg.Record] = []
 
     class Logger:
@@ -222,7 +220,7 @@ class Showing:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_case_20_nothing_of_the_step_or_after_it_is_shown(steps_per_execution: int) -> None:
+def test_nothing_of_the_step_or_after_it_is_shown(steps_per_execution: int) -> None:
     showing = Showing(fg.At(2, BAD, 6))
     with pytest.raises(NonFiniteError, match=f"step {BAD}: the gradient of shift"):
         fg.Engine(
@@ -231,7 +229,7 @@ def test_case_20_nothing_of_the_step_or_after_it_is_shown(steps_per_execution: i
     assert showing.steps == [2]
 
 
-def test_case_20_an_evaluation_due_at_the_step_does_not_run() -> None:
+def test_an_evaluation_due_at_the_step_does_not_run() -> None:
     evaluating = Evaluating(fg.Evaluator("test", batches()), trigger=fg.At(2, BAD))
     with pytest.raises(NonFiniteError, match=f"step {BAD}"):
         fg.Engine(steps=6, plugins=[evaluating]).fit(Root, batches())

@@ -290,7 +290,7 @@ def test_invalid_patterns_are_errors(text: str):
         select(text)
 
 
-def test_case_28_select_matches_whole_segments_and_exclude_is_its_complement():
+def test_select_matches_whole_segments_and_exclude_is_its_complement():
     tree = {"more": {"lora": {"more": jnp.ones(1)}}, "notlora": jnp.ones(1), "rate": 0.1}
     assert chosen(select("lora"), tree) == {"more.lora.more"}
     assert chosen(exclude("lora"), tree) == {"notlora"}

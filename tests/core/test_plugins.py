@@ -56,7 +56,7 @@ class Weights:
         run.log_scalars("weights", {"sum": float(self.values.sum())})
 
 
-def test_case_40_two_instances_that_hold_arrays_both_register() -> None:
+def test_two_instances_that_hold_arrays_both_register() -> None:
     both = engine(Weights(np.ones(3)), Weights(np.zeros(3)), steps=1)
     assert list(both.plugins.plugins) == ["weights", "weights:2"]
     assert list(both.fit(Counting(), numbers([0])).history["weights/sum"]) == [3.0, 0.0]

@@ -19,7 +19,7 @@ def collect(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, li
     return out, sown.values
 
 
-def test_2s18_vmap_puts_the_mapped_axis_in_front() -> None:
+def test_vmap_puts_the_mapped_axis_in_front() -> None:
     weight = jnp.ones((3, 4))
     values = collect(jax.vmap(lambda x: fg.sow("h", x @ weight).sum()), jnp.ones((5, 3)))[1]
     assert values["h"][0].shape == (5, 4)
@@ -36,7 +36,7 @@ def apply_blocks(weights: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.scan(apply_block, x, weights)[0]
 
 
-def test_2s19_blocks_under_scan_and_checkpoint_and_their_gradient() -> None:
+def test_blocks_under_scan_and_checkpoint_and_their_gradient() -> None:
     weights = jax.random.normal(jax.random.key(0), (6, 8, 8))
     inputs = jnp.ones((5, 8))
 
@@ -73,12 +73,12 @@ def test_a_loss_on_a_sown_value_has_its_gradient() -> None:
     assert jnp.allclose(jax.jit(jax.grad(compute_loss))(weight), expected, rtol=1e-5)
 
 
-def test_2s20_a_name_sown_twice_gives_both() -> None:
+def test_a_name_sown_twice_gives_both() -> None:
     values = collect(lambda x: fg.sow("a", x) + fg.sow("a", x + 1), 1.0)[1]
     assert values["a"] == [1.0, 2.0]
 
 
-def test_2s21_scan_stacks_and_while_gives_the_last() -> None:
+def test_scan_stacks_and_while_gives_the_last() -> None:
     def run_scan(x: Any) -> Any:
         def body(carry: Any, x: jax.Array) -> Any:
             return fg.sow("c", x + carry), None
@@ -93,7 +93,7 @@ def test_2s21_scan_stacks_and_while_gives_the_last() -> None:
     assert collect(run_while, 0)[1]["v"][0] == 4
 
 
-def test_2s22_cond() -> None:
+def test_values_sown_in_a_branch_of_cond() -> None:
     def run(x: jax.Array, other: Callable[[Any], Any]) -> jax.Array:
         return jax.lax.cond(x == 1, lambda x: fg.sow("x", x), other, x)
 

@@ -32,7 +32,7 @@ from models import (
 # --------------------------------------------------------------------------------------------
 
 
-def test_case_40_the_module_passed_to_fit_stays_usable() -> None:
+def test_the_module_passed_to_fit_stays_usable() -> None:
     model = Classifier(key=jax.random.key(0))
     before = jax.tree.map(np.array, eqx.filter(model, eqx.is_array))
     x = jnp.ones((8, 4))
@@ -66,13 +66,13 @@ class Twice(Linear):
 @pytest.mark.parametrize(
     "model", [Twice, lambda: Twice(key=jax.random.key(0))], ids=["callable", "module"]
 )
-def test_case_40_one_array_at_two_paths_is_an_error(model: Any) -> None:
+def test_one_array_at_two_paths_is_an_error(model: Any) -> None:
     with pytest.raises(ModelError, match=r"eqx\.nn\.Shared") as caught:
         fg.Engine(steps=1).fit(model if isinstance(model, type) else model(), regression())
     assert "first.weight and second[0].weight of Twice are the same array" in str(caught.value)
 
 
-def test_case_40_one_numpy_array_at_two_paths_is_an_error() -> None:
+def test_one_numpy_array_at_two_paths_is_an_error() -> None:
     class Pair(Linear):
         scales: Any
 
@@ -101,7 +101,7 @@ class Tied(fg.Module):
         return optax.sgd(0.1)
 
 
-def test_case_40_tied_weights() -> None:
+def test_tied_weights_are_one_parameter() -> None:
     batch = np.asarray([[1.0, 2.0, 3.0], [-1.0, 0.5, 2.0]], np.float32)
     result = fg.Engine(steps=5).fit(Tied, [batch])
     weight = jnp.eye(2, 3) * 0.5

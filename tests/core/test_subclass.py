@@ -32,7 +32,7 @@ class Halving(fg.Engine):
         return rule.apply_gradients(state, jax.tree.map(lambda grad: 0.5 * grad, grads), output)
 
 
-def test_case_39_subclass_has_equal_bits_by_fit_fused_fit_and_step() -> None:
+def test_subclass_has_equal_bits_by_fit_fused_fit_and_step() -> None:
     data = classes(48, shuffle=True)
     fitted = Halving(steps=10).fit(Classifier, data)
     fused = Halving(steps=10).fit(Classifier, data, steps_per_execution=8)
@@ -46,7 +46,7 @@ def test_case_39_subclass_has_equal_bits_by_fit_fused_fit_and_step() -> None:
     assert not np.array_equal(plain.module.mlp.layers[0].weight, fitted.module.mlp.layers[0].weight)
 
 
-def test_case_39_half_the_gradient_is_half_the_step_of_gradient_descent() -> None:
+def test_half_the_gradient_is_half_the_step_of_gradient_descent() -> None:
     whole, half = (
         kind(steps=1).fit(LinearModel, regression()).module.weight for kind in (fg.Engine, Halving)
     )

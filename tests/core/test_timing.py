@@ -4,7 +4,7 @@ import pytest
 from fulgurite.timing import StepRate, Timings
 
 
-def test_case_18_steps_per_second():
+def test_steps_per_second():
     rate = StepRate()
     assert rate(10, 1000.0) is None
     assert rate(133, 1010.0) == pytest.approx(12.3)

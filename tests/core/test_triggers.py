@@ -60,30 +60,30 @@ def simulate(
     return steps
 
 
-def test_case_01_every_counts_absolute_steps() -> None:
+def test_every_counts_absolute_steps() -> None:
     assert collect_steps(Every(20), StepRange(0, 110), after=50) == [60, 80, 100]
     assert collect_steps(Every(20), StepRange(50, 110)) == [60, 80, 100]
 
 
-def test_case_02_evenly_spaced_keeps_its_steps_after_a_resume() -> None:
+def test_evenly_spaced_keeps_its_steps_after_a_resume() -> None:
     assert collect_steps(EvenlySpaced(5), StepRange(0, 103)) == [21, 42, 62, 83, 103]
     assert collect_steps(EvenlySpaced(5), StepRange(0, 103), after=50) == [62, 83, 103]
 
 
-def test_case_03_evenly_spaced_in_short_ranges_and_in_a_second_fit() -> None:
+def test_evenly_spaced_in_short_ranges_and_in_a_second_fit() -> None:
     assert collect_steps(EvenlySpaced(1000), StepRange(0, 100)) == list(range(1, 101))
     assert collect_steps(EvenlySpaced(1), StepRange(0, 50)) == [50]
     assert collect_steps(EvenlySpaced(5), StepRange(103, 206)) == [124, 145, 165, 186, 206]
 
 
-def test_case_04_evenly_spaced_doubles_until_the_end_is_known() -> None:
+def test_evenly_spaced_doubles_until_the_end_is_known() -> None:
     assert collect_steps(EvenlySpaced(5), StepRange(0), until=1100) == [128, 256, 512, 1024]
     assert collect_steps(EvenlySpaced(5), StepRange(1000), until=2100) == [1128, 1256, 1512, 2024]
     assert EvenlySpaced(3).next(300, StepRange(0, 300)) is None
     assert collect_steps(EvenlySpaced(3), StepRange(0, 900), after=256) == [300, 600, 900]
 
 
-def test_case_05_exponential() -> None:
+def test_exponential_fires_at_powers() -> None:
     assert collect_steps(Exponential(100, 1.2), StepRange(0, 2000)) == [
         100,
         220,
@@ -96,7 +96,7 @@ def test_case_05_exponential() -> None:
     ]
 
 
-def test_case_06_exponential_keeps_its_grid() -> None:
+def test_exponential_keeps_its_grid() -> None:
     expected = [1295, 1655, 2087, 2605]
     assert (
         collect_steps(Exponential(start=100, factor=1.2), StepRange(0, 3000), after=1000)
@@ -138,12 +138,12 @@ def test_exponential_intervals_grow_by_one_at_least_and_round_half_up() -> None:
         lambda: as_trigger(0),
     ],
 )
-def test_case_07_bad_arguments_are_errors_at_construction(make) -> None:
+def test_bad_arguments_are_errors_at_construction(make) -> None:
     with pytest.raises(ConfigurationError, match=r"must be|give at least one"):
         make()
 
 
-def test_case_07_wrong_types_are_configuration_errors() -> None:
+def test_wrong_types_are_configuration_errors() -> None:
     # under another name, the import hook that checks annotations in the tests leaves the module as
     # users have it
     spec = importlib.util.spec_from_file_location("unchecked_triggers", triggers.__file__)
@@ -163,7 +163,7 @@ def test_case_07_wrong_types_are_configuration_errors() -> None:
             getattr(unchecked, name)(*arguments)
 
 
-def test_case_08_first_steps_and_first_steps_after_start() -> None:
+def test_first_steps_and_first_steps_after_start() -> None:
     assert collect_steps(FirstSteps(5), StepRange(0, 200)) == [1, 2, 3, 4, 5]
     assert collect_steps(FirstSteps(5), StepRange(0, 200), after=100) == []
     assert [
@@ -194,7 +194,7 @@ def test_case_08_first_steps_and_first_steps_after_start() -> None:
     ]
 
 
-def test_case_09_the_clock_restarts_when_the_action_has_ended() -> None:
+def test_the_clock_restarts_when_the_action_has_ended() -> None:
     assert simulate(EverySeconds(10), StepRange(0, 40)) == [(10, 10), (20, 20), (30, 30), (40, 40)]
     # 10 s after the action of 10 … 15 is 25, when step 20 ends; that action ends at 30
     assert simulate(EverySeconds(10), StepRange(0, 40), action_time=5.0) == [
@@ -206,7 +206,7 @@ def test_case_09_the_clock_restarts_when_the_action_has_ended() -> None:
 
 
 @pytest.mark.parametrize("trigger", [Every(4) | EverySeconds(10), EverySeconds(10) | Every(4)])
-def test_case_10_each_part_keeps_its_own_clock(trigger: Trigger) -> None:
+def test_each_part_keeps_its_own_clock(trigger: Trigger) -> None:
     steps = [step for step, _ in simulate(trigger, StepRange(0, 40))]
     assert steps == [4, 8, 10, 12, 16, 20, 24, 28, 30, 32, 36, 40]
 

@@ -50,7 +50,7 @@ class Slice:
 
 
 @pytest.mark.parametrize(("values", "best"), [([0.36, 0.36], 10), ([np.nan, 0.5, 1.0], 30)])
-def test_case_19_best_checkpoint_by_evaluator_metrics(
+def test_best_checkpoint_by_evaluator_metrics(
     values: list[float], best: int, tmp_path: Path
 ) -> None:
     zero = [np.zeros(2, np.float32)]

@@ -188,7 +188,7 @@ def list_reference() -> list[str]:
 
 
 def test_user_pages_hold_no_ids_of_the_list_of_capabilities():
-    """20: the migration tables have them, and nothing else."""
+    """The migration tables have them, and nothing else."""
     for page in PAGES:
         for line in page.read_text().splitlines():
             if page.stem.startswith("from-"):
@@ -208,7 +208,7 @@ def load_drawing() -> ModuleType:
 
 
 def test_pictures_are_shown_small_and_drawn_by_the_script(tmp_path: Path):
-    """20: a page shows each picture, the script knows it, and it asks nothing of other servers."""
+    """A page shows each picture, the script knows it, and it asks nothing of other servers."""
     drawing = load_drawing()
     files = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
     assert [file.stem for file in files] == sorted(drawing.PICTURES)
@@ -249,7 +249,7 @@ def test_the_picture_of_the_terminal_is_what_the_train_command_shows(tmp_path: P
 
 
 def test_the_table_of_the_readme_holds_the_figures_of_the_chart():
-    """20: both come from the JSON of tests/bench/overhead.py."""
+    """Both come from the JSON of tests/bench/overhead.py."""
     drawing = load_drawing()
     for model, costs in drawing.read_costs().items():
         row = " | ".join(f"{costs[arm]:.2f}" for arm in drawing.ARMS)

@@ -46,7 +46,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         ("fsdp", 1, [[64, 16]] * 2),
     ],
 )
-def test_case_x6_run_on_eight_devices_resumes_on_fewer(
+def test_run_on_eight_devices_resumes_on_fewer(
     saved: tuple[Path, dict[str, Any], dict[str, Any]],
     tmp_path: Path,
     layout: str,

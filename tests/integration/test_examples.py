@@ -271,7 +271,7 @@ def read_text(output: Any) -> str:
 
 
 def test_notebook(monkeypatch: pytest.MonkeyPatch):
-    """20: in a real kernel there is one line for a run, brought up to date in place; tables,
+    """In a real kernel there is one line for a run, brought up to date in place; tables,
     curves and errors are shown as a notebook shows them."""
     monkeypatch.delenv("FULGURITE_AUTOLOAD", raising=False)
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
@@ -338,7 +338,7 @@ def find_used_distributions(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_metadata_of_an_example_lists_what_it_uses(path: Path):
-    """20: `uv run examples/gan.py` installs what the program needs, from this clone."""
+    """`uv run examples/gan.py` installs what the program needs, from this clone."""
     metadata = read_metadata(path)
     assert metadata["dependencies"] == sorted(metadata["dependencies"])
     assert set(metadata["dependencies"]) >= find_used_distributions(path)
@@ -353,7 +353,7 @@ def test_metadata_of_an_example_lists_what_it_uses(path: Path):
 
 
 def test_an_example_misses_a_package_at_its_start(tmp_path: Path):
-    """20: not where it draws its first picture, and in one sentence."""
+    """Not where it draws its first picture, and in one sentence."""
     (tmp_path / "matplotlib").mkdir()
     (tmp_path / "matplotlib" / "__init__.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"

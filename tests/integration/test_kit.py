@@ -107,7 +107,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "media": (lambda: MediaLogger(2), {}),
     "non_negative": (lambda: NonNegative("linear.bias"), {}),
     "norms": (NormMonitor, {"bad_arguments": [{"quantities": ("weights",)}]}),
-    "null": (NullLogger, {}),  # B8
+    "null": (NullLogger, {}),
     "python": (PythonLogger, {}),
     "phases": (MultiOptimizer, {"model": Apart}),
     "predictions": (

@@ -66,20 +66,20 @@ def list_averages(rule: Any, num_steps: int) -> list[float]:
         (Mean(every=2), [0, 2, 2, 3, 3, 4]),
         (Mean(after=1, every=2), [1, 1, 3, 3, 4]),
     ],
-    ids=["3S9", "3S9-every", "3S10-debiased", "3S10-warmup", "mean", "mean-every", "mean-after"],
+    ids=["ema", "ema-every", "debiased", "warmup", "mean", "mean-every", "mean-after"],
 )
-def test_3s9_and_3s10_values_of_averages(rule: Any, values: list[float]) -> None:
+def test_values_of_averages_by_hand(rule: Any, values: list[float]) -> None:
     np.testing.assert_allclose(list_averages(rule, len(values)), values, atol=1e-6)
 
 
-def test_3s9_half_lives() -> None:
+def test_half_lives_of_averages() -> None:
     assert EMA(half_life=10).decay_per_update == pytest.approx(0.933033, abs=1e-6)
     assert EMA(half_life=1000).decay_per_update == pytest.approx(0.999307, abs=1e-6)
     assert EMA(half_life=10, every=10).decay_per_update == 0.5
 
 
 @pytest.mark.full
-def test_3s11_stochastic_weight_averaging() -> None:
+def test_stochastic_weight_averaging_by_hand() -> None:
     model = Scalar(jnp.ones(()), jnp.int32(7), rate=0.1, is_square=True)
     result = fit(
         Average(Mean(after=3), name="swa"),
@@ -92,14 +92,14 @@ def test_3s11_stochastic_weight_averaging() -> None:
     assert float(views["swa"].weight) == pytest.approx(0.537359, abs=1e-6)
     assert float(views["even"].weight) == pytest.approx(0.607002, abs=1e-6)
     assert float(views["part"].weight) == float(views["swa"].weight)
-    # 3S13: the training is that of a run without averages; integers are those of the module.
+    # the training is that of a run without averages; integers are those of the module.
     without = fit(model=model)
     np.testing.assert_array_equal(result.module.weight, without.module.weight)
     assert int(views["swa"].number) == 7
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_3s12_lookahead(step: int) -> None:
+def test_lookahead_by_hand(step: int) -> None:
     expected = [(0.9, 1.0), (0.9, 0.9), (0.8, 0.9), (0.8, 0.8)]
     lookahead = Lookahead(2, 0.5)
     module, slow = (
@@ -178,7 +178,7 @@ def test_lookahead_moves_every_few_updates_of_accumulated_gradients(num_steps: i
     assert float(result.view("slow").module.weight) == pytest.approx(slow, rel=1e-6)
 
 
-def test_3s16_a_skipped_update_leaves_the_average() -> None:
+def test_a_skipped_update_leaves_the_average() -> None:
     batches = [*BATCHES[:2], {"x": np.full((2, 1), np.nan, np.float32)}, BATCHES[0]]
     engine = fg.Engine(
         steps=4, log_every=1, autoload=False, plugins=[Average(EMA(0.5))], on_nonfinite="skip"
@@ -238,7 +238,7 @@ def make_data() -> fg.ArrayData:
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["ema", pytest.param("batch", marks=pytest.mark.slow)])
-def test_3s13_statistics_are_averaged_or_recomputed(mode: Any) -> None:
+def test_statistics_are_averaged_or_recomputed(mode: Any) -> None:
     def make(key: Any) -> Any:
         return eqx.nn.make_with_state(Normalized)(mode, key=key)
 
@@ -269,7 +269,7 @@ def test_3s13_statistics_are_averaged_or_recomputed(mode: Any) -> None:
     metrics = [result.metrics[name]["loss"] for name in ("averaged", "plain", "current")]
     assert len(set(metrics)) == 3
     assert engine.evaluate(result.view("averaged"), data)["loss"] == pytest.approx(metrics[0])
-    # G18: exactly mean and variance of the data, whatever they were.
+    # exactly mean and variance of the data, whatever they were.
     exact = recompute_statistics(engine, result.view("averaged"), data)
     mean, variance = exact.model_state.get(index)
     if mode == "batch":

@@ -354,7 +354,7 @@ def test_diff_says_what_differs(
     assert "seed was 0 and is 1" in lines
 
 
-def test_case_16_the_mean_of_checkpoints(
+def test_the_mean_of_checkpoints(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of weights 1, 2, 3 and 10: 4. What is no float is that of the newest. A run may begin with

@@ -56,7 +56,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     resumed = training(tmp_path).fit(NET, regression(), resume="auto")
     assert_same_bits(resumed.state, whole.state)
     assert resumed.metrics["train"] == whole.metrics["train"]
-    assert resumed.history.records == whole.history.records  # G15
+    assert resumed.history.records == whole.history.records
     assert RunDirectory(tmp_path).is_complete
 
 

@@ -302,7 +302,7 @@ class Reader:
         return Checkpointer(1).restore_checkpoint(resume, template, engine)
 
 
-def test_case_30_part_of_another_model_is_restored(old: Any) -> None:
+def test_part_of_another_model_is_restored(old: Any) -> None:
     path, result = old
     fresh = beginning(fg.CheckpointRef(path, map={"module.weight": "module.weight"}))
     state = beginning(fg.CheckpointRef(path, map={"module.decoder.layers[1]": "module.encoder"}))
@@ -342,7 +342,7 @@ def test_case_30_part_of_another_model_is_restored(old: Any) -> None:
         ),
     ],
 )
-def test_case_30_a_path_that_matches_nothing_or_too_much_is_an_error(
+def test_a_path_that_matches_nothing_or_too_much_is_an_error(
     old: Any, mapping: Any, says: str
 ) -> None:
     with pytest.raises(CheckpointError, match=says):

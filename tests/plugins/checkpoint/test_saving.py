@@ -43,7 +43,7 @@ def weights_in(run: Path, step: Any = "latest", **options: Any) -> float:
 # --- when -------------------------------------------------------------------------------------------------------------
 
 
-def test_case_33_exactly_n_updates_and_a_checkpoint_at_the_end(tmp_path: Path) -> None:
+def test_exactly_n_updates_and_a_checkpoint_at_the_end(tmp_path: Path) -> None:
     observed: list[float] = []
     look = Act(2, lambda run: observed.append(float(run.state.module.weight)), "evaluate")
     result = counting(tmp_path, look, every=3, max_to_keep=None)
@@ -91,7 +91,7 @@ def test_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------
 
 
-def test_case_22_last_three_are_kept_and_the_run_resumes_from_the_last(tmp_path: Path) -> None:
+def test_last_three_are_kept_and_the_run_resumes_from_the_last(tmp_path: Path) -> None:
     counting(tmp_path)
     assert steps_in(tmp_path) == [3, 4, 5]
     observed: list[int] = []
@@ -123,7 +123,7 @@ NAN = float("nan")
         ((0.5, NAN, 0.75, 0.25, 0.25), "min", 4, [4, 5]),
     ],
 )
-def test_case_19_the_best_is_strictly_better_and_never_nan(
+def test_the_best_is_strictly_better_and_never_nan(
     tmp_path: Path, scores: tuple[float, ...], mode: Any, best: int, stay: list[int]
 ) -> None:
     options: dict[str, Any] = {"monitor": "test/score", "mode": mode}
@@ -260,7 +260,7 @@ class Bad(Counting):
 
 
 @pytest.mark.parametrize(("how", "culprit"), [("loss", "loss"), ("gradient", "gradient of weight")])
-def test_case_20_nothing_is_saved_of_a_step_that_is_not_finite(
+def test_nothing_is_saved_of_a_step_that_is_not_finite(
     tmp_path: Path, how: str, culprit: str
 ) -> None:
     with pytest.raises(NonFiniteError, match=rf"step 3: the {culprit} is not finite"):

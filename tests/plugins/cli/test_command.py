@@ -317,7 +317,7 @@ def test_a_mistyped_override_is_answered_before_jax_is_imported(text: str, tmp_p
         (["engine.plugins[0].any=1", "stpes=2"], "stpes matches nothing"),
     ],
 )
-def test_1s12_arguments_of_calls_are_known_before_jax_is_imported(
+def test_arguments_of_calls_are_known_before_jax_is_imported(
     overrides: list[str], error: str, tmp_path: Path
 ):
     (tmp_path / "beside.py").write_text(BESIDE)

@@ -82,7 +82,7 @@ def exit_code(*arguments: str, program: Any = experiment) -> Any:
     return caught.value.code
 
 
-def test_1s16_a_sweep_has_a_run_for_each_combination_in_order() -> None:
+def test_a_sweep_has_a_run_for_each_combination_in_order() -> None:
     runs = plan_sweep(["a=1"], ["lr=1e-3,1e-2", "width,name=(16,small),(32,big)"])
     assert list(runs) == [
         "lr=1e-3,width=16,name=small",

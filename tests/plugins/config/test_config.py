@@ -1,4 +1,4 @@
-"""Configurations as data, by the numbers of the cases 1S1 to 1S17 and 32."""
+"""Configurations as data: references, sharing, paths, JSON and values."""
 
 import copy as standard
 import subprocess
@@ -52,7 +52,7 @@ def read_back(config: Any) -> Any:
 ALLOW = [__name__]
 
 
-def test_1s1_and_32_an_expression_follows_its_reference_also_after_json() -> None:
+def test_an_expression_follows_its_reference_also_after_json() -> None:
     cfg = L(a=10)
     cfg.g = cfg.ref.a + 15 > 20
     assert cfg.g is True
@@ -66,7 +66,7 @@ def test_1s1_and_32_an_expression_follows_its_reference_also_after_json() -> Non
     assert again.g is True
 
 
-def test_1s2_a_deep_copy_has_references_and_sharing_of_its_own() -> None:
+def test_a_deep_copy_has_references_and_sharing_of_its_own() -> None:
     shared = L(Net)
     cfg = L(a=1, x=shared, y=shared, z=[shared])
     cfg.b = cfg.ref.a * 10
@@ -79,7 +79,7 @@ def test_1s2_a_deep_copy_has_references_and_sharing_of_its_own() -> None:
         assert copied.x is not shared
 
 
-def test_1s3_a_function_of_a_reference() -> None:
+def test_a_function_of_a_reference() -> None:
     cfg = L(parts=["a", "b", "c"])
     cfg.joined = fc.apply(str.join, "/", cfg.ref.parts)
     assert cfg.joined == "a/b/c"
@@ -88,7 +88,7 @@ def test_1s3_a_function_of_a_reference() -> None:
     assert again.joined == "d/e/f"
 
 
-def test_1s4_a_reference_is_neither_true_nor_false() -> None:
+def test_a_reference_is_neither_true_nor_false() -> None:
     cfg = L(a=1)
     with pytest.raises(ConfigError, match=r"cfg\.ref\.aux\.flag .* & and \|"):
         bool(cfg.ref.aux.flag)
@@ -96,7 +96,7 @@ def test_1s4_a_reference_is_neither_true_nor_false() -> None:
         assert cfg.ref.a < 3 and cfg.ref.a
 
 
-def test_1s5_sharing_survives_json() -> None:
+def test_sharing_survives_json() -> None:
     model = L(Net)
     model2 = L(Net)
     cfg = L(a=[model, model, model, model2, model2, L(Net)])
@@ -111,7 +111,7 @@ def test_1s5_sharing_survives_json() -> None:
         assert len({id(item) for item in objects}) == 3
 
 
-def test_1s6_arguments_by_position() -> None:
+def test_arguments_by_position() -> None:
     cfg: Any = L(Path, "a", "b")
     assert (cfg[0], cfg[-1]) == ("a", "b")
     cfg[-1] = "b2"
@@ -123,7 +123,7 @@ def test_1s6_arguments_by_position() -> None:
             cfg[index]
 
 
-def test_1s7_keys_of_dictionaries_keep_their_types() -> None:
+def test_keys_of_dictionaries_keep_their_types() -> None:
     value = {0: {"1": 1}, "0": "x", -4: "y"}
     again = read_back(value)
     assert again == value
@@ -131,7 +131,7 @@ def test_1s7_keys_of_dictionaries_keep_their_types() -> None:
     assert "1" in again[0]
 
 
-def test_1s8_a_one_way_copy() -> None:
+def test_a_one_way_copy() -> None:
     cfg = L(src=L(name="mnist", version=1, split="train"), batch=32)
     copied: Any = fc.copy_one_way(cfg)
     copied.src.split = "test"
@@ -167,7 +167,7 @@ def test_1s8_a_one_way_copy() -> None:
         ("imagenet", "imagenet"),
     ],
 )
-def test_1s9_values(text: str, value: Any) -> None:
+def test_values_are_read_by_their_annotations(text: str, value: Any) -> None:
     assert parse_value(text) == value
     assert type(parse_value(text)) is type(value)
 
@@ -184,7 +184,7 @@ def test_values_are_read_by_the_annotation() -> None:
             apply_overrides(cfg, [override])
 
 
-def test_1s10_any_depth() -> None:
+def test_two_stars_match_any_depth() -> None:
     cfg = L(a=L(b=[1, 2, 3], b2=[1, 2, 3]), b2=5, b="old")
     changes = apply_overrides(cfg, ["**.b=new"])
     assert {change.path for change in changes} == {"a.b", "b"}
@@ -200,7 +200,7 @@ def test_any_depth_finds_defaults_of_calls() -> None:
     ]
 
 
-def test_1s11_one_level() -> None:
+def test_one_star_matches_one_level() -> None:
     cfg = L(a=L(b=[1, 2], b2=[3, 4]), c=1)
     changes = apply_overrides(cfg, ["a.*[0]=new"])
     assert [change.path for change in changes] == ["a.b[0]", "a.b2[0]"]
@@ -210,7 +210,7 @@ def test_1s11_one_level() -> None:
         apply_overrides(cfg, ["*.b=1"])
 
 
-def test_1s12_typos_are_refused_where_they_are_written() -> None:
+def test_typos_are_refused_where_they_are_written() -> None:
     cfg: Any = L(opt=L(optax.adamw, learning_rate=1e-3))
     for override in ("opt.learnin_rate=1", "**.learnin_rate=1"):
         with pytest.raises(ConfigError, match="matches nothing.*'learning_rate'"):
@@ -229,7 +229,7 @@ def test_an_error_leaves_the_configuration_as_it_was() -> None:
     assert to_json(cfg) == before
 
 
-def test_1s13_a_failing_constructor_carries_path_and_line() -> None:
+def test_a_failing_constructor_carries_path_and_line() -> None:
     cfg = L(model=L(head=L(fail, 1)))
     with pytest.raises(ValueError, match="^inner") as info:
         resolve(cfg)
@@ -238,7 +238,7 @@ def test_1s13_a_failing_constructor_carries_path_and_line() -> None:
     assert f"fail, written in {__file__}:" in note
 
 
-def test_1s14_what_has_no_name_is_refused_where_it_is_written() -> None:
+def test_what_has_no_name_is_refused_where_it_is_written() -> None:
     def local() -> None: ...
 
     for value in (lambda: 1, local, Net().__init__, object()):
@@ -293,7 +293,7 @@ assert not {"os.system", "antigravity", "jax", "fulgurite"} & set(sys.modules)
 
 
 @pytest.mark.full
-def test_1s15_a_hostile_file_imports_nothing_and_ends_soon(tmp_path: Path) -> None:
+def test_a_hostile_file_imports_nothing_and_ends_soon(tmp_path: Path) -> None:
     lines = [
         "import math, operator",
         "from decimal import Decimal",
@@ -314,7 +314,7 @@ def test_what_is_not_allowed_says_what_to_add() -> None:
     assert resolve(L("fractions:Fraction", 1, 2)) == Fraction(1, 2)
 
 
-def test_1s16_a_sweep_is_ordered_and_named() -> None:
+def test_a_sweep_is_ordered_and_named() -> None:
     cfg = L(lr=0.1, width=1, name="")
     trials = fc.sweep(cfg, ["lr=1e-3,1e-2", "width,name=(16,small),(32,big)"])
     assert [(trial.config.lr, trial.config.width, trial.config.name) for trial in trials] == [
@@ -331,7 +331,7 @@ def test_1s16_a_sweep_is_ordered_and_named() -> None:
             fc.sweep(cfg, axes)
 
 
-def test_1s17_a_partial_node() -> None:
+def test_a_partial_node_is_a_function() -> None:
     cfg = L.partial(optax.adam, b1=0.8)
     function = resolve(read_back(cfg), allow=["optax"])
     assert function.keywords == {"b1": 0.8}

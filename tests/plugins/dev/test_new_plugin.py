@@ -81,7 +81,7 @@ def test_new_plugins_install_pass_their_tests_and_train(tmp_path: Path) -> None:
 def test_a_member_of_contrib_is_written_into_a_checkout(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """26: sources and README in contrib/, tests beside those of all others; nothing else. The
+    """Sources and README in contrib/, tests beside those of all others; nothing else. The
     example in the README runs."""
     monkeypatch.chdir(tmp_path)
     command = ["new-plugin", "fresh-noise", "--kind", kind, "--contrib"]

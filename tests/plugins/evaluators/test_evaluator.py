@@ -42,13 +42,13 @@ def logits(right: list[int]) -> dict[str, np.ndarray]:
 # --- cases with numbers --------------------------------------------------------------------------
 
 
-def test_case_14_accuracy_over_uneven_batches() -> None:
+def test_accuracy_over_uneven_batches() -> None:
     batches = [logits([1, 1, 1, 1]), logits([1, 0])]
     result = engine(Evaluator("test", batches, every=1), steps=1).fit(Logits, batches[:1])
     assert result.metrics["test"]["accuracy"] == pytest.approx(5 / 6, rel=1e-6)
 
 
-def test_case_19_snapshot_holds_the_metrics_of_its_own_step() -> None:
+def test_snapshot_holds_the_metrics_of_its_own_step() -> None:
     """Of 0.36 and 0.36 one is best, of NaN, 0.5 and 1.0 the last: the checkpointer chooses, by
     these."""
     for values in ([0.36, 0.36], [np.nan, 0.5, 1.0]):
@@ -65,20 +65,20 @@ def test_case_19_snapshot_holds_the_metrics_of_its_own_step() -> None:
         np.testing.assert_array_equal(accuracies, values)
 
 
-def test_case_33_an_evaluation_at_step_i_sees_i_updates() -> None:
+def test_an_evaluation_at_step_i_sees_i_updates() -> None:
     logger = Logger()
     trigger = fg.AtStart() | fg.At(1) | fg.Every(3) | fg.AtEnd()
     fit(Evaluator("test", ZERO, every=trigger), logger, steps=8)
     assert logger.values("test", "updates") == [(0, 0), (1, 1), (3, 3), (6, 6), (8, 8)]
 
 
-def test_case_33_with_several_steps_per_execution() -> None:
+def test_n_steps_are_n_updates_with_several_steps_per_execution() -> None:
     logger = Logger()
     fit(Evaluator("test", ZERO, every=3), logger, steps=8, steps_per_execution=4)
     assert logger.values("test", "updates") == [(3, 3), (6, 6)]
 
 
-def test_case_38_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() -> None:
+def test_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() -> None:
     class Killed(BaseException):
         pass
 
@@ -96,7 +96,7 @@ def test_case_38_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() 
     assert logger.values("test", "updates") == [(0, 0), (600, 600)]
 
 
-def test_case_38_no_result_at_the_end_before_the_planned_end() -> None:
+def test_no_result_at_the_end_before_the_planned_end() -> None:
     keeper, logger = Keeper(100), Logger()
     evaluator = Evaluator("test", ZERO, every=fg.AtEnd())
     terminate = Act(50, lambda: os.kill(os.getpid(), signal.SIGTERM))

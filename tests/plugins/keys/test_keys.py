@@ -52,7 +52,7 @@ def evaluate(loss: Loss, batch: Any, mask: Any = None, step: int = 0) -> float:
     return float(loss.evaluate(Scope({"batch": batch}, "losses"), mask, jnp.int32(step)))
 
 
-def test_2s11_23_24_weights_schedules_and_masks() -> None:
+def test_weights_schedules_and_masks() -> None:
     ones = jnp.ones((2, 3))
     assert evaluate(TenTimes("batch"), ones) == 10
     assert evaluate(TenTimes("batch", weight=2.5), ones) == 25
@@ -87,7 +87,7 @@ def test_the_mask_of_the_batch_does_not_apply_to_parameters() -> None:
 
 
 @pytest.mark.full
-def test_25_means_of_trees() -> None:
+def test_means_of_trees() -> None:
     tree = {"a": jnp.arange(12), "b": {"c": jnp.arange(8), "d": jnp.arange(9)}}
     means = Mean("batch")(None, tree)
     assert {path: float(mean.compute()) for path, mean in means.items()} == {
@@ -102,7 +102,7 @@ def test_25_means_of_trees() -> None:
     assert metric.merge(TreeMean("batch.**.d")(None, glob)).compute() == 1.0
 
 
-def test_2s13_norms() -> None:
+def test_norms_of_trees() -> None:
     tree = {"a": jnp.arange(1.0, 4.0), "b": jnp.arange(4.0, 7.0)}
     assert Norm("batch")(None, tree).compute() == pytest.approx(91**0.5)
     rows = jnp.stack([tree["a"], tree["b"]])
@@ -111,7 +111,7 @@ def test_2s13_norms() -> None:
         Norm("batch")(None, rows, jnp.array([True, False]))
 
 
-def test_12_27_metrics_by_function_and_for_evaluations() -> None:
+def test_metrics_by_function_and_for_evaluations() -> None:
     batch = {"label": jnp.array([0, 0, 1, 1])}
     scores = jnp.array([0.1, 0.4, 0.35, 0.8])
     function = fulgurite_metrics.AveragePrecision.from_scores
@@ -145,7 +145,7 @@ CROSS_ENTROPY = SoftmaxCrossEntropy(logits="preds.logits", labels="batch.label")
 ACCURACY = Accuracy("preds.logits", "batch.label")
 
 
-def test_k14_k15_a_run_by_keys_is_the_one_by_hand() -> None:
+def test_a_run_by_keys_is_the_one_by_hand() -> None:
     class ByHand(Net):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
             logits = jax.vmap(self.net)(batch["x"])
@@ -194,7 +194,7 @@ def test_k14_k15_a_run_by_keys_is_the_one_by_hand() -> None:
     ],
     ids=["losses", "metrics", "summaries", "interms"],
 )
-def test_2s17_a_mistyped_key_is_seen_before_anything_is_compiled(
+def test_a_mistyped_key_is_seen_before_anything_is_compiled(
     plugin: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -235,7 +235,7 @@ def call_step(task: fg.Module, batch: Any) -> fg.Output:
     return task.training_step(batch, ctx)
 
 
-def test_k14_inputs_of_a_model_by_its_own_keys() -> None:
+def test_inputs_of_a_model_by_its_own_keys() -> None:
     model = Encoder(eqx.nn.Linear(2, 4, key=jax.random.key(0)))
     task = KeyedTask(model, optimizer=optax.sgd(0.1))
     assert task.configure_optimizers() is task.optimizer
@@ -286,7 +286,7 @@ def run_around(plugin: Any, output: Any, batch: Any) -> Any:
     return plugin.around_forward(lambda module, batch: output, {}, batch, ctx)
 
 
-def test_k16_summaries_are_drawn_where_they_are_shown() -> None:
+def test_summaries_are_drawn_where_they_are_shown() -> None:
     summaries = Summaries(
         every=10, image=Images("batch.image[:2]"), flat=Images("preds", shape=(2, 3, 1))
     )

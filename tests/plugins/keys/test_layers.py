@@ -35,7 +35,7 @@ def make_net() -> Net:
     return Net(eqx.nn.MLP(3, 2, 4, 2, key=jax.random.key(0)))
 
 
-def test_2s18_layers_of_a_model_that_knows_nothing_of_it() -> None:
+def test_layers_of_a_model_that_knows_nothing_of_it() -> None:
     model = make_net()
     inputs = jnp.ones((5, 3))
     keys = ("interms.net.layers[0]", "interms.net.layers[0][0]", "interms.net.**")
@@ -84,7 +84,7 @@ def make_stack() -> Stack:
 
 
 @pytest.mark.full
-def test_2s19_stacked_blocks_under_scan_and_remat() -> None:
+def test_stacked_blocks_under_scan_and_remat() -> None:
     stack = make_stack()
     inputs = jnp.ones((5, 8))
     _, (stacked, second) = run_keys(
@@ -105,7 +105,7 @@ def test_2s19_stacked_blocks_under_scan_and_remat() -> None:
     assert jnp.allclose(second, linear, atol=1e-6)
 
 
-def test_2s20_a_layer_called_twice() -> None:
+def test_a_layer_called_twice() -> None:
     model = make_net()
 
     def call(model: Net) -> jax.Array:
@@ -175,7 +175,7 @@ def list_arrays(tree: Any) -> list[Any]:
 
 
 @pytest.mark.full
-def test_2s18_parameters_are_the_same_with_and_without_a_metric_on_a_layer() -> None:
+def test_parameters_are_the_same_with_and_without_a_metric_on_a_layer() -> None:
     task = KeyedTask(make_net(), {"x": "batch.x"}, optimizer=optax.adam(1e-2))
     losses = Losses(fit=L2("preds", "batch.y"))
     metrics = Metrics(hidden=Norm("interms.model.net.layers[0]", axis=-1))

@@ -23,7 +23,7 @@ def find(text: str, tree: Any = None) -> Any:
     return resolve(TREE if tree is None else tree, parse(text))
 
 
-def test_2s15_31_indices_and_slices() -> None:
+def test_indices_and_slices() -> None:
     tensor = TREE["tensor"]
     assert find("foo.baz[-2:]") == ["of", "strings"]
     assert (find("tensor[0,1,2]") == tensor[0, 1, 2]).all()
@@ -49,11 +49,11 @@ PARTS = st.one_of(
 
 
 @given(st.lists(PARTS))
-def test_31_parsing_what_was_written_is_the_identity(parts: list[Any]) -> None:
+def test_parsing_what_was_written_is_the_identity(parts: list[Any]) -> None:
     assert parse(format_parts(parts)) == tuple(parts)
 
 
-def test_2s16_wildcards() -> None:
+def test_wildcards_in_keys() -> None:
     children = [{}, {"a": {"c": 1}, "b": 1}, {"c": 1}, {"b": 1}]
     assert find("**.c", children) == [{"a": {"c": 1}}, {"c": 1}]
     assert find("a.*.b", {"a": {"x": {"b": 1}, "y": {"b": 2}}}) == {"x": 1, "y": 2}
@@ -105,7 +105,7 @@ class Sample(NamedTuple):
     points: list[Point]
 
 
-def test_k27_typed_keys() -> None:
+def test_typed_keys_in_a_batch() -> None:
     batch = build_path("batch", Sample)
     assert str(batch.image[:8, 0]) == "batch.image[:8,0]"
     assert str(batch.points[0].x) == "batch.points[0].x"
@@ -116,7 +116,7 @@ def test_k27_typed_keys() -> None:
         batch.points[0].z  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_2s17_keys_are_read_where_the_object_is_made() -> None:
+def test_keys_are_read_where_the_object_is_made() -> None:
     with pytest.raises(ConfigurationError, match="Huber: targets is not set"):
         Huber("preds", None)
     with pytest.raises(TypeError, match="targets"):

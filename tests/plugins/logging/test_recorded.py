@@ -130,7 +130,7 @@ def test_numbers_are_short(value: Any, text: str) -> None:
     assert format_number(value) == text
 
 
-def test_case_18_steps_per_second_are_logged() -> None:
+def test_steps_per_second_are_logged() -> None:
     """Step 10 at 1000 s, 133 at 1010 s: 12.3, and nothing at the first; only from the second log
     step on in a run."""
     from fulgurite.timing import StepRate

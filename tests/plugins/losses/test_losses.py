@@ -29,7 +29,7 @@ def compute_values(loss: Callable[..., Any], *arrays: Any, **options: Any) -> li
 # --- the cases of the table of features ---
 
 
-def test_2s1_softmax_cross_entropy_of_one_hot_labels_and_a_masked_row_of_nan() -> None:
+def test_softmax_cross_entropy_of_one_hot_labels_and_a_masked_row_of_nan() -> None:
     logits = jnp.array([[10.0, 1, -2], [1, 4, 0.2]])
     labels = jnp.array([[0, 1, 0], [1, 0, 0]])
     values = compute_values(losses.softmax_cross_entropy, logits, labels)
@@ -44,7 +44,7 @@ def test_2s1_softmax_cross_entropy_of_one_hot_labels_and_a_masked_row_of_nan() -
     assert not gradient[1].any() and gradient[0].all()
 
 
-def test_2s2_softmax_cross_entropy_of_integers_and_smoothed_labels() -> None:
+def test_softmax_cross_entropy_of_integers_and_smoothed_labels() -> None:
     logits = jnp.array([[2.0, 0, -1], [1, 1, 1]])
     labels = jnp.array([0, 2])
     values = compute_values(losses.softmax_cross_entropy, logits, labels)
@@ -53,7 +53,7 @@ def test_2s2_softmax_cross_entropy_of_integers_and_smoothed_labels() -> None:
     assert smoothed == pytest.approx(0.336513, abs=1e-6)
 
 
-def test_2s3_binary_cross_entropy_of_extreme_logits_is_finite() -> None:
+def test_binary_cross_entropy_of_extreme_logits_is_finite() -> None:
     logits = jnp.array([-1e9, -1e-9])
     loss = losses.sigmoid_binary_cross_entropy(logits, jnp.array([1, 0]))
     assert loss == pytest.approx(5e8)
@@ -61,7 +61,7 @@ def test_2s3_binary_cross_entropy_of_extreme_logits_is_finite() -> None:
     assert zero == pytest.approx(0.693147, abs=1e-6)
 
 
-def test_2s4_gradient_of_binary_cross_entropy_and_of_a_masked_example() -> None:
+def test_gradient_of_binary_cross_entropy_and_of_a_masked_example() -> None:
     logits = jnp.array([5, 1e-6, 0, 0, -1e-6, -5])
     labels = jnp.array([1, 0, 1, 0, 0, 1])
     expected = [-0.00669285, 0.50000025, -0.5, 0.5, 0.5, -0.99330715]
@@ -74,7 +74,7 @@ def test_2s4_gradient_of_binary_cross_entropy_and_of_a_masked_example() -> None:
     np.testing.assert_allclose(6 * masked, [*expected, 0], atol=1e-6)
 
 
-def test_2s5_means_by_count_and_by_weight() -> None:
+def test_means_by_count_and_by_weight() -> None:
     arrays = (jnp.array([2.0, 4, 0]), jnp.array([1.0, 2, 7]))
     options: dict[str, Any] = {
         "weight": jnp.array([5, 1, 3.2]),
@@ -88,7 +88,7 @@ def test_2s5_means_by_count_and_by_weight() -> None:
     assert mean == pytest.approx(1.16667, abs=1e-5)
 
 
-def test_2s6_huber_loss_and_its_gradient() -> None:
+def test_huber_loss_and_its_gradient() -> None:
     preds = jnp.array([1.1, 0.9, 3, -1])
     values = compute_values(losses.huber_loss, preds, jnp.ones(4))
     assert values == pytest.approx([0.005, 0.005, 1.5, 1.5], abs=1e-6)
@@ -97,7 +97,7 @@ def test_2s6_huber_loss_and_its_gradient() -> None:
     np.testing.assert_allclose(4 * gradient, [0.1, -0.1, 1, -1], atol=1e-6)
 
 
-def test_2s7_cross_entropy_of_probabilities() -> None:
+def test_cross_entropy_of_probabilities() -> None:
     probs = jnp.array([[0.05, 0.95, 0], [0.1, 0.8, 0.1]])
     loss = partial(losses.categorical_cross_entropy, probs, jnp.array([1, 2]))
     assert loss(reduction="none").tolist() == pytest.approx([0.051293, 2.302585], abs=1e-6)
@@ -107,7 +107,7 @@ def test_2s7_cross_entropy_of_probabilities() -> None:
     assert loss(weight=weight, reduction="weighted_mean") == pytest.approx(1.739762, abs=1e-6)
 
 
-def test_2s8_adaptive_power_loss_and_its_gradient() -> None:
+def test_adaptive_power_loss_and_its_gradient() -> None:
     loss = partial(losses.adaptive_power_loss, near=3, far=1, middle=10)
     errors = jnp.array([0, 0.1, -0.1, 10, -1000])
     values = compute_values(loss, errors, jnp.zeros(5))
@@ -122,7 +122,7 @@ def test_2s8_adaptive_power_loss_and_its_gradient() -> None:
 
 
 @pytest.mark.full
-def test_2s9_triplet_loss_of_a_batch() -> None:
+def test_triplet_loss_of_a_batch() -> None:
     embeddings = jnp.array([[0.23, 0.75], [0.89, 0.41], [0.37, 0.62], [0.78, 0.24]])
     labels = jnp.array([0, 1, 0, 1])
     expectations: dict[Mining, float] = {"all": 0.543688, "hard": 0.591451, "semi_hard": 0.591451}
@@ -133,7 +133,7 @@ def test_2s9_triplet_loss_of_a_batch() -> None:
         assert np.isfinite(coincident).all() and coincident.any()
 
 
-def test_2s10_negative_cosine_and_its_gradient_at_a_zero_vector() -> None:
+def test_negative_cosine_and_its_gradient_at_a_zero_vector() -> None:
     preds = jnp.array([[1.0, 0], [3, 4], [0, 0], [1e-30, 0], [1e30, 1e30]])
     targets = jnp.array([[1.0, 1], [4, 3], [1, 2], [1, 0], [1, 1]])
     values = compute_values(losses.negative_cosine, preds, targets)
@@ -143,7 +143,7 @@ def test_2s10_negative_cosine_and_its_gradient_at_a_zero_vector() -> None:
     assert abs(gradients[0][:3]).max() < 10
 
 
-def test_2s11_and_23_24_a_loss_of_tenfold_rows_weighted_and_masked() -> None:
+def test_a_loss_of_tenfold_rows_weighted_and_masked() -> None:
     ones = jnp.ones((2, 3))
     loss = partial(losses.absolute_error, targets=jnp.zeros((2, 3)))
     assert loss(10 * ones) == 10

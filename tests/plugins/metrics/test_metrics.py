@@ -414,14 +414,14 @@ def test_any_split_gives_what_scikit_learn_gives_over_the_whole_set(
         np.testing.assert_allclose(COMPUTE(both), computed_value, rtol=1e-6)
 
 
-def test_case_14_accuracy_over_batches_of_different_sizes() -> None:
+def test_accuracy_over_batches_of_different_sizes() -> None:
     four = fm.Recall.from_predictions(np.ones(4, bool), np.ones(4, int), average="micro")
     two = fm.Recall.from_predictions(np.array([True, False]), np.ones(2, int), average="micro")
     assert (four.compute(), two.compute()) == (1, 0.5)
     assert four.merge(two).compute() == two.merge(four).compute() == np.float32(5 / 6)
 
 
-def test_case_27_average_precision_of_two_parts_in_either_order() -> None:
+def test_average_precision_of_two_parts_in_either_order() -> None:
     first = fm.AveragePrecision.from_scores(jnp.array([0.1, 0.4]), jnp.array([0, 0]))
     two = fm.AveragePrecision.from_scores(jnp.array([0.35, 0.8]), jnp.array([1, 1]))
     for both in (first.merge(two), two.merge(first), first.merge(two.empty(), two)):
@@ -462,7 +462,7 @@ def some_metrics() -> list[fg.metrics.Metric]:
 
 
 @pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
-def test_case_26_merging_with_the_identity_on_both_sides_changes_no_bit(
+def test_merging_with_the_identity_on_both_sides_changes_no_bit(
     metric: fg.metrics.Metric,
 ) -> None:
     def bits(tree: Any) -> list[Any]:

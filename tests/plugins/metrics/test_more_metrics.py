@@ -18,7 +18,7 @@ from fulgurite.metrics.base import flatten_nested
 NAN = math.nan
 
 
-def test_2s12_average_precision_with_the_identity_on_both_sides() -> None:
+def test_average_precision_with_the_identity_on_both_sides() -> None:
     labels, scores = jnp.array([0, 0, 1, 1]), jnp.array([0.1, 0.4, 0.35, 0.8])
     three = fm.AveragePrecision.from_scores(scores[:3], labels[:3])
     one_more = fm.AveragePrecision.from_scores(scores[3:], labels[3:])
@@ -28,7 +28,7 @@ def test_2s12_average_precision_with_the_identity_on_both_sides() -> None:
             assert metric.compute() == pytest.approx(0.833333, abs=1e-6)
 
 
-def test_2s13_norm_of_a_tree_together_and_the_mean_of_norms() -> None:
+def test_norm_of_a_tree_together_and_the_mean_of_norms() -> None:
     leaves = [jnp.array([1, 2, 3]), jnp.array([4.0, 5, 6])]
     assert fm.Norm.from_tree({"a": leaves}).compute() == pytest.approx(9.539392, abs=1e-6)
     mean = fm.Norm.from_tree(leaves[0]).merge(fm.Norm.from_tree(leaves[1]))
@@ -36,7 +36,7 @@ def test_2s13_norm_of_a_tree_together_and_the_mean_of_norms() -> None:
     assert fm.Norm.from_tree(jnp.array([3 + 4j])).compute() == 5
 
 
-def test_25_means_of_the_leaves_of_a_tree_and_their_mean() -> None:
+def test_means_of_the_leaves_of_a_tree_and_their_mean() -> None:
     """Metrics of each leaf need no class of their own: a tree of metrics is logged by its paths."""
     tree = {"a": jnp.arange(12), "b": {"c": jnp.arange(8), "d": jnp.arange(9)}}
     means = jax.tree.map(fg.metrics.Mean.from_values, tree)
@@ -46,7 +46,7 @@ def test_25_means_of_the_leaves_of_a_tree_and_their_mean() -> None:
     assert mean.compute() == pytest.approx(4.3333, abs=1e-4)
 
 
-def test_2s14_average_precision_of_several_labels_and_psnr_of_a_constant_error() -> None:
+def test_average_precision_of_several_labels_and_psnr_of_a_constant_error() -> None:
     # The example of torchmetrics.
     scores = [[0.75, 0.05, 0.35], [0.45, 0.75, 0.05], [0.05, 0.55, 0.75], [0.05, 0.65, 0.05]]
     labels = [[1, 0, 1], [0, 0, 0], [0, 1, 1], [1, 1, 1]]

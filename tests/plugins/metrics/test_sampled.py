@@ -24,7 +24,7 @@ def sample(metric: Any) -> list[int]:
     return values["values"][: values["count"]].tolist()
 
 
-def test_case_21_smallest_priorities_are_kept_in_any_order_and_grouping() -> None:
+def test_smallest_priorities_are_kept_in_any_order_and_grouping() -> None:
     def make_set(letter: str, priority: float) -> SampledSet:
         values = jnp.array([ord(letter), 0, 0])
         return SampledSet(jnp.int32(1), jnp.array([priority, 0, 0]), values + 1000, values)

@@ -55,7 +55,7 @@ ONE = [np.zeros(1, np.float32)]
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_case_15_three_steps_for_one_update(steps_per_execution: int) -> None:
+def test_three_steps_for_one_update(steps_per_execution: int) -> None:
     """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the
     end is applied."""
     observed: list[float] = []
@@ -409,7 +409,7 @@ def test_media_come_from_the_first_microbatch_or_the_step(how: Any, expected: fl
     assert show.numbers("mean") == [expected] * 2
 
 
-def test_l8_numbers_at_steps() -> None:
+def test_numbers_at_steps_are_checked() -> None:
     settings = GradientAccumulation({4: 2, 0: 1, 6: 2, 8: 4})
     assert settings.changes == {4: 2, 8: 4}
     numbers = [settings.for_step(step).n for step in range(10)]
@@ -422,7 +422,7 @@ def test_l8_numbers_at_steps() -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_l8_accumulation_over_more_steps_from_a_step_on(steps_per_execution: int) -> None:
+def test_accumulation_over_more_steps_from_a_step_on(steps_per_execution: int) -> None:
     """The gradient is -1: updates at steps 1, 2, 3; then at 6, 9, and for the rest at 10."""
     compiled = Compiled()
     plugin = GradientAccumulation({0: 1, 3: 3}, "steps")
@@ -440,7 +440,7 @@ def test_l8_accumulation_over_more_steps_from_a_step_on(steps_per_execution: int
 
 
 @pytest.mark.full
-def test_l8_what_waits_is_part_of_the_next_mean() -> None:
+def test_what_waits_is_part_of_the_next_mean() -> None:
     """Two of four gradients wait when the number becomes 1: the next update is by three."""
     plugin = GradientAccumulation({0: 4, 2: 1}, "steps")
     result = engine(plugin, steps=4, log_every=1).fit(Distance(jnp.float32(0)), ONE)
@@ -449,7 +449,7 @@ def test_l8_what_waits_is_part_of_the_next_mean() -> None:
 
 
 @pytest.mark.full
-def test_l8_more_microbatches_from_a_step_on() -> None:
+def test_more_microbatches_from_a_step_on() -> None:
     """The same gradients; a number that does not divide the batch is found at the beginning."""
     start = Linear(jnp.ones(8), optax.adam(0.1))
     compiled = Compiled()
@@ -462,7 +462,7 @@ def test_l8_more_microbatches_from_a_step_on() -> None:
 
 
 @pytest.mark.full
-def test_l8_phases_change_where_the_plugin_knows_the_steps() -> None:
+def test_phases_change_where_the_plugin_knows_the_steps() -> None:
     """x by each gradient and then by every second one, y by each.
 
     x: 1 - 1.5 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x waits; y: 1.375 - (1.375 + 0.5)/4 = 0.90625;

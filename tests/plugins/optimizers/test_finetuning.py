@@ -64,7 +64,7 @@ def list_updates(optimizer: Any, is_there: str) -> list[float]:
     return values
 
 
-def test_l10_the_part_has_moments_of_its_own_and_the_schedule_of_the_rest() -> None:
+def test_the_part_has_moments_of_its_own_and_the_schedule_of_the_rest() -> None:
     """Adam begins with the whole rate, as its gradients are always 1; the schedule is at its third
     and fourth value, 8 and 16, when the part begins."""
 
@@ -77,7 +77,7 @@ def test_l10_the_part_has_moments_of_its_own_and_the_schedule_of_the_rest() -> N
     np.testing.assert_allclose(list_updates(injected, "..xx"), [-4, -8], rtol=1e-5)
 
 
-def test_l10_the_fraction_grows() -> None:
+def test_the_fraction_grows() -> None:
     warm = BackboneFinetuning("a", 0, rate=0.2, warmup=4)
     rates = [float(warm.compute_rate(jnp.int32(count))) for count in range(6)]
     np.testing.assert_allclose(rates, [0.05, 0.1, 0.15, 0.2, 0.2, 0.2], rtol=1e-6)
@@ -87,7 +87,7 @@ def test_l10_the_fraction_grows() -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_l10_a_backbone_is_trained_from_a_step_on_at_its_rate(steps_per_execution: int) -> None:
+def test_a_backbone_is_trained_from_a_step_on_at_its_rate(steps_per_execution: int) -> None:
     """The rates of the head are 2, 4, 8, 16, of the backbone a half of 8 and of 16."""
     compiled = Compiled()
     tuning = BackboneFinetuning("backbone", 2, rate=0.5)
@@ -102,7 +102,7 @@ def test_l10_a_backbone_is_trained_from_a_step_on_at_its_rate(steps_per_executio
 
 
 @pytest.mark.full
-def test_l10_updates_of_accumulated_gradients_count() -> None:
+def test_updates_of_accumulated_gradients_count() -> None:
     """The head is updated after steps 2 and 4, by 2 and 4; the backbone after step 4, by 4 / 4."""
     tuning = BackboneFinetuning("backbone", 2, rate=0.5, warmup=2)
     plugins = [tuning, GradientAccumulation(2, "steps")]
@@ -110,7 +110,7 @@ def test_l10_updates_of_accumulated_gradients_count() -> None:
     assert (float(result.module.head), float(result.module.backbone)) == (-6, -1)
 
 
-def test_l10_invalid_finetuning_is_an_error() -> None:
+def test_invalid_finetuning_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="rate is 0.0; give a positive fraction"):
         BackboneFinetuning("backbone", 3, rate=0.0)
     with pytest.raises(ConfigurationError, match="warmup is -1"):

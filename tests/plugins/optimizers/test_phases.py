@@ -43,7 +43,7 @@ def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg
 
 
 @pytest.mark.parametrize("kind", [Game, Apart])
-def test_case_36_alternating_phases_see_the_update_before(kind: Any) -> None:
+def test_alternating_phases_see_the_update_before(kind: Any) -> None:
     """x: 1 - (1 + 2)/2 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x: -0.5 - 0.875/2 = -0.9375, y: 1.375 -
     2.3125/4."""
     for steps, expected in ((1, (-0.5, 1.375)), (2, (-0.9375, 0.796875))):
@@ -54,7 +54,7 @@ def test_case_36_alternating_phases_see_the_update_before(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param(Game, marks=pytest.mark.full), Apart])
-def test_case_36_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
+def test_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
     """x: 1 - 3/2 = -0.5, y: 2 - (2 - 1)/4 = 1.75; x: -0.5 - 1.25/2 = -1.125, y: 1.75 - 2.25/4 =
     1.1875."""
     for steps, expected in ((1, (-0.5, 1.75)), (2, (-1.125, 1.1875))):
@@ -254,7 +254,7 @@ def test_losses_are_evaluated_too() -> None:
 # -------------------------------------------------------------------------------------------------------
 
 
-def test_case_35_losses_and_optimizers_belong_together() -> None:
+def test_losses_and_optimizers_belong_together() -> None:
     x, y = Phase(optax.sgd(0.1), "x"), Phase(optax.sgd(0.1), "y")
     for kind in (Game, Apart):
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Case 7S7: eight members on four devices; run by a test in a process of its own."""
+"""Eight members on four devices; run by a test in a process of its own."""
 
 import re
 

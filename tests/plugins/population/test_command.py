@@ -20,7 +20,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
 
 
 @pytest.mark.full
-def test_7s5_a_member_is_written_as_a_run_that_evaluate_loads(
+def test_a_member_is_written_as_a_run_that_evaluate_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = str(tmp_path / "run"), str(tmp_path / "member")

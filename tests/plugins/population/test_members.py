@@ -39,7 +39,7 @@ class Clipped(Net):
 @pytest.mark.parametrize(
     ("model", "plugins"), [(Net, ()), (Clipped, ()), (Net, (GradientClip(0.1),))]
 )
-def test_7s2_exact_members_have_the_bits_of_runs_of_their_own(model, plugins):
+def test_exact_members_have_the_bits_of_runs_of_their_own(model, plugins):
     seeds = (3, 1, 0, 7)
     batches = make_batches(50)
     result = fit(model, batches, 50, Population(seeds=seeds, exact=True), *plugins)

@@ -1,4 +1,4 @@
-"""Populations: the cases 7S1 to 7S6, evolution, and mistakes."""
+"""Populations: members, what differs between them, evolution, and mistakes."""
 
 # pyright: reportArgumentType=false
 
@@ -35,13 +35,13 @@ from populations import (
 KEY = jax.random.key(0)
 
 
-def test_7s1_each_member_has_its_own_rate():
+def test_each_member_has_its_own_rate():
     population = Population(seeds=(0, 1), vary={"learning_rate": [0.1, 0.2]})
     result = fit(Point, NUMBERS, 3, population, LearningRateMonitor(), log_every=1)
     np.testing.assert_allclose(result.module.members.p, [0.729, 0.512], rtol=1e-6)
     rates = result.history["train/learning_rate/default"]
     np.testing.assert_allclose(rates, [[0.1, 0.2]] * 3, rtol=1e-6)
-    # 7S4: each member's loss, and mean and deviation over them, of the last step.
+    # each member's loss, and mean and deviation over them, of the last step.
     metrics = result.metrics["train"]
     losses = np.array([0.81, 0.64]) ** 2 / 2
     np.testing.assert_allclose([metrics["loss[0]"], metrics["loss[1]"]], losses, rtol=1e-6)
@@ -51,7 +51,7 @@ def test_7s1_each_member_has_its_own_rate():
 
 
 @pytest.mark.full
-def test_7s2_members_are_runs_of_their_own():
+def test_members_are_runs_of_their_own():
     seeds = (3, 1, 0, 7)
     batches = make_batches(50)
     result = fit(Net, batches, 50, Population(seeds=seeds))
@@ -70,7 +70,7 @@ def fit_fragile(bad_by_step, members=(0, 1, 2)):
     return population, fit(Fragile, batches, len(batches), population, log_every=1)
 
 
-def test_7s3_a_member_that_is_not_finite_is_frozen():
+def test_a_member_that_is_not_finite_is_frozen():
     population, result = fit_fragile([-1] * 6 + [1] + [-1] * 3)
     _, healthy = fit_fragile([-1] * 10)
     assert population.list_frozen(result) == {1: 7}
@@ -88,7 +88,7 @@ def test_7s3_a_member_that_is_not_finite_is_frozen():
 
 
 @pytest.mark.full
-def test_7s3_all_members_not_finite_end_the_fit():
+def test_all_members_not_finite_end_the_fit():
     class Bad(Point):
         def training_step(self, batch, ctx):
             return fg.Output(self.p * jnp.nan)
@@ -98,7 +98,7 @@ def test_7s3_all_members_not_finite_end_the_fit():
 
 
 @pytest.mark.full
-def test_7s5_a_member_continues_as_a_run_of_its_own():
+def test_a_member_continues_as_a_run_of_its_own():
     population = Population(seeds=(5, 6), vary={"learning_rate": [0.1, 0.2]})
     result = fit(Point, NUMBERS, 3, population)
     engine = fg.Engine(steps=1, autoload=False)
@@ -109,7 +109,7 @@ def test_7s5_a_member_continues_as_a_run_of_its_own():
     np.testing.assert_allclose(continued.module.p, 0.8**4, rtol=1e-6)
 
 
-def test_7s6_what_is_no_array_cannot_differ():
+def test_what_is_no_array_cannot_differ():
     with pytest.raises(ConfigurationError, match="cannot be vmapped: use a sweep"):
         fit(Point, NUMBERS, 1, Population(seeds=range(2), vary={"width": [16, 32]}))
     with pytest.raises(ConfigurationError, match="cannot be vmapped: use a sweep"):
@@ -127,7 +127,7 @@ def test_7s6_what_is_no_array_cannot_differ():
 
 
 @pytest.mark.full
-def test_7s6_gradients_are_clipped_for_each_member():
+def test_gradients_are_clipped_for_each_member():
     class Clip:
         @fg.hookimpl
         def gradient_transform(self):

@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 
 
 @pytest.mark.full
-def test_7s4_evaluations_report_each_member():
+def test_evaluations_report_each_member():
     population = Population(seeds=range(2), vary={"learning_rate": [0.1, 0.2]})
     result = fit(Point, NUMBERS, 3, population, Evaluator("test", NUMBERS[:1], every=3))
     losses = np.array([0.729, 0.512]) ** 2 / 2
@@ -154,7 +154,7 @@ def fit_digits(run_dir, kill_at=None):
 
 
 @pytest.mark.full
-def test_7s5_eight_classifiers_are_killed_and_resumed_with_the_same_bits(tmp_path):
+def test_eight_classifiers_are_killed_and_resumed_with_the_same_bits(tmp_path):
     population, whole = fit_digits(tmp_path / "whole")
     command = [sys.executable, __file__, tmp_path / "killed", "50"]
     assert subprocess.run(command).returncode == -signal.SIGKILL
@@ -170,7 +170,7 @@ def test_7s5_eight_classifiers_are_killed_and_resumed_with_the_same_bits(tmp_pat
 
 
 @pytest.mark.full
-def test_7s7_members_are_divided_among_devices():
+def test_members_are_divided_among_devices():
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     program = Path(__file__).with_name("on_four.py")
     subprocess.run([sys.executable, program], env={**os.environ, "XLA_FLAGS": flags}, check=True)

@@ -27,7 +27,7 @@ def apply(weight: Any, inputs: Any) -> Any:
     return jax.vmap(lambda x: multiply(weight, x))(inputs)
 
 
-def test_l7_products_are_those_of_rounded_numbers_and_gradients_of_exact_ones() -> None:
+def test_products_are_those_of_rounded_numbers_and_gradients_of_exact_ones() -> None:
     value, pull = jax.vjp(apply, jnp.asarray(WEIGHT), jnp.asarray(INPUTS))
     weight, inputs = WEIGHT.astype(np.float64), INPUTS.astype(np.float64)
     # Rounding to four significant bits changes a number by a 16th at most; one below the normal
@@ -46,7 +46,7 @@ def test_l7_products_are_those_of_rounded_numbers_and_gradients_of_exact_ones() 
     np.testing.assert_array_equal(multiply(jnp.asarray(WEIGHT), jnp.zeros(32)), np.zeros(16))
 
 
-def test_l7_a_batch_is_multiplied_at_once_in_float8() -> None:
+def test_a_batch_is_multiplied_at_once_in_float8() -> None:
     def compute_loss(weight: Any, inputs: Any) -> Any:
         return jnp.sum(jnp.sin(jax.vmap(jax.checkpoint(partial(multiply, weight)))(inputs)))
 
@@ -60,7 +60,7 @@ def test_l7_a_batch_is_multiplied_at_once_in_float8() -> None:
 
 
 @pytest.mark.full
-def test_l7_only_linear_layers_that_fit_and_are_not_excluded_multiply_so() -> None:
+def test_only_linear_layers_that_fit_and_are_not_excluded_multiply_so() -> None:
     key = jax.random.key(0)
     module = eqx.nn.MLP(16, 3, 32, 2, key=key)
     cast: Any = cast_products(module, fg.select("layers[1]"))
@@ -74,7 +74,7 @@ def test_l7_only_linear_layers_that_fit_and_are_not_excluded_multiply_so() -> No
     assert 0 < float(abs(value - expected).max()) < 0.1 * float(abs(expected).max())
 
 
-def test_l7_a_device_without_float8_is_an_error() -> None:
+def test_a_device_without_float8_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="has no products in float8.* use Precision"):
         tiny_engine(Precision("fp8")).init_state(TinyModel, tiny_data())
     for capability in ("8.0", "7.5"):

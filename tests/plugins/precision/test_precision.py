@@ -40,9 +40,7 @@ def adjust(scale: Dynamic, start: float, flags: str) -> list[float]:
         (Dynamic(period=1, maximum=16), 4, "TTT", [8, 16, 16]),
     ],
 )  # fmt: skip
-def test_3s15_the_scale_adapts(
-    scale: Dynamic, start: float, flags: str, expected: list[float]
-) -> None:
+def test_the_scale_adapts(scale: Dynamic, start: float, flags: str, expected: list[float]) -> None:
     assert adjust(scale, start, flags) == expected
 
 
@@ -64,7 +62,7 @@ class Tiny(fg.Module):
         return optax.sgd(1e6)
 
 
-def test_3s15_3s16_gradients_survive_and_losses_are_not_scaled() -> None:
+def test_gradients_survive_and_losses_are_not_scaled() -> None:
     # Two of the six overflow: 2e4 times a scale of 32768 and more is infinite in float16.
     values = [1e-8, 1e-8, 2e4, 1e-8, 1e-8, 2e4]
     batches = [make_batch(value) for value in values]
@@ -136,7 +134,7 @@ def fit_half(model: Any, batches: list[Any], *plugins: Any) -> fg.FitResult:
 
 
 @pytest.mark.full
-def test_3s16_overflow_of_a_microbatch_leaves_the_whole_update_out() -> None:
+def test_overflow_of_a_microbatch_leaves_the_whole_update_out() -> None:
     batches = [make_batch(1e-8), make_batch(1e-8)]
     batches[0]["gradient"][1] = 2e4
     accumulation = GradientAccumulation(2, assume_mean=True)
@@ -146,7 +144,7 @@ def test_3s16_overflow_of_a_microbatch_leaves_the_whole_update_out() -> None:
 
 
 @pytest.mark.full
-def test_3s16_overflow_of_a_phase_leaves_the_whole_update_out() -> None:
+def test_overflow_of_a_phase_leaves_the_whole_update_out() -> None:
     phases: dict[str, Any] = {name: Phase(optax.sgd(1e6), name) for name in ("a", "b")}
     small = np.full(1, 1e-8, np.float32)
     batch = {"x": np.ones(1, np.float32), "gradient_a": small, "gradient_b": small}
@@ -157,7 +155,7 @@ def test_3s16_overflow_of_a_phase_leaves_the_whole_update_out() -> None:
     assert [int(state.updates) for state in result.state.opt_state.values()] == [1, 1]
 
 
-def test_3s17_without_scaling_small_gradients_vanish_and_it_warns() -> None:
+def test_without_scaling_small_gradients_vanish_and_it_warns() -> None:
     with pytest.warns(UserWarning, match="gradients below 6e-8 are zero"):
         plugin = Precision(compute="float16", keep="gradient")
     engine = fg.Engine(steps=2, log_every=1, autoload=False, plugins=[plugin])
@@ -229,7 +227,7 @@ def make_batches() -> list[dict[str, np.ndarray]]:
         pytest.param("batch", marks=pytest.mark.slow),
     ],
 )
-def test_3s17_dtypes_of_parameters_computation_and_output(mode: Any) -> None:
+def test_dtypes_of_parameters_computation_and_output(mode: Any) -> None:
     class Texts:
         """Keeps the programs."""
 
@@ -275,7 +273,7 @@ def test_3s17_dtypes_of_parameters_computation_and_output(mode: Any) -> None:
     )
 
 
-def test_3s17_the_loss_of_a_task_is_computed_in_float32() -> None:
+def test_the_loss_of_a_task_is_computed_in_float32() -> None:
     dtypes: list[Any] = []
 
     def loss(preds: Any, batch: Any) -> Any:
@@ -293,7 +291,7 @@ def test_3s17_the_loss_of_a_task_is_computed_in_float32() -> None:
     assert module.model.layers[0].weight.dtype == jnp.float32
 
 
-def test_l7_parameters_may_have_another_dtype() -> None:
+def test_parameters_may_have_another_dtype() -> None:
     task = fg.Task(
         eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0)),
         loss=lambda preds, batch: jnp.mean((preds - batch[1]) ** 2, -1),
@@ -317,7 +315,7 @@ def test_l7_parameters_may_have_another_dtype() -> None:
     assert again.module.model.layers[0].weight.dtype == jnp.bfloat16
 
 
-def test_l7_batch_norm_and_integers_keep_their_dtypes() -> None:
+def test_batch_norm_and_integers_keep_their_dtypes() -> None:
     module: Any = jax.eval_shape(
         lambda key: cast_params(
             eqx.filter(Net(key=key), eqx.is_array), "bfloat16", fg.select("**.layer_norm")

@@ -180,7 +180,7 @@ def test_two_runs_of_one_process_are_shown_on_standard_error(capsys: pytest.Capt
         ]
 
 
-def test_20_a_notebook_has_one_line_that_is_replaced(monkeypatch: pytest.MonkeyPatch):
+def test_a_notebook_has_one_line_that_is_replaced(monkeypatch: pytest.MonkeyPatch):
     class Handle:
         def update(self, text: Text) -> None:
             shown.append(f"update: {text}")

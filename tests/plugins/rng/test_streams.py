@@ -126,7 +126,7 @@ class Drawing:
 # -----------------------------------------------------------------------------------------------------
 
 
-def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
+def test_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
     expected = folded(0, "dropout", 7, "train")
     alone, among_others = (
         Rng(),
@@ -146,7 +146,7 @@ def test_case_34_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
         assert_array_equal(drawn(trained("dropout", plugins=plugins), "dropout")[7], expected)
 
 
-def test_case_34_keys_differ_between_steps_streams_phases_and_seeds():
+def test_keys_differ_between_steps_streams_phases_and_seeds():
     streams = Rng(RngStream("dropout", init=True, train=True, eval=True)).make_streams(0)
     keys = [
         streams.train_keys(7)["dropout"],
@@ -160,7 +160,7 @@ def test_case_34_keys_differ_between_steps_streams_phases_and_seeds():
     assert len({bits(key).tobytes() for key in keys}) == len(keys)
 
 
-def test_case_33_n_steps_draw_the_keys_of_n_steps():
+def test_n_steps_draw_the_keys_of_n_steps():
     result = trained("default", "dropout", steps=9, plugins=[Rng()])
     for name in ("default", "dropout"):
         assert_array_equal(

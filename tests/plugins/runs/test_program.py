@@ -1,4 +1,4 @@
-"""X10: the program in a run's manifest: its distribution, its commit, versions of packages."""
+"""The program in a run's manifest: its distribution, its commit, versions of packages."""
 
 import json
 import subprocess
@@ -44,9 +44,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_x10_manifest_has_versions_and_the_commit_of_the_program(
-    project: Path, tmp_path: Path
-) -> None:
+def test_manifest_has_versions_and_the_commit_of_the_program(project: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "a"
     experiment = load_experiment(str(project / "train_x10.py"))
     built = build_experiment(experiment, run_dir=str(run_dir))
@@ -69,7 +67,7 @@ def test_x10_manifest_has_versions_and_the_commit_of_the_program(
     assert f"program: train_x10.py of digits 1.2, commit {commit[:8]}\n" in explain(built.engine)
 
 
-def test_x10_changes_and_untracked_programs_are_dirty(
+def test_changes_and_untracked_programs_are_dirty(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As within a hook of git, which would otherwise answer for another repository.
@@ -86,7 +84,7 @@ def test_x10_changes_and_untracked_programs_are_dirty(
     assert format_program(description).endswith(" (changed)")
 
 
-def test_x10_without_git_the_commit_is_none(
+def test_without_git_the_commit_is_none(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = tmp_path / "alone.py"
@@ -105,7 +103,7 @@ def test_x10_without_git_the_commit_is_none(
     assert describe_program(str(project / "train_x10.py"))["git"] is None
 
 
-def test_x10_installed_program_has_its_distribution() -> None:
+def test_installed_program_has_its_distribution() -> None:
     description = describe_program(pytest.__file__)
     assert (description["distribution"], description["version"]) == ("pytest", pytest.__version__)
 

@@ -718,7 +718,7 @@ def check_replicas_that_differ_are_found() -> None:
 
     check_replicas({"w": copies(None, 0), "key": jax.random.key(0), "nan": jnp.full(3, jnp.nan)})
     check_replicas({"w": copies(5, 1e-4)}, atol=1e-3)
-    # B14: the number that differs is 5 in the first copy.
+    # the number that differs is 5 in the first copy.
     check_replicas({"w": copies(5, 1e-4)}, rtol=1e-4)
     try:
         check_replicas({"w": copies(5, 1e-4)}, rtol=1e-6)

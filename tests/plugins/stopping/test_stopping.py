@@ -74,12 +74,10 @@ def fit(*plugins: Any, steps: int = 6, resume: Any = None, **settings: Any) -> f
         ({"patience": 1, "check_finite": False}, [float("nan"), 1, float("nan")], 1),
         ({"patience": 2, "better": lambda value, best: value < 0.9 * best}, [10, 9.5, 8.9, 8.5, 8.1], 5),
     ],
-    ids=["3S1", "3S1b", "3S1c", "3S2", "3S2-max", "3S3", "3S3-worse", "3S3-nan", "3S3-inf", "3S4",
-         "not-finite", "B18"],
+    ids=["patience", "worse-once", "patience-of-one", "default", "max", "threshold", "divergence",
+         "nan", "inf", "min-delta", "not-finite", "better"],
 )  # fmt: skip
-def test_3s1_to_3s4_the_check_that_stops(
-    options: dict[str, Any], values: list[float], check: int
-) -> None:
+def test_the_check_that_stops(options: dict[str, Any], values: list[float], check: int) -> None:
     assert find_stop(EarlyStopping("test/loss", **options), values) == check
 
 
@@ -100,12 +98,12 @@ def test_what_is_not_finite_is_never_the_best_and_worse_than_any_number(
     assert find_stop(EarlyStopping("test/loss", **options), values) == check
 
 
-def test_3s5_nothing_is_decided_before_a_step() -> None:
+def test_nothing_is_decided_before_a_step() -> None:
     stopping = EarlyStopping("test/loss", patience=1, not_before=300)
     assert find_stop(stopping, [5, 6, 4, 4.5], every=100) == 4
 
 
-def test_3s3_each_reason_is_its_own() -> None:
+def test_each_reason_is_its_own() -> None:
     reasons = {
         EarlyStopping("test/loss", patience=1, **options).update(value, 9)
         for options, value in [({"threshold": 2.0}, 1.0), ({"divergence": 9.0}, 10.0), ({}, np.nan)]
@@ -117,7 +115,7 @@ def test_3s3_each_reason_is_its_own() -> None:
     }
 
 
-def test_3s1_the_stop_is_the_planned_end_and_3s7_all_reasons_are_told() -> None:
+def test_the_stop_is_the_planned_end_and_all_reasons_are_told() -> None:
     ends: list[int] = []
     plugins = [
         EarlyStopping("test/loss", patience=1),
@@ -139,7 +137,7 @@ def test_3s1_the_stop_is_the_planned_end_and_3s7_all_reasons_are_told() -> None:
         ]
 
 
-def test_3s6_a_resumed_run_stops_at_the_same_step_for_the_same_reason() -> None:
+def test_a_resumed_run_stops_at_the_same_step_for_the_same_reason() -> None:
     values = [6, 5, 5, 5, 5, 5]
     whole = fit(EarlyStopping("test/loss"), evaluate(*values))
     checkpoints = InMemoryCheckpointer()
@@ -296,14 +294,14 @@ def test_a_host_state_that_no_run_wrote_is_an_error(plugin: Any, state: Any, mes
         plugin.set_host_state(state, version=1)
 
 
-def test_3s8_durations() -> None:
+def test_durations_are_read_from_strings() -> None:
     days = timedelta(days=12, hours=34, minutes=56, seconds=65).total_seconds()
     assert parse_duration("12:34:56:65") == days
     assert parse_duration("7h30m") == parse_duration(timedelta(hours=7.5)) == 27_000
     assert parse_duration(10) == parse_duration("10s") == 10
 
 
-def test_3s8_the_time_is_counted_over_attempts() -> None:
+def test_the_time_is_counted_over_attempts() -> None:
     checkpoints = InMemoryCheckpointer()
     limit = TimeLimit(0.05)
     slow = fg.LambdaPlugin(every={1: lambda run: time.sleep(0.02)})

@@ -563,7 +563,7 @@ def test_fast_dev_run_writes_nothing(tmp_path: Path):
 
 
 @pytest.mark.full
-def test_layout_chooses_directory_and_tag_B20(tmp_path: Path):
+def test_layout_chooses_directory_and_tag(tmp_path: Path):
     """Also each value once, in a run that is resumed."""
 
     def join_windows(source: str, name: str) -> tuple[str, str]:

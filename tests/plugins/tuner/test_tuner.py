@@ -29,7 +29,7 @@ from fulgurite_tuner.learning_rate import (
 )
 
 
-def test_3s18_rates_and_smoothing() -> None:
+def test_rates_and_smoothing() -> None:
     np.testing.assert_allclose(list_rates(1e-4, 1.0, 5), [1e-4, 1e-3, 1e-2, 1e-1, 1])
     np.testing.assert_allclose(smooth([1.0] * 5, 0.98), [1.0] * 5)
     rates = list_rates(1e-6, 1.0, 61)
@@ -37,7 +37,7 @@ def test_3s18_rates_and_smoothing() -> None:
     assert suggest_rate(rates, losses) == pytest.approx(1e-3)
 
 
-def test_3s19_suggestions_and_divergence() -> None:
+def test_suggestions_and_divergence() -> None:
     assert suggest_rate([1e-3, 1e-2, 1e-1, 1], [10, 9, 8, 1]) is not None
     assert suggest_rate([1e-3, 1e-2], [1, math.nan]) is None
     assert suggest_rate([1e-3, 1e-2], [1, 2]) is None
@@ -76,7 +76,7 @@ class Rising(TinyModel):
 
 
 @pytest.mark.full
-def test_3s19_the_search_ends_where_the_loss_diverges_and_changes_nothing(tmp_path: Path) -> None:
+def test_the_search_ends_where_the_loss_diverges_and_changes_nothing(tmp_path: Path) -> None:
     # Plugins that only watch stay away, with the evaluator that one of them would need.
     plugins = [GradientClip(max_norm=1.0), EarlyStopping("train/loss", patience=9)]
     engine = tiny_engine(*plugins, run_dir=tmp_path / "run")
@@ -116,13 +116,13 @@ def test_a_rate_is_suggested_for_a_model_that_learns() -> None:
         ({"search": "bisect", "start": 2, "max_size": 70}, 70),
     ],
 )
-def test_3s20_sizes(options: dict[str, Any], size: int) -> None:
+def test_sizes_that_are_tried(options: dict[str, Any], size: int) -> None:
     assert find_largest(lambda size: size <= 100, **options) == size
     assert find_largest(lambda size: False, search="power", start=8) == 0
 
 
 @pytest.mark.full
-def test_3s20_the_size_follows_from_memory_and_fits() -> None:
+def test_the_size_follows_from_memory_and_fits() -> None:
     engine = tiny_engine(GradientClip(max_norm=1.0))
     data = tiny_data()
     options: dict[str, Any] = {"fraction": 1.0, "start": 16, "search": "bisect"}
@@ -152,7 +152,7 @@ class TwoProcesses:
 
 
 @pytest.mark.full
-def test_3s20_processes_agree_on_what_fits_everywhere() -> None:
+def test_processes_agree_on_what_fits_everywhere() -> None:
     sizes = find_batch_size(
         tiny_engine(TwoProcesses()), TinyModel, tiny_data(), limit=40_000, fraction=1.0
     )
@@ -165,7 +165,7 @@ def test_3s20_processes_agree_on_what_fits_everywhere() -> None:
 
 
 @pytest.mark.slow
-def test_3s20_two_processes_find_the_same() -> None:
+def test_two_processes_find_the_same() -> None:
     program = Path(__file__).with_name("tuned.py")
     command = "from fulgurite_cli.command import main; raise SystemExit(main())"
     run = subprocess.run(

@@ -1,5 +1,4 @@
-"""Kills and stops at chosen moments: the numbered cases, and records that are slow to be
-written."""
+"""Kills and stops at chosen moments, and records that are slow to be written."""
 
 import signal
 from pathlib import Path
@@ -20,7 +19,7 @@ def test_a_checkpoint_waits_for_slow_records(tmp_path: Path) -> None:
     assert len(hits) >= 2
 
 
-def test_case_37_window_across_a_save_and_a_stop(tmp_path: Path) -> None:
+def test_window_across_a_save_and_a_stop(tmp_path: Path) -> None:
     """Logged every 7, saved every 10, SIGTERM at 13."""
     arguments = {"steps": 30, "log": 7, "save": 10}
     whole, run = undisturbed(tmp_path / "whole", **arguments), tmp_path / "run"
@@ -30,7 +29,7 @@ def test_case_37_window_across_a_save_and_a_stop(tmp_path: Path) -> None:
     compare(Left.of(run), whole)
 
 
-def test_case_38_evaluations_at_the_start_and_at_the_end(tmp_path: Path) -> None:
+def test_evaluations_at_the_start_and_at_the_end(tmp_path: Path) -> None:
     """Killed at 500 and resumed, stopped by SIGTERM at 550 and resumed: one result of the start,
     one of the end."""
     arguments = {"steps": 600, "log": 100, "save": 200, "evaluate": 1000}
