@@ -91,6 +91,24 @@ class EpochTally(Tally):
         self.count(run)
 
 
+@dataclass(eq=False)
+class InnerFit:
+    """Trains another model in the middle of a fit, and logs its loss."""
+
+    every: fg.Trigger
+    data: Any
+    plugin_name: str = field(default="inner_fit", init=False)
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("train", self.every, self.train, "evaluate")]
+
+    def train(self, run: fg.Run) -> None:
+        engine = fg.Engine(steps=3, log_every=1, autoload=False, stop_timeout=0.5, plugins=["rng"])
+        result = engine.fit(eqx.nn.make_with_state(Net), self.data)
+        run.log_scalars("inner", {"loss": result.metrics["train"]["loss"]})
+
+
 class PhasedNet(Net):
     """The same network with an optimizer for each layer, which take turns."""
 
@@ -123,6 +141,7 @@ PARTS: dict[str, Part] = {
     "csv": lambda trigger, data: [CSVLogger()],
     "environment": lambda trigger, data: [EnvironmentLogger()],
     "freeze": lambda trigger, data: [Freeze("first.bias", since=3, until=11)],
+    "inner fit": lambda trigger, data: [InnerFit(trigger, data)],
     "keyed loss": lambda trigger, data: [Losses(sparse=L1("interms.first", weight=1e-2))],
     "keyed metrics": lambda trigger, data: [
         Metrics(hidden=Norm("interms.first", axis=-1), grad=Norm("grads"))
@@ -153,6 +172,11 @@ PARTS: dict[str, Part] = {
         Evaluator("for_stopping", data, every=trigger),
         EarlyStopping("for_stopping/loss", patience=2, restore_best=True),
     ],
+    "stopping on average": lambda trigger, data: [
+        AveragedWeights(EMA(0.8), name="stopped"),
+        Evaluator("of_stopped", data, every=trigger, module_view="stopped"),
+        EarlyStopping("of_stopped/loss", patience=2, restore_best=True),
+    ],
     "epoch tally": lambda trigger, data: [EpochTally(trigger, data)],
     "tally": lambda trigger, data: [Tally(trigger, data)],
     "time limit": lambda trigger, data: [TimeLimit("1h")],
@@ -162,7 +186,9 @@ PARTS: dict[str, Part] = {
 }
 """Parts that a program may have."""
 
-EVALUATED = {"averaged", "epoch tally", "plateau", "stopping", "tally"}
+EVALUATED = {
+    *("averaged", "epoch tally", "inner fit", "plateau", "stopping", "stopping on average", "tally")
+}
 """Parts with an evaluation, if their trigger or the end of an epoch comes."""
 
 ModelKind = Literal["net", "phased", "members"]
@@ -175,10 +201,15 @@ EXCLUDED: dict[ModelKind, set[str]] = {
         *("accumulation", "accumulation over steps", "average", "averaged", "backbone", "freeze"),
         *("keyed loss", "keyed metrics", "lookahead", "lora", "mean", "parallel", "plateau"),
         *("bfloat16", "float16", "sam", "shown", "spikes", "trend", "unit norm", "weight clip"),
+        "stopping on average",
     },
 }
 """Parts that do not go with a kind of model."""
-RIVALS = ({"accumulation", "accumulation over steps"}, {"bfloat16", "float16"})
+RIVALS = (
+    {"accumulation", "accumulation over steps"},
+    {"bfloat16", "float16"},
+    {"stopping", "stopping on average"},
+)
 """Parts of which a program has one at most."""
 
 

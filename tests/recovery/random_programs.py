@@ -4,11 +4,13 @@ Whatever the faults were, the program that is started again until it is done mus
 without them leaves.
 """
 
+import errno
 import hashlib
 import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint import Checkpointer, SaveError
 from fulgurite_evaluators import Evaluator
 from fulgurite_logging import JSONLLogger
 from fulgurite_rng import Rng
@@ -29,9 +31,11 @@ from hypothesis import strategies as st
 from random_parts import EVALUATED, PARTS, ModelKind, make_model, parts, triggers
 
 Place = Literal["batch", "evaluation batch", "log", "evaluate", "decide", "act", "save"]
-Kind = Literal["kill", "terminate", "raise", "block"]
+Kind = Literal["kill", "terminate", "raise", "block", "full", "read-only"]
 FILES = ("records.jsonl", "records.csv")
 BATCHES = ("batch", "evaluation batch")
+DISKS: dict[Kind, int] = {"full": errno.ENOSPC, "read-only": errno.EROFS}
+"""Errors of a disk that takes nothing more for checkpoints, by the fault."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class Fault:
     """What goes wrong, once.
 
     Attributes:
-        kind: what happens: SIGKILL, SIGTERM, an exception, or a source that never answers and then
-            SIGTERM.
+        kind: what happens: SIGKILL, SIGTERM, an exception, a source that never answers and then
+            SIGTERM, or a disk that takes no checkpoints until the program is started again.
         place: where: when a batch is read, or in an action of this stage.
         step: the earliest step; it happens the first time that its place is come to from there on.
         delay: seconds from there to the signal.
@@ -57,26 +61,35 @@ class Program:
     """What is trained, and how.
 
     Attributes:
-        steps: how many.
+        lengths: how many steps; the run is complete after each of them, and then lengthened.
         settings: of the engine.
         source: what kind of data source.
         prefetch: of training and evaluation.
         save_every: when checkpoints are saved.
         async_save: whether they are written in the background.
+        own_directory: whether they have a directory of their own.
+        is_engine_shared: whether all fits are of one engine, of which one failed to start before.
         evaluate: an evaluator for each trigger.
         model: kind of the model.
         parts: names of what takes part besides, and their triggers.
     """
 
-    steps: int
+    lengths: tuple[int, ...]
     settings: dict[str, Any]
     source: str
     prefetch: int
     save_every: fg.Trigger
     async_save: bool
+    own_directory: bool
+    is_engine_shared: bool
     evaluate: tuple[fg.Trigger, ...]
     model: ModelKind
     parts: tuple[tuple[str, fg.Trigger], ...]
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are in all."""
+        return self.lengths[-1]
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,32 @@ def disarm(run_dir: Path, faults: Sequence[Fault]) -> None:
     of stage `log` ends the window of the metrics, whatever it does."""
     for index in range(len(faults)):
         note_strike(run_dir, Strike(index, step=0))
+
+
+class Disk:
+    """Has this process write nothing below some directories, once it is broken."""
+
+    def __init__(self) -> None:
+        self.error: int | None = None
+        self.folders: tuple[str, ...] = ()
+        sys.addaudithook(self.refuse)
+
+    def refuse(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Raise the error of the disk where Python is about to change something."""
+        if self.error is None:
+            return
+        changes = event in ("os.mkdir", "os.rename", "os.link", "os.symlink", "os.truncate")
+        if event == "open":
+            changes = bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        if not changes:
+            return
+        paths = [os.fspath(path) for path in arguments[:2] if isinstance(path, str | Path)]
+        if any(path.startswith(self.folders) for path in paths):
+            raise OSError(self.error, os.strerror(self.error), paths[0])
+
+
+DISK = Disk()
+"""That of this process: an audit hook cannot be removed."""
 
 
 class Saboteur:
@@ -157,6 +196,10 @@ class Saboteur:
         note_strike(self.run_dir, Strike(index, self.step))
         if fault.kind == "raise":
             raise OSError("the fault")
+        if fault.kind in DISKS:
+            DISK.folders = tuple(map(str, list_checkpoint_folders(self.run_dir)))
+            DISK.error = DISKS[fault.kind]
+            return
         if fault.kind == "block" and fault.place in BATCHES:
             self.send(signal.SIGTERM, delay=0.2)
             # On a thread of its own it is abandoned, and goes on when the program is over.
@@ -213,6 +256,11 @@ def make_arrays(size: int, seed: int) -> fg.ArrayData:
     return fg.ArrayData({"x": x, "y": labels}, 8, shuffle=True)
 
 
+def list_checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Return where the checkpoints of a program may be: in its run, or apart."""
+    return [run_dir / "checkpoints", run_dir.with_suffix(".checkpoints")]
+
+
 def make_source(program: Program, place: str, saboteur: Saboteur) -> Any:
     """Return the data of a program, for training or an evaluation.
 
@@ -231,6 +279,29 @@ def make_source(program: Program, place: str, saboteur: Saboteur) -> Any:
     return fg.DataSource(source, prefetch=program.prefetch, resume=resume)
 
 
+def make_plugins(program: Program, run_dir: Path, saboteur: Saboteur, held_out: Any) -> list[Any]:
+    """Return the plugins of a program but those of its model.
+
+    Args:
+        program: the program.
+        run_dir: its run directory.
+        saboteur: what has the faults happen.
+        held_out: the data of its evaluations.
+    """
+    directory = list_checkpoint_folders(run_dir)[1] if program.own_directory else None
+    plugins: list[Any] = [
+        saboteur,
+        Rng(fg.RngStream("dropout")),
+        JSONLLogger(),
+        Checkpointer(program.save_every, directory=directory, async_save=program.async_save),
+    ]
+    for number, trigger in enumerate(program.evaluate):
+        plugins.append(Evaluator(f"set{number}", held_out, every=trigger))
+    for name, trigger in program.parts:
+        plugins += PARTS[name](trigger, held_out)
+    return plugins
+
+
 def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     """Train, from what is in the run directory on; return a hash of the state and the metrics.
 
@@ -240,36 +311,59 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
         faults: each happens once in the life of the directory.
     """
     saboteur = Saboteur(faults, run_dir)
-    held_out = make_source(program, "evaluation batch", saboteur)
-    model, model_plugins = make_model(program.model, held_out)
-    plugins: list[Any] = [
-        saboteur,
-        Rng(fg.RngStream("dropout")),
-        JSONLLogger(),
-        Checkpointer(program.save_every, async_save=program.async_save),
-        *model_plugins,
-    ]
-    for number, trigger in enumerate(program.evaluate):
-        plugins.append(Evaluator(f"set{number}", held_out, every=trigger))
-    for name, trigger in program.parts:
-        plugins += PARTS[name](trigger, held_out)
-    engine = fg.Engine(
-        steps=program.steps,
-        run_dir=run_dir,
-        plugins=plugins,
-        autoload=False,
-        stop_timeout=0.5,
-        **program.settings,
-    )
+    # What was complete once has no more fits of its length: the run may be longer by now.
+    completed = run_dir.with_suffix(".completed")
+    num_completed = len(completed.read_text().splitlines()) if completed.exists() else 0
     try:
-        result = engine.fit(model, make_source(program, "batch", saboteur), resume="auto")
+        shared: fg.Engine | None = None
+        for steps in program.lengths[num_completed:]:
+            held_out = make_source(program, "evaluation batch", saboteur)
+            model, model_plugins = make_model(program.model, held_out)
+            if shared is None or not program.is_engine_shared:
+                plugins = make_plugins(program, run_dir, saboteur, held_out)
+                shared = fg.Engine(
+                    run_dir=run_dir,
+                    plugins=[*plugins, *model_plugins],
+                    autoload=False,
+                    stop_timeout=0.5,
+                    **program.settings,
+                )
+                if program.is_engine_shared:
+                    fail_to_start(shared, steps)
+            source = make_source(program, "batch", saboteur)
+            result = shared.fit(model, source, steps=steps, resume="auto")
+            # Another reason is that of a plugin, with which the run is complete.
+            if result.stop_reason == "SIGTERM":
+                raise InterruptedError(result.stop_reason)
+            with completed.open("a") as file:
+                print(steps, file=file)
     finally:
+        DISK.error = None
         if saboteur.timer is not None:
             saboteur.timer.join()
         saboteur.is_over.set()
-    # Another reason is that of a plugin, with which the run is complete.
-    if result.stop_reason == "SIGTERM":
-        raise InterruptedError(result.stop_reason)
+    return hash_result(result)
+
+
+class BrokenModel(fg.Module):
+    """What cannot be made."""
+
+    def __init__(self, *, key: Any) -> None:
+        raise ValueError("no model")
+
+
+def fail_to_start(engine: fg.Engine, steps: int) -> None:
+    """Have a fit of an engine fail before its first step."""
+    try:
+        engine.fit(BrokenModel, make_arrays(8, 0), steps=steps, resume="auto")
+    except ValueError as error:
+        assert "no model" in str(error)
+    else:
+        raise AssertionError("a model that cannot be made was trained")
+
+
+def hash_result(result: fg.FitResult) -> str:
+    """Return a hash of the state and the metrics of a result."""
     digest = hashlib.sha256()
     for array in jax.tree.leaves(eqx.filter(result.state, eqx.is_array)):
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
@@ -298,13 +392,20 @@ def train_until_done(program: Program, run_dir: Path, faults: Sequence[Fault]) -
         former = signal.signal(signal.SIGTERM, do_nothing)
         try:
             return train(program, run_dir, faults)
-        except (InterruptedError, OSError) as error:
-            if not isinstance(error, InterruptedError) and "the fault" not in str(error):
+        except (InterruptedError, OSError, SaveError) as error:
+            if isinstance(error, SaveError):
+                assert get_disk_faults(faults), error
+            elif not isinstance(error, InterruptedError) and "the fault" not in str(error):
                 raise
             ends.append((repr(error), read_strikes(run_dir), time.monotonic()))
         finally:
             signal.signal(signal.SIGTERM, former)
     raise AssertionError(f"{program} was not done after {faults}: {ends}")
+
+
+def get_disk_faults(faults: Sequence[Fault]) -> list[Fault]:
+    """Return those faults after which the disk takes no more checkpoints."""
+    return [fault for fault in faults if fault.kind in DISKS]
 
 
 def read_files(run_dir: Path) -> dict[str, bytes]:
@@ -318,8 +419,10 @@ def programs(draw: Any, max_steps: int) -> Program:
     kind: ModelKind = draw(st.sampled_from(["net", "net", "net", "phased", "members"]))
     drawn = draw(parts(kind, max_size=5))
     policies = ["skip"] if "float16" in dict(drawn) else ["raise", "skip"]
+    steps = draw(st.integers(max_steps // 4, max_steps))
+    shorter = draw(st.one_of(st.none(), st.integers(1, steps - 1)))
     return Program(
-        steps=draw(st.integers(max_steps // 4, max_steps)),
+        lengths=(steps,) if shorter is None else (shorter, steps),
         settings={
             "seed": draw(st.integers(0, 3)),
             "log_every": draw(st.integers(1, 7)),
@@ -330,6 +433,8 @@ def programs(draw: Any, max_steps: int) -> Program:
         prefetch=draw(st.sampled_from([0, 2])),
         save_every=fg.Every(draw(st.integers(2, 9))) | draw(triggers()),
         async_save=draw(st.booleans()),
+        own_directory=draw(st.booleans()),
+        is_engine_shared=draw(st.booleans()),
         evaluate=tuple(draw(st.lists(triggers(), max_size=2))),
         model=kind,
         parts=drawn,

@@ -45,7 +45,11 @@ FaultyProgram = tuple[Program, tuple[Fault, ...]]
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @seed(SEED)
 @OPTIONS
-@given(faulty_programs(("terminate", "raise", "block"), num_faults=2, max_steps=24))
+@given(
+    faulty_programs(
+        ("terminate", "raise", "block", "full", "read-only"), num_faults=2, max_steps=24
+    )
+)
 def test_interrupted_programs_leave_what_undisturbed_ones_leave(
     faulty_program: FaultyProgram,
 ) -> None:
