@@ -98,6 +98,31 @@ def test_3s11_stochastic_weight_averaging() -> None:
     assert int(views["swa"].number) == 7
 
 
+def test_a_mean_of_a_part_of_a_fit_holds_nothing_of_the_fit_before() -> None:
+    """The weight is the number of the step."""
+    rules = {
+        "half": Mean(after=0.5),
+        "all": Mean(after=0.0),
+        "second": Mean(after=0.5, every=2),
+        "third": Mean(after=0.3, every=3),
+        "step": Mean(after=5),
+    }
+    plugins = [Average(rule, name=name) for name, rule in rules.items()]
+    engine = fg.Engine(steps=8, autoload=False, plugins=plugins)
+    first = engine.fit(Scalar(jnp.zeros(()), jnp.int32(7)), BATCHES)
+    second = engine.fit(state=first.state, data=BATCHES)
+    steps = {
+        "half": np.arange(13, 17),
+        "all": np.arange(9, 17),
+        "second": [14, 16],
+        "third": [13, 16],  # 2.4 of 8 steps are 2
+        "step": np.arange(6, 17),
+    }
+    averages = {name: float(second.view(name).module.weight) for name in rules}
+    expected = {name: float(np.mean(numbers)) for name, numbers in steps.items()}
+    assert averages == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_3s12_lookahead(step: int) -> None:
     expected = [(0.9, 1.0), (0.9, 0.9), (0.8, 0.9), (0.8, 0.8)]
