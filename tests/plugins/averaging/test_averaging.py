@@ -420,3 +420,64 @@ def test_only_statistics_that_training_updates_are_recomputed(mode: Any) -> None
     frozen = eqx.nn.inference_mode(module)
     with pytest.raises(ModelError, match=r"statistics of no eqx\.nn\.BatchNorm.*inference mode"):
         recompute_statistics(fg.Engine(steps=1), (frozen, state), data)
+
+
+class Deep(fg.Module):
+    """Two normalizations of pictures, with a square between them."""
+
+    first: eqx.nn.BatchNorm
+    second: eqx.nn.BatchNorm
+    axes: Any = eqx.field(static=True)
+
+    def __init__(self, mode: Any, axes: Any = "batch", *, key: Any = None) -> None:
+        self.first = eqx.nn.BatchNorm(3, axes, mode=mode, momentum=0.9)
+        self.second = eqx.nn.BatchNorm(3, axes, mode=mode, momentum=0.9)
+        self.axes = axes
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def predict(x: Any, state: Any) -> Any:
+            x, state = self.first(x, state)
+            return self.second(x**2, state)
+
+        apply = predict
+        for name in [self.axes] if isinstance(self.axes, str) else reversed(self.axes):
+            apply = jax.vmap(apply, axis_name=name, in_axes=(0, None), out_axes=(0, None))
+        preds, state = apply(batch["x"], ctx.model_state)
+        return fg.Output(
+            fg.metrics.Mean.from_values(preds.mean((1, 2)), ctx.mask), model_state=state
+        )
+
+
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_padding_is_no_part_of_recomputed_statistics(mode: Any) -> None:
+    """The last of the batches of 8 has 3 examples; the second layer sees what the first makes of each."""
+    x = np.random.default_rng(0).normal(2, 3, size=(19, 3, 4)).astype(np.float32)
+    batches = [x[:8], x[8:16], x[16:]]
+    padded = [
+        fg.MaskedBatch(
+            {"x": np.concatenate([rows, np.full((8 - len(rows), 3, 4), np.nan, np.float32)])},
+            np.arange(8) < len(rows),
+        )
+        for rows in batches
+    ]
+    sources = [fg.ArrayData({"x": x}, 8, remainder="pad"), padded]
+    module, state = eqx.nn.make_with_state(Deep)(mode)
+    squares = [
+        (rows - rows.mean((0, 2), keepdims=True)) ** 2 / (rows.var((0, 2), keepdims=True) + 1e-5)
+        for rows in batches
+    ]
+    inputs = [x, np.concatenate(squares)]
+    for source in sources:
+        _, exact = recompute_statistics(fg.Engine(steps=1), (module, state), source)
+        for layer, rows in zip((module.first, module.second), inputs, strict=True):
+            index: Any = layer.ema_state_index if mode == "ema" else layer.batch_state_index
+            mean, variance = exact.get(index)
+            np.testing.assert_allclose(mean, rows.mean((0, 2)), rtol=1e-4)
+            np.testing.assert_allclose(variance, rows.var((0, 2)), rtol=1e-4)
+
+
+def test_padding_of_an_unknown_axis_is_refused() -> None:
+    module, state = eqx.nn.make_with_state(Deep)("batch", ("batch", "place"))
+    batch = fg.MaskedBatch({"x": np.ones((8, 5, 3), np.float32)}, np.arange(8) < 6)
+    with pytest.raises(ModelError, match=r"8 rows has padding.*'batch' of size 8, 'place' of size"):
+        recompute_statistics(fg.Engine(steps=1), (module, state), [batch])

@@ -12,6 +12,8 @@ from fulgurite.errors import ModelError
 from fulgurite.training.forward import count_examples
 from jaxtyping import Array, Bool, Float
 
+from fulgurite_averaging.padding import leave_out_padding
+
 
 class _Moments(fg.metrics.Metric):
     """The first two moments of the inputs of a layer, by channel.
@@ -58,6 +60,8 @@ class _Collector(fg.Module):
         ctx = replace(ctx, model_state=jax.tree.map(lambda leaf: leaf, before))
         with fg.training_mode(True):
             module = jax.tree.map(_without_momentum, module, is_leaf=_is_batch_norm)
+            if ctx.mask is not None:
+                module = leave_out_padding(module, ctx.mask)
             output = module.training_step(batch, ctx)
         num_examples = count_examples(batch, ctx)
         moments = {}
@@ -96,7 +100,8 @@ def recompute_statistics(
         stay usable.
 
     Raises:
-        ModelError: the model has no batch normalization, or training updates none of it.
+        ModelError: the model has no batch normalization, or training updates none of it; or a
+            batch has padding, and a layer normalizes over other axes than that of the examples.
     """
     state = model.state if isinstance(model, fg.FitResult) else model
     if isinstance(state, fg.TrainState):
