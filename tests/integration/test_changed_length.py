@@ -19,6 +19,7 @@ from fulgurite_testing import TinyModel, assert_same_bits, tiny_data
 BATCHES = [np.ones((2, 1), np.float32)] * 15
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [
@@ -73,6 +74,7 @@ def evolve(run: Path, *lengths: int) -> fg.FitResult:
     return result
 
 
+@pytest.mark.full
 def test_a_population_made_longer_evolves_where_it_had_ended(tmp_path: Path) -> None:
     """It had ended at a step of evolution. The oracle is plain NumPy."""
     whole = evolve(tmp_path / "whole", 9)
