@@ -35,6 +35,7 @@ from fulgurite.evaluation.batch_metrics import (
     may_have_bare_numbers,
 )
 from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop, never_stop
+from fulgurite.evaluation.local_strategy import LocalStrategy, has_whole_arrays
 from fulgurite.evaluation.loss_trial import (
     FIX,
     Sample,
@@ -251,28 +252,36 @@ class EvaluationRunner:
         """Return a sentence for each bare number of the step that is not a mean over examples, by
         its name, tried on a few of them in inference mode.
 
+        Each of several processes tries its own examples alone, if it has the whole of every array
+        of the target: else it would wait for the others, which may have none to try.
+
         Args:
             target: the module and what belongs to it.
             sample: the examples; None if there are none to try.
             device_arrays: what indexed batches are gathered from.
             transform_batch: what the batch goes through before it is divided.
         """
-        if sample is None or jax.process_count() > 1:
+        if sample is None:
             return {}
+        sharding = self._sharding
+        if jax.process_count() > 1:
+            if device_arrays is not None or not has_whole_arrays(target.leaves):
+                return {}
+            sharding = LocalStrategy(sharding.mesh)
 
         def compute_numbers(target: Any, batch: Any, index: Any) -> dict[str, Any]:
             with self._eval_context(target, batch, None, index) as (module, batch, ctx):
                 ctx = _hide_media(ctx)
-                output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
+                output = forward(self._plugins, sharding, self._step, module, batch, ctx)
                 return collect_bare_numbers(self._evaluator, output, batch, ctx)
 
         def run(*arguments: Any) -> Any:
             target_parts, batch = self._prepare_trial(target, transform_batch, *arguments)
             return compute_trial(partial(compute_numbers, target_parts), batch, sample.size)
 
-        with self._sharding.mesh_context():
-            leaves = self._sharding.put_on_mesh(target.leaves)
-            batch = self._sharding.shard_eval_batch(sample.batch)
+        with sharding.mesh_context():
+            leaves = sharding.put_on_mesh(target.leaves)
+            batch = sharding.shard_eval_batch(sample.batch)
             program = jax.jit(run)
             arguments = (leaves, batch, device_arrays)
             if not jax.eval_shape(program, *arguments)[0]:

@@ -1,7 +1,7 @@
 """What is tried of the losses of training before the first step: whether they are means over
 examples, and whether padding counts in them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from fulgurite.errors import ModelError
 from fulgurite.evaluation.evaluator import Evaluator
@@ -29,34 +29,31 @@ def try_losses(
         services: of the engine.
         program: the training program.
         state: to train from.
-        sample: examples of the first batch; None where nothing depends on it.
+        sample: examples of the first batch of this process; None where nothing depends on it.
         device_arrays: what indexed batches are gathered from.
 
     Raises:
         ModelError: they are not, and the update rule needs it.
     """
-    if sample is None or program.has_tried_losses:
-        return []
-    target = _select_target(state)
+    target = None if program.has_tried_losses else _select_target(state)
     if target is None:
         return []
-    program.has_tried_losses = True
     is_needed = program.update_rule.needs_mean_loss
-    runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
     allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
-    try:
-        sentences = runner.try_means(target, sample, device_arrays, program.step.transform_batch)
-    except Undecided:
-        return []  # a loss that is not finite ends the run by itself
-    except Exception as error:
+    outcome = _share_outcome(services, _try_means(services, program, target, sample, device_arrays))
+    if outcome is None:
+        return []
+    program.has_tried_losses = True
+    sentences = outcome.sentences
+    if outcome.failure is not None:
         message = (
             "whether the loss is a mean over examples could not be tried on "
-            f"{2 * sample.size} of them: {type(error).__name__}: {error}. {FIX}"
+            f"{outcome.failure}. {FIX}"
         )
         if is_needed:
             raise ModelError(
                 f"gradients are averaged over examples, and {message}{allow}"
-            ) from error
+            ) from outcome.error
         return [message]
     losses = [sentence for name, sentence in sentences.items() if name.startswith("the loss")]
     if losses and is_needed:
@@ -70,6 +67,67 @@ def try_losses(
         f"metrics of training are averaged over examples, and {where}, but "
         f"{'; '.join(sentences.values())}. {FIX}"
     ]
+
+
+class _Outcome(NamedTuple):
+    """What a trial of the losses has given.
+
+    Attributes:
+        sentences: one for each number that is no mean over examples, by its name.
+        failure: on how many examples it failed, and how, in words; None if it did not.
+        error: the exception, where it was raised.
+    """
+
+    sentences: dict[str, str]
+    failure: str | None = None
+    error: Exception | None = None
+
+
+def _try_means(
+    services: Services,
+    program: Program,
+    target: EvalTarget,
+    sample: Sample | None,
+    device_arrays: Any,
+) -> _Outcome | None:
+    """Return what the trial on this process gives; None if there are no examples to try.
+
+    Args:
+        services: of the engine.
+        program: the training program.
+        target: the module and what belongs to it.
+        sample: the examples, or None.
+        device_arrays: what indexed batches are gathered from.
+    """
+    if sample is None:
+        return None
+    runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
+    try:
+        return _Outcome(
+            runner.try_means(target, sample, device_arrays, program.step.transform_batch)
+        )
+    except Undecided:
+        return _Outcome({})  # a loss that is not finite ends the run by itself
+    except Exception as error:
+        failure = f"{2 * sample.size} of them: {type(error).__name__}: {error}"
+        return _Outcome({}, failure, error)
+
+
+def _share_outcome(services: Services, outcome: _Outcome | None) -> _Outcome | None:
+    """Return the outcome of the first process that has found something, on all of them: one that
+    ends its fit alone would leave the others waiting. None if no process has tried anything.
+
+    Args:
+        services: of the engine.
+        outcome: of this process.
+    """
+    value = None if outcome is None else [outcome.sentences, outcome.failure]
+    answers = services.sharding.sync.all_gather("losses", value)
+    tried = [answer for answer in answers if answer is not None]
+    if not tried:
+        return None
+    sentences, failure = next((answer for answer in tried if any(answer)), tried[0])
+    return _Outcome(sentences, failure, None if outcome is None else outcome.error)
 
 
 def try_padding(
