@@ -1,5 +1,5 @@
-"""Run by test_processes.py in two processes: fits with losses that are bare numbers, and prints what
-becomes of each as JSON."""
+"""Run by test_processes.py in two processes: fits with losses that are bare numbers, and prints
+what becomes of each as JSON."""
 
 import json
 from typing import Any
@@ -37,11 +37,11 @@ class Root(fg.Module):
         return optax.sgd(0.5)
 
 
-def fit(plugin: Any, is_mean: bool, numbers: np.ndarray) -> dict[str, Any]:
-    """Train for a step on numbers of this process, and return the weight, or the error."""
-    engine = fg.Engine(steps=1, plugins=[plugin, GradientAccumulation(2)], autoload=False)
+def fit(is_mean: bool, data: Any, *plugins: Any) -> dict[str, Any]:
+    """Train for a step, and return the weight, or the error."""
+    engine = fg.Engine(steps=1, plugins=plugins, autoload=False)
     try:
-        result = engine.fit(Root(is_mean), [{"x": numbers}] * 2)
+        result = engine.fit(Root(is_mean), data)
     except FulguriteError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"weight": float(np.asarray(result.module.weight.addressable_data(0))[0])}
@@ -49,13 +49,16 @@ def fit(plugin: Any, is_mean: bool, numbers: np.ndarray) -> dict[str, Any]:
 
 def main() -> None:
     """Fit with each kind of loss. In the last case the first process has no examples that differ."""
-    numbers = NUMBERS[jax.process_index()]
-    same = numbers if jax.process_index() else np.full(4, 2.0, np.float32)
+    batches = [{"x": NUMBERS[jax.process_index()]}] * 2
+    same = batches if jax.process_index() else [{"x": np.full(4, 2.0, np.float32)}] * 2
+    padded = fg.ArrayData({"x": np.arange(1, 7, dtype=np.float32)}, 4, remainder="pad")
+    parallel, accumulation = DataParallel(), GradientAccumulation(2)
     answers = {
-        "mean": fit(DataParallel(), True, numbers),
-        "root": fit(DataParallel(), False, numbers),
-        "root on one": fit(DataParallel(), False, same),
-        "sharded": fit(FSDP(min_size=1), True, numbers),
+        "mean": fit(True, batches, parallel, accumulation),
+        "root": fit(False, batches, parallel, accumulation),
+        "root on one": fit(False, same, parallel, accumulation),
+        "sharded": fit(True, batches, FSDP(min_size=1), accumulation),
+        "padded": fit(True, padded, parallel),
     }
     print(json.dumps(answers), flush=True)
 

@@ -328,8 +328,8 @@ def test_several_processes_need_a_sharding_plugin(tmp_path: Path) -> None:
     )
 
 
-def test_a_loss_that_is_no_mean_over_examples_is_refused_by_all_processes() -> None:
-    """Each tries examples of its own, and they agree. NumPy says what the numbers are."""
+def test_a_loss_that_the_division_of_batches_changes_is_refused_by_all_processes() -> None:
+    """It is no mean over examples, or padding counts in it. Each tries examples of its own, and they agree. NumPy says what the numbers are."""
     program = PROGRAM.with_name("bare_losses.py")
     run = subprocess.run(
         [*LAUNCH, "--processes", "2", program], capture_output=True, text=True, timeout=DEADLINE
@@ -352,3 +352,6 @@ def test_a_loss_that_is_no_mean_over_examples_is_refused_by_all_processes() -> N
             "ModelError: gradients are averaged over examples, but the loss of "
         )
         assert f"of 4 examples is {whole:.6g}, " in error and f" of them is {mean:.6g}." in error
+    # The first two of the numbers 1 to 6 are those of the first process.
+    padded = first["padded"]["error"]
+    assert "the loss of 2 examples is 1.5, and with as many rows of padding 0.75)" in padded
