@@ -13,7 +13,7 @@ from fulgurite.errors import ConfigurationError, FulguriteError, ModelError
 from fulgurite_averaging import EMA, Average, Lookahead, Mean, recompute_statistics
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_optimizers import GradientAccumulation
+from fulgurite_optimizers import Freeze, GradientAccumulation
 from fulgurite_testing import InMemoryCheckpointer
 
 BATCHES = [{"x": np.ones((2, 1), np.float32)}] * 8
@@ -434,6 +434,9 @@ class Deep(fg.Module):
         self.second = eqx.nn.BatchNorm(3, axes, mode=mode, momentum=0.9)
         self.axes = axes
 
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         def predict(x: Any, state: Any) -> Any:
             x, state = self.first(x, state)
@@ -481,3 +484,45 @@ def test_padding_of_an_unknown_axis_is_refused() -> None:
     batch = fg.MaskedBatch({"x": np.ones((8, 5, 3), np.float32)}, np.arange(8) < 6)
     with pytest.raises(ModelError, match=r"8 rows has padding.*'batch' of size 8, 'place' of size"):
         recompute_statistics(fg.Engine(steps=1), (module, state), [batch])
+
+
+def run_batch_norm(rows: np.ndarray) -> np.ndarray:
+    """Return what a layer with its initial weights makes of a batch."""
+    spread = np.sqrt(rows.var((0, 2), keepdims=True) + 1e-5)
+    return (rows - rows.mean((0, 2), keepdims=True)) / spread
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_statistics_that_training_keeps_are_kept(mode: Any) -> None:
+    """What is frozen at some steps only, and what goes on changing, is recomputed."""
+    x = np.random.default_rng(0).normal(2, 3, size=(16, 3, 4)).astype(np.float32)
+    data = fg.ArrayData({"x": x}, 8)
+    module, state = eqx.nn.make_with_state(Deep)(mode)
+    indices: list[Any] = [
+        layer.ema_state_index if mode == "ema" else layer.batch_state_index
+        for layer in (module.first, module.second)
+    ]
+    state = state.set(indices[0], (7 * jnp.ones(3), 5 * jnp.ones(3)))
+
+    def train(plugin: Any) -> tuple[Any, Any]:
+        """Return the model states after three steps, and with recomputed statistics."""
+        engine = fg.Engine(steps=3, plugins=[plugin], autoload=False)
+        result = engine.fit((module, jax.tree.map(jnp.copy, state)), data)
+        return result.model_state, recompute_statistics(engine, result, data).model_state
+
+    trained, exact = train(Freeze("first"))
+    np.testing.assert_array_equal(trained.get(indices[0]), [[7] * 3, [5] * 3])
+    np.testing.assert_array_equal(exact.get(indices[0]), [[7] * 3, [5] * 3])
+    # The layer behind it is trained. Its running average begins at zero in the mode `batch`.
+    scale = 1 if mode == "ema" else 1 - 0.9**3
+    inputs = np.concatenate([run_batch_norm(x[:8]), run_batch_norm(x[8:])]) ** 2
+    np.testing.assert_allclose(exact.get(indices[1])[0], scale * inputs.mean((0, 2)), rtol=1e-4)
+
+    _, exact = train(Freeze("first", train_statistics=True))
+    np.testing.assert_allclose(exact.get(indices[0])[0], scale * x.mean((0, 2)), rtol=1e-4)
+    _, exact = train(Freeze("first", since=2))
+    assert np.abs(exact.get(indices[0])[0] - 7).min() > 1
+    frozen = fg.Engine(steps=1, plugins=[Freeze("**")], autoload=False)
+    with pytest.raises(ModelError, match="out of Freeze"):
+        recompute_statistics(frozen, (module, state), data)
