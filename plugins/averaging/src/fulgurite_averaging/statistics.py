@@ -121,11 +121,11 @@ def recompute_statistics(
     )
     # A copy: setting an entry makes the old state unusable.
     model_state = jax.tree.map(jnp.copy, model_state)
-    kept = _list_kept_markers(engine, module)
+    frozen_markers = _list_frozen_markers(engine, module)
     used = [
         number
         for number, layer in enumerate(layers)
-        if metrics[f"{number}/weight"] > 0 and _get_index(layer).marker not in kept
+        if metrics[f"{number}/weight"] > 0 and _get_index(layer).marker not in frozen_markers
     ]
     if not used:
         raise ModelError(
@@ -144,7 +144,7 @@ def recompute_statistics(
     return module, model_state
 
 
-def _list_kept_markers(engine: fg.Engine, module: Any) -> list[object]:
+def _list_frozen_markers(engine: fg.Engine, module: Any) -> list[object]:
     """Return what tells apart the indices of the model state that plugins keep from training.
 
     Args:
