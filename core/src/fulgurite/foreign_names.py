@@ -117,8 +117,9 @@ def hint_at_arguments(
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             check_foreign_arguments(owner, kwargs, parameters, hints)
             if too_many is not None and len(args) > max_args:
+                noun = "argument" if len(args) == 2 else "arguments"
                 raise ConfigurationError(
-                    f"{owner} got {len(args) - 1} arguments by position and takes {max_args - 1}: "
+                    f"{owner} got {len(args) - 1} {noun} by position and takes {max_args - 1}: "
                     f"{too_many}"
                 )
             return method(*args, **kwargs)

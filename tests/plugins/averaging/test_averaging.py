@@ -13,7 +13,7 @@ from fulgurite.errors import ConfigurationError, FulguriteError, ModelError
 from fulgurite_averaging import EMA, Average, Lookahead, Mean, recompute_statistics
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_optimizers import GradientAccumulation
+from fulgurite_optimizers import Freeze, GradientAccumulation
 from fulgurite_testing import InMemoryCheckpointer
 
 BATCHES = [{"x": np.ones((2, 1), np.float32)}] * 8
@@ -96,6 +96,31 @@ def test_stochastic_weight_averaging_by_hand() -> None:
     without = fit(model=model)
     np.testing.assert_array_equal(result.module.weight, without.module.weight)
     assert int(views["swa"].number) == 7
+
+
+def test_a_mean_of_a_part_of_a_fit_holds_nothing_of_the_fit_before() -> None:
+    """The weight is the number of the step."""
+    rules = {
+        "half": Mean(after=0.5),
+        "all": Mean(after=0.0),
+        "second": Mean(after=0.5, every=2),
+        "third": Mean(after=0.3, every=3),
+        "step": Mean(after=5),
+    }
+    plugins = [Average(rule, name=name) for name, rule in rules.items()]
+    engine = fg.Engine(steps=8, autoload=False, plugins=plugins)
+    first = engine.fit(Scalar(jnp.zeros(()), jnp.int32(7)), BATCHES)
+    second = engine.fit(state=first.state, data=BATCHES)
+    steps = {
+        "half": np.arange(13, 17),
+        "all": np.arange(9, 17),
+        "second": [14, 16],
+        "third": [13, 16],  # 2.4 of 8 steps are 2
+        "step": np.arange(6, 17),
+    }
+    averages = {name: float(second.view(name).module.weight) for name in rules}
+    expected = {name: float(np.mean(numbers)) for name, numbers in steps.items()}
+    assert averages == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
@@ -395,3 +420,109 @@ def test_only_statistics_that_training_updates_are_recomputed(mode: Any) -> None
     frozen = eqx.nn.inference_mode(module)
     with pytest.raises(ModelError, match=r"statistics of no eqx\.nn\.BatchNorm.*inference mode"):
         recompute_statistics(fg.Engine(steps=1), (frozen, state), data)
+
+
+class Deep(fg.Module):
+    """Two normalizations of pictures, with a square between them."""
+
+    first: eqx.nn.BatchNorm
+    second: eqx.nn.BatchNorm
+    axes: Any = eqx.field(static=True)
+
+    def __init__(self, mode: Any, axes: Any = "batch", *, key: Any = None) -> None:
+        self.first = eqx.nn.BatchNorm(3, axes, mode=mode, momentum=0.9)
+        self.second = eqx.nn.BatchNorm(3, axes, mode=mode, momentum=0.9)
+        self.axes = axes
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def predict(x: Any, state: Any) -> Any:
+            x, state = self.first(x, state)
+            return self.second(x**2, state)
+
+        apply = predict
+        for name in [self.axes] if isinstance(self.axes, str) else reversed(self.axes):
+            apply = jax.vmap(apply, axis_name=name, in_axes=(0, None), out_axes=(0, None))
+        preds, state = apply(batch["x"], ctx.model_state)
+        return fg.Output(
+            fg.metrics.Mean.from_values(preds.mean((1, 2)), ctx.mask), model_state=state
+        )
+
+
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_padding_is_no_part_of_recomputed_statistics(mode: Any) -> None:
+    """The last of the batches of 8 has 3 examples; the second layer sees what the first makes of each."""
+    x = np.random.default_rng(0).normal(2, 3, size=(19, 3, 4)).astype(np.float32)
+    batches = [x[:8], x[8:16], x[16:]]
+    padded = [
+        fg.MaskedBatch(
+            {"x": np.concatenate([rows, np.full((8 - len(rows), 3, 4), np.nan, np.float32)])},
+            np.arange(8) < len(rows),
+        )
+        for rows in batches
+    ]
+    sources = [fg.ArrayData({"x": x}, 8, remainder="pad"), padded]
+    module, state = eqx.nn.make_with_state(Deep)(mode)
+    squares = [
+        (rows - rows.mean((0, 2), keepdims=True)) ** 2 / (rows.var((0, 2), keepdims=True) + 1e-5)
+        for rows in batches
+    ]
+    inputs = [x, np.concatenate(squares)]
+    for source in sources:
+        _, exact = recompute_statistics(fg.Engine(steps=1), (module, state), source)
+        for layer, rows in zip((module.first, module.second), inputs, strict=True):
+            index: Any = layer.ema_state_index if mode == "ema" else layer.batch_state_index
+            mean, variance = exact.get(index)
+            np.testing.assert_allclose(mean, rows.mean((0, 2)), rtol=1e-4)
+            np.testing.assert_allclose(variance, rows.var((0, 2)), rtol=1e-4)
+
+
+def test_padding_of_an_unknown_axis_is_refused() -> None:
+    module, state = eqx.nn.make_with_state(Deep)("batch", ("batch", "place"))
+    batch = fg.MaskedBatch({"x": np.ones((8, 5, 3), np.float32)}, np.arange(8) < 6)
+    with pytest.raises(ModelError, match=r"8 rows has padding.*'batch' of size 8, 'place' of size"):
+        recompute_statistics(fg.Engine(steps=1), (module, state), [batch])
+
+
+def run_batch_norm(rows: np.ndarray) -> np.ndarray:
+    """Return what a layer with its initial weights makes of a batch."""
+    spread = np.sqrt(rows.var((0, 2), keepdims=True) + 1e-5)
+    return (rows - rows.mean((0, 2), keepdims=True)) / spread
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_statistics_that_training_keeps_are_kept(mode: Any) -> None:
+    """What is frozen at some steps only, and what goes on changing, is recomputed."""
+    x = np.random.default_rng(0).normal(2, 3, size=(16, 3, 4)).astype(np.float32)
+    data = fg.ArrayData({"x": x}, 8)
+    module, state = eqx.nn.make_with_state(Deep)(mode)
+    indices: list[Any] = [
+        layer.ema_state_index if mode == "ema" else layer.batch_state_index
+        for layer in (module.first, module.second)
+    ]
+    state = state.set(indices[0], (7 * jnp.ones(3), 5 * jnp.ones(3)))
+
+    def train(plugin: Any) -> tuple[Any, Any]:
+        """Return the model states after three steps, and with recomputed statistics."""
+        engine = fg.Engine(steps=3, plugins=[plugin], autoload=False)
+        result = engine.fit((module, jax.tree.map(jnp.copy, state)), data)
+        return result.model_state, recompute_statistics(engine, result, data).model_state
+
+    trained, exact = train(Freeze("first"))
+    np.testing.assert_array_equal(trained.get(indices[0]), [[7] * 3, [5] * 3])
+    np.testing.assert_array_equal(exact.get(indices[0]), [[7] * 3, [5] * 3])
+    # The layer behind it is trained. Its running average begins at zero in the mode `batch`.
+    scale = 1 if mode == "ema" else 1 - 0.9**3
+    inputs = np.concatenate([run_batch_norm(x[:8]), run_batch_norm(x[8:])]) ** 2
+    np.testing.assert_allclose(exact.get(indices[1])[0], scale * inputs.mean((0, 2)), rtol=1e-4)
+
+    _, exact = train(Freeze("first", train_statistics=True))
+    np.testing.assert_allclose(exact.get(indices[0])[0], scale * x.mean((0, 2)), rtol=1e-4)
+    _, exact = train(Freeze("first", since=2))
+    assert np.abs(exact.get(indices[0])[0] - 7).min() > 1
+    frozen = fg.Engine(steps=1, plugins=[Freeze("**")], autoload=False)
+    with pytest.raises(ModelError, match="out of Freeze"):
+        recompute_statistics(frozen, (module, state), data)

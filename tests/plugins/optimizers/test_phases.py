@@ -384,6 +384,11 @@ def test_invalid_phases_are_errors() -> None:
     bad = sgd
     with pytest.raises(ConfigurationError, match="min is"):
         MultiOptimizer(min=bad)
+    with pytest.raises(ConfigurationError, match="1 argument by position .* by the name of its"):
+        MultiOptimizer(Phase(sgd))  # pyright: ignore[reportCallIssue]
+    bad = "yes"
+    with pytest.raises(ConfigurationError, match="overlap is 'yes'"):
+        MultiOptimizer(overlap=bad)
     cases = [
         (
             MultiOptimizer(min=Phase(sgd, "x", every=2), max=Phase(sgd, "y", every=3)),

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite.errors import ConfigurationError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import Freeze
@@ -138,3 +139,33 @@ def test_frozen_members_are_reported_at_the_end_without_logging():
     population = Population(seeds=range(3), vary={"member": [0, 1, 2]})
     result = fit(Fragile, make_bad_batches([-1, 1, -1]), 3, population, log_every=None)
     assert len(result.messages) == 1
+
+
+def test_members_are_compared_by_what_a_function_measures():
+    """The function finds the last member the best, which by its loss is the worst."""
+
+    def measure(state, step):
+        return {f"score[{index}]": float(p) for index, p in enumerate(state.module.members.p)}
+
+    def measure_together(state, step):
+        return {"score": np.asarray(state.module.members.p)}
+
+    def train(fn):
+        evolution = Evolution(every=2, monitor="own/score", mode="max", factors=(0.5,))
+        vary = {"learning_rate": [0.4, 0.3, 0.2, 0.1]}
+        population = Population(seeds=range(4), vary=vary, evolution=evolution)
+        return fit(Point, NUMBERS, 3, population, Evaluator("own", every=2, fn=fn))
+
+    result = train(measure)
+    assert [result.history[f"population/parent[{index}]"].item() for index in range(4)] == [
+        3,
+        1,
+        2,
+        3,
+    ]
+    expected = [0.9**2 * 0.95, 0.7**3, 0.8**3, 0.9**3]
+    np.testing.assert_allclose(result.module.members.p, expected, rtol=1e-6)
+    with pytest.raises(
+        ConfigurationError, match=r"'own' measured no score\[0\].* but score: a fun"
+    ):
+        train(measure_together)

@@ -16,11 +16,12 @@ from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
 from fulgurite_precision import Dynamic, Precision, Static
 from fulgurite_precision.casting import cast_params
 from fulgurite_precision.scaling import ScaleState
+from fulgurite_stopping import SpikeDetection
 
 
 def adjust(scale: Dynamic, start: float, flags: str) -> list[float]:
     """Return the scale after each update: `T` for a finite one, `F` for another."""
-    state = ScaleState(jnp.float32(start), jnp.int32(0), jnp.int32(0))
+    state = ScaleState(jnp.float32(start), jnp.int32(0), jnp.bool_(True))
     step = jax.jit(scale.adjust)
     scales = []
     for flag in flags:
@@ -37,7 +38,7 @@ def adjust(scale: Dynamic, start: float, flags: str) -> list[float]:
         (Dynamic(period=20), 10, "T" * 20, [10] * 19 + [20]),
         (Dynamic(), 10, "F" * 5, [5, 2.5, 1.25, 1, 1]),
         (Dynamic(minimum=0.25), 4, "F" * 6, [2, 1, 0.5, 0.25, 0.25, 0.25]),
-        (Dynamic(period=1, maximum=16), 4, "TTT", [8, 16, 16]),
+        (Dynamic(4, period=1, maximum=16), 4, "TTT", [8, 16, 16]),
     ],
 )  # fmt: skip
 def test_the_scale_adapts(scale: Dynamic, start: float, flags: str, expected: list[float]) -> None:
@@ -155,7 +156,49 @@ def test_overflow_of_a_phase_leaves_the_whole_update_out() -> None:
     assert [int(state.updates) for state in result.state.opt_state.values()] == [1, 1]
 
 
-def test_without_scaling_small_gradients_vanish_and_it_warns() -> None:
+class Offset(fg.Module):
+    """A weight whose gradient is what the batch says, and a loss as high as the batch says."""
+
+    weight: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        loss = (self.weight * batch["x"][0]).astype(jnp.float32) * batch["gradient"][0]
+        return fg.Output(loss + jax.lax.stop_gradient(batch["offset"][0] - loss))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1e6)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["spikes_first", "precision_first"])
+def test_a_spike_of_the_loss_is_no_overflow_of_its_scale(is_first: bool) -> None:
+    """Step 4 has a spike, and step 6 gradients that overflow."""
+    batches = [make_batch(1e-8) | {"offset": np.ones(2, np.float32)} for _ in range(7)]
+    batches[3]["offset"][:] = 100
+    batches[5]["gradient"][:] = 2e4
+    scales: list[float] = []
+
+    def note(run: fg.Run) -> None:
+        scales.append(float(run.state.plugin_states["precision"].scale))
+
+    plugins: list[Any] = [
+        SpikeDetection(window=2, action="skip"),
+        Precision("fp16", scale=Dynamic(period=100), keep=fg.select("gradient", "offset")),
+    ]
+    engine = fg.Engine(
+        steps=7,
+        plugins=[*plugins[:: 1 if is_first else -1], fg.LambdaPlugin(every={1: note})],
+        on_nonfinite="skip",
+        log_every=1,
+        autoload=False,
+    )
+    result = engine.fit(Offset(jnp.ones(())), batches)
+    assert result.metrics["train"]["skipped_steps"] == 2
+    # The step after an overflow has the smaller scale.
+    assert scales == [2**15] * 6 + [2**14]
+    assert float(result.module.weight) == pytest.approx(0.95, abs=2e-4)
+
+
+def test_3s17_without_scaling_small_gradients_vanish_and_it_warns() -> None:
     with pytest.warns(UserWarning, match="gradients below 6e-8 are zero"):
         plugin = Precision(compute="float16", keep="gradient")
     engine = fg.Engine(steps=2, log_every=1, autoload=False, plugins=[plugin])
@@ -344,6 +387,9 @@ def test_batch_norm_and_integers_keep_their_dtypes() -> None:
         (lambda: Dynamic(period=0), "period is 0"),
         (lambda: Dynamic(factor=1.0), "factor is 1.0"),
         (lambda: Dynamic(minimum=0.0), "minimum is 0.0"),
+        (lambda: Dynamic(maximum=2.0**10), "initial is 32768.0, .* maximum 1024.0; .* between"),
+        (lambda: Dynamic(initial=0.5), "initial is 0.5, minimum 1.0 .* between"),
+        (lambda: Dynamic(initial="8"), "initial is '8'; .* number"),  # pyright: ignore
         (lambda: Static(-1.0), "scale is -1.0"),
     ],
 )

@@ -328,3 +328,32 @@ def test_several_processes_need_a_sharding_plugin(tmp_path: Path) -> None:
         "ConfigurationError: this is one of 2 processes, and no plugin makes them train one model"
         in output
     )
+
+
+def test_a_loss_that_the_division_of_batches_changes_is_refused_by_all_processes() -> None:
+    """It is no mean over examples, or padding counts in it. Each tries examples of its own, and they agree. NumPy says what the numbers are."""
+    program = PROGRAM.with_name("bare_losses.py")
+    run = subprocess.run(
+        [*LAUNCH, "--processes", "2", program], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    lines = [line for line in run.stdout.splitlines() if "{" in line]
+    first, second = (json.loads(line[line.index("{") :]) for line in lines)
+    assert first == second
+    # The mean is 2.5, of four weights, and the rate .5.
+    assert first["mean"] == first["sharded"] == {"weight": 1 - 0.5 * 2.5 / 4}
+
+    def root(*numbers: float) -> float:
+        return float(np.sqrt(np.mean(np.square(numbers))))
+
+    for name, halves in (("root", [(1, 2), (3, 4)]), ("root on one", [(1, 2), (2, 5)])):
+        whole = root(*halves[0], *halves[1])
+        mean = np.mean([root(*half) for half in halves])
+        error = first[name]["error"]
+        assert error.startswith(
+            "ModelError: gradients are averaged over examples, but the loss of "
+        )
+        assert f"of 4 examples is {whole:.6g}, " in error and f" of them is {mean:.6g}." in error
+    # The first two of the numbers 1 to 6 are those of the first process.
+    padded = first["padded"]["error"]
+    assert "the loss of 2 examples is 1.5, and with as many rows of padding 0.75)" in padded

@@ -255,6 +255,8 @@ def test_a_window_without_an_update_is_no_check() -> None:
         (lambda: SpikeDetection(action="wait"), "action"),  # pyright: ignore[reportArgumentType]
         (lambda: TimeLimit("6:00:00"), "DAYS:HOURS:MINUTES:SECONDS"),
         (lambda: TimeLimit(0), "limit is 0"),
+        (lambda: TimeLimit([3]), r"limit is \[3\]; give seconds"),  # pyright: ignore
+        (lambda: TimeLimit(None), "limit is None; give seconds"),  # pyright: ignore
     ],
 )
 def test_what_makes_no_sense_is_an_error(make: Any, message: str) -> None:

@@ -5,7 +5,10 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fulgurite as fg
@@ -14,7 +17,9 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_optimizers import GradientClip
+from fulgurite_averaging import EMA, Average, Lookahead
+from fulgurite_evaluators import Evaluator
+from fulgurite_optimizers import GradientClip, WeightClip
 from fulgurite_stopping import EarlyStopping
 from fulgurite_testing import TinyModel, assert_same_bits, tiny_data, tiny_engine
 from fulgurite_tuner import find_batch_size, find_learning_rate
@@ -119,6 +124,7 @@ def test_a_rate_is_suggested_for_a_model_that_learns() -> None:
 def test_sizes_that_are_tried(options: dict[str, Any], size: int) -> None:
     assert find_largest(lambda size: size <= 100, **options) == size
     assert find_largest(lambda size: False, search="power", start=8) == 0
+    assert find_largest(lambda size: True, search="power", start=8, max_size=0) == 0
 
 
 @pytest.mark.full
@@ -135,6 +141,75 @@ def test_the_size_follows_from_memory_and_fits() -> None:
     # A fit after both is the fit without them.
     result = tiny_engine().fit(TinyModel, data)
     assert_same_bits(result.module, tiny_engine().fit(TinyModel, tiny_data()).module)
+
+
+class Square(fg.Module):
+    """Weights with the loss `mean(w²) / 2` times the mean of the batch, which is 1."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any = None, size: int = 1) -> None:
+        self.weight = jax.numpy.ones(size)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output((self.weight**2).mean() / 2 * batch["x"].mean())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+ONES = [{"x": np.ones((2, 1), np.float32)}] * 4
+
+
+def test_what_acts_after_an_update_is_a_part_of_the_search() -> None:
+    """Weights that go back every second update, and such as are clipped; the oracle is NumPy."""
+
+    def search(*plugins: Any) -> list[float]:
+        # It runs with the evaluation of a plugin that stays away.
+        best = EarlyStopping("test/loss", restore_best=True)
+        engine = fg.Engine(
+            steps=1, plugins=[*plugins, Evaluator("test", ONES, every=1), best], autoload=False
+        )
+        return find_learning_rate(
+            engine, Square, ONES, optax.sgd, low=0.1, high=0.8, steps=4, smoothing=0
+        ).losses
+
+    def simulate(move: Callable[[int, float, float], tuple[float, float]]) -> list[float]:
+        weight, slow, losses = 1.0, 1.0, []
+        for step, rate in enumerate(np.geomspace(0.1, 0.8, 4), 1):
+            losses.append(weight**2 / 2)
+            weight, slow = move(step, weight - rate * weight, slow)
+        return losses
+
+    def look_ahead(step: int, weight: float, slow: float) -> tuple[float, float]:
+        middle = (weight + slow) / 2
+        return (middle, middle) if step % 2 == 0 else (weight, slow)
+
+    def clip(step: int, weight: float, slow: float) -> tuple[float, float]:
+        return min(weight, 0.75), slow
+
+    assert search() == pytest.approx(simulate(lambda step, weight, slow: (weight, slow)))
+    assert search(Lookahead(2, 0.5)) == pytest.approx(simulate(look_ahead))
+    assert search(WeightClip("weight", max_value=0.75)) == pytest.approx(simulate(clip))
+
+
+@pytest.mark.full
+def test_what_plugins_keep_in_the_state_counts_as_memory() -> None:
+    size = 2**14
+    make: Any = partial(Square, size=size)
+
+    def measure(*plugins: Any) -> int:
+        engine = fg.Engine(steps=1, plugins=plugins, autoload=False)
+        options: dict[str, Any] = {"limit": 2**30, "start": 2, "max_size": 4}
+        return find_batch_size(engine, make, ONES, **options).num_bytes[4]
+
+    copies = {
+        2: [Average(EMA(0.9)), Average(EMA(0.99), name="slower")],
+        1: [Evaluator("test", ONES, every=1), EarlyStopping("test/loss", restore_best=True)],
+    }
+    without = measure()
+    for number, plugins in copies.items():
+        assert (measure(*plugins) - without) / (4 * size) == pytest.approx(number, abs=0.01)
 
 
 class Smaller(fg.ProcessSync):
@@ -185,6 +260,26 @@ def test_two_processes_find_the_same() -> None:
     assert len(first["losses"]) == 3
 
 
+class FourDevices:
+    """Says that a batch is divided among four devices."""
+
+    @fg.hookimpl
+    def sharding_strategy(self) -> fg.ShardingStrategy:
+        strategy = fg.SingleDevice()
+        strategy.mesh = SimpleNamespace(local_devices=[None] * 4)  # pyright: ignore
+        return strategy
+
+
+def measure_batch(plugin: Any = None, **options: Any) -> Any:
+    plugins = [] if plugin is None else [plugin]
+    engine = fg.Engine(steps=1, plugins=plugins, autoload=False)
+    return find_batch_size(engine, Square, ONES, **{"limit": 1000, **options})
+
+
+def search_rate(**options: Any) -> Any:
+    return find_learning_rate(tiny_engine(), TinyModel, tiny_data(), optax.sgd, **options)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -195,6 +290,19 @@ def test_two_processes_find_the_same() -> None:
             lambda: find_batch_size(tiny_engine(), TinyModel, tiny_data(), limit=9, fraction=0),
             "fraction is 0",
         ),
+        (lambda: measure_batch(limit=0), "limit is 0"),
+        (lambda: measure_batch(max_size=0), "max_size is 0"),
+        (lambda: measure_batch(max_size=1.5), "max_size is 1.5"),
+        (
+            lambda: measure_batch(max_size=3, plugin=FourDevices()),
+            "max_size is 3, and a batch is divided among 4 devices",
+        ),
+        (lambda: measure_batch(fraction="all"), "fraction is 'all'"),
+        (lambda: search_rate(smoothing=1.0), "smoothing is 1.0"),
+        (lambda: search_rate(smoothing=-0.5), "smoothing is -0.5"),
+        (lambda: search_rate(divergence=0.5), "divergence is 0.5"),
+        (lambda: search_rate(divergence=math.nan), "divergence is nan"),
+        (lambda: search_rate(low="1e-3"), "low is '1e-3'"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(make: Any, message: str) -> None:

@@ -20,7 +20,7 @@ from fulgurite.errors import (
     did_you_mean,
     set_ints,
 )
-from fulgurite.fit.monitor import check_measured, read_measured
+from fulgurite.fit.monitor import check_exists, check_measured, read_measured
 from fulgurite.metrics import Mode, is_better, rank, resolve_mode
 from fulgurite.tree.paths import map_to_paths
 from jaxtyping import Array, PyTree
@@ -28,6 +28,17 @@ from jaxtyping import Array, PyTree
 from fulgurite_population.hyperparameters import find_varied
 from fulgurite_population.members import PLUGINS_WITHIN, list_paths
 from fulgurite_population.metrics import AcrossMembers
+
+
+@dataclass(frozen=True)
+class EveryBeforeEnd(fg.Every):
+    """Every multiple of `n` but the end of a fit, after which nobody would train the copies. A run
+    that is made longer is due there when it resumes."""
+
+    def _next_after(self, after: int, step_range: fg.StepRange) -> int | None:
+        step = super()._next_after(after, step_range)
+        is_past = step is not None and step >= (step_range.stop or math.inf)
+        return None if is_past else step
 
 
 @dataclass(frozen=True)
@@ -53,8 +64,9 @@ class Evolution:
     Attributes:
         every: the steps between two replacements.
         monitor: the metric by which members are compared, `SOURCE/NAME` without an index, such as
-            `test/loss` of an evaluator that runs at the same steps. Of metrics of training a window
-            must end there: `every` is a multiple of `log_every`.
+            `test/loss` of an evaluator that runs at the same steps. A function, `Evaluator(fn=)`,
+            returns a number for each member: `loss[0]`, `loss[1]`, and so on. Of metrics of
+            training a window must end there: `every` is a multiple of `log_every`.
         share: the share of members that is replaced, at most a half.
         factors: what hyperparameters are multiplied by.
         mode: whether the smallest (`min`) or the largest (`max`) value is the best. None to tell it
@@ -102,12 +114,11 @@ class Evolution:
         check_measured(run, self.monitor, fg.Every(self.every), "Evolution", stop)
 
     def _check_exists(self, run: fg.Run, source: str, name: str) -> None:
-        sources = {"train", *run.engine.evaluators}
-        if source not in sources:
-            raise ConfigurationError(
-                f"Evolution: monitor is {self.monitor!r}, and there is no evaluator {source!r}. "
-                f"{did_you_mean(source, sources)}"
-            )
+        if source != "train":
+            check_exists(run, self.monitor, "Evolution")
+            evaluator = run.engine.evaluators.get(source)
+            if evaluator is None or not evaluator.check_at_start:
+                return  # what a function measures is known when it has run
         types = run.engine.get_metric_types(run.state, source)
         names = {key.removesuffix("[0]") for key in types if not key.endswith("]") or "[0]" in key}
         # A metric of several numbers has one class for all of them.
@@ -131,6 +142,7 @@ class Evolution:
             return None
         state = run.state
         size = len(state.module.seeds)
+        self._check_has_members(run, size)
         values = [
             read_measured(run, f"{self.monitor}[{index}]", "Evolution") for index in range(size)
         ]
@@ -146,6 +158,24 @@ class Evolution:
             "population", {f"parent[{index}]": parent for index, parent in enumerate(parents)}
         )
         return fg.ReplaceState(copy_members(state, parents, factors, trained))
+
+    def _check_has_members(self, run: fg.Run, size: int) -> None:
+        """Raise a ConfigurationError if a source has measured something, and not this metric of
+        each member.
+
+        Args:
+            run: the run.
+            size: the number of members.
+        """
+        source, _, name = self.monitor.partition("/")
+        metrics = run.metrics.get(source, {})
+        missing = [index for index in range(size) if f"{name}[{index}]" not in metrics]
+        if source != "train" and metrics and missing:
+            raise ConfigurationError(
+                f"Evolution: {source!r} measured no {name}[{missing[0]}], by which member "
+                f"{missing[0]} is compared, but {', '.join(sorted(metrics))}: a function returns a "
+                f"number for each member, {name}[0] to {name}[{size - 1}]"
+            )
 
     def _draw_factors(self, name: str, seed: int, step: int, parents: list[int]) -> Any:
         """Return by what a hyperparameter of each member is multiplied: 1 for those that stay.

@@ -23,7 +23,7 @@ from fulgurite.fit.monitor import get_decision_stage
 from fulgurite.metrics import Mode, rank, resolve_mode
 from fulgurite.tree.paths import map_to_paths
 
-from fulgurite_population.evolution import Evolution
+from fulgurite_population.evolution import EveryBeforeEnd, Evolution
 from fulgurite_population.members import (
     PLUGINS_WITHIN,
     Members,
@@ -242,9 +242,8 @@ class Population:
             )
         if self.evolution is not None:
             stage = get_decision_stage(self.evolution.monitor)
-            actions.append(
-                fg.ScheduledAction("evolve", self.evolution.every, self.evolve, stage=stage)
-            )
+            trigger = EveryBeforeEnd(self.evolution.every)
+            actions.append(fg.ScheduledAction("evolve", trigger, self.evolve, stage=stage))
         return actions
 
     def report_logged(self, run: fg.Run) -> None:

@@ -35,6 +35,7 @@ from fulgurite.evaluation.batch_metrics import (
     may_have_bare_numbers,
 )
 from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop, never_stop
+from fulgurite.evaluation.local_strategy import LocalStrategy, has_whole_arrays
 from fulgurite.evaluation.loss_trial import (
     FIX,
     Sample,
@@ -60,6 +61,7 @@ from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
 from fulgurite.model.module import get_method
+from fulgurite.sharding import ShardingStrategy
 from fulgurite.training.forward import Step, call_with_around_hooks, forward, split_batch
 from fulgurite.training.services import Services
 from fulgurite.tree.specs import (
@@ -257,22 +259,23 @@ class EvaluationRunner:
             device_arrays: what indexed batches are gathered from.
             transform_batch: what the batch goes through before it is divided.
         """
-        if sample is None or jax.process_count() > 1:
+        sharding = self._choose_trial_strategy(target, device_arrays)
+        if sample is None or sharding is None:
             return {}
 
         def compute_numbers(target: Any, batch: Any, index: Any) -> dict[str, Any]:
             with self._eval_context(target, batch, None, index) as (module, batch, ctx):
                 ctx = _hide_media(ctx)
-                output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
+                output = forward(self._plugins, sharding, self._step, module, batch, ctx)
                 return collect_bare_numbers(self._evaluator, output, batch, ctx)
 
         def run(*arguments: Any) -> Any:
             target_parts, batch = self._prepare_trial(target, transform_batch, *arguments)
             return compute_trial(partial(compute_numbers, target_parts), batch, sample.size)
 
-        with self._sharding.mesh_context():
-            leaves = self._sharding.put_on_mesh(target.leaves)
-            batch = self._sharding.shard_eval_batch(sample.batch)
+        with sharding.mesh_context():
+            leaves = sharding.put_on_mesh(target.leaves)
+            batch = sharding.shard_eval_batch(sample.batch)
             program = jax.jit(run)
             arguments = (leaves, batch, device_arrays)
             if not jax.eval_shape(program, *arguments)[0]:
@@ -295,21 +298,40 @@ class EvaluationRunner:
             device_arrays: what indexed batches are gathered from.
             transform_batch: what the batch goes through.
         """
-        if examples is None or jax.process_count() > 1:
+        sharding = self._choose_trial_strategy(target, device_arrays)
+        if examples is None or sharding is None:
             return None
 
         def compute_numbers(target: Any, batch: Any, index: Any) -> Any:
             with self._eval_context(target, batch, None, index) as (module, batch, ctx):
                 ctx = _hide_media(ctx)
-                output = forward(self._plugins, self._sharding, self._step, module, batch, ctx)
+                output = forward(self._plugins, sharding, self._step, module, batch, ctx)
                 return collect_losses_and_bare_metrics(self._evaluator, output, batch, ctx)
 
-        with self._sharding.mesh_context():
-            leaves = self._sharding.put_on_mesh(target.leaves)
-            batch = self._sharding.shard_eval_batch(examples)
+        with sharding.mesh_context():
+            leaves = sharding.put_on_mesh(target.leaves)
+            batch = sharding.shard_eval_batch(examples)
             arguments = (leaves, batch, device_arrays)
             prepare = partial(self._prepare_trial, target, transform_batch)
             return try_padding(compute_numbers, prepare, arguments)
+
+    def _choose_trial_strategy(
+        self, target: EvalTarget, device_arrays: Any
+    ) -> ShardingStrategy | None:
+        """Return where a trial is computed; None if it cannot be.
+
+        Each of several processes tries its own examples alone, if it has the whole of every array:
+        else it would wait for the others, which may have none to try.
+
+        Args:
+            target: the module and what belongs to it.
+            device_arrays: what indexed batches are gathered from.
+        """
+        if jax.process_count() == 1:
+            return self._sharding
+        if device_arrays is not None or not has_whole_arrays(target.leaves):
+            return None
+        return LocalStrategy(self._sharding.mesh)
 
     def _prepare_trial(
         self,

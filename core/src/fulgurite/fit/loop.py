@@ -299,11 +299,18 @@ class Loop:
             self._action_stop_reason = snapshot.stop_reason
             self.stop_reason = snapshot.stop_reason
 
+    def _note_newly_due(self, snapshot: Snapshot) -> None:
+        """Note as pending what is due at this step only because the run has another end now than it
+        had in the snapshot."""
+        newly_due = self._scheduler.list_newly_due(self.step, snapshot.step_range, self.step_range)
+        self._pending_actions = tuple(dict.fromkeys((*self._pending_actions, *newly_due)))
+
     def _fit(self) -> None:
         if self.engine.evaluators and self._should_train():
             with self._timings.time("check"):
                 self.engine.check_evaluators(self.state())
         if self.resumed_from is not None:
+            self._note_newly_due(self.resumed_from)
             self._call_event("on_restore", step=self.step)
         # Before any other event, because messages are logged before `on_fit_start`.
         self.dispatcher.open(self.step, run=self.run)

@@ -1,12 +1,12 @@
 """What is tried of the losses of training before the first step: whether they are means over
 examples, and whether padding counts in them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from fulgurite.errors import ModelError
 from fulgurite.evaluation.evaluator import Evaluator
 from fulgurite.evaluation.loss_trial import FIX, Sample, Undecided
-from fulgurite.evaluation.padding_trial import FIX as FIX_PADDING
+from fulgurite.evaluation.padding_trial import FIX as FIX_PADDING, PaddingTrial
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import EvalTarget
 from fulgurite.execution.program import Program
@@ -29,34 +29,32 @@ def try_losses(
         services: of the engine.
         program: the training program.
         state: to train from.
-        sample: examples of the first batch; None where nothing depends on it.
+        sample: examples of the first batch of this process; None where nothing depends on it.
         device_arrays: what indexed batches are gathered from.
 
     Raises:
         ModelError: they are not, and the update rule needs it.
     """
-    if sample is None or program.has_tried_losses:
-        return []
-    target = _select_target(state)
+    target = None if program.has_tried_losses else _select_target(state)
     if target is None:
         return []
-    program.has_tried_losses = True
     is_needed = program.update_rule.needs_mean_loss
-    runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
     allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
-    try:
-        sentences = runner.try_means(target, sample, device_arrays, program.step.transform_batch)
-    except Undecided:
-        return []  # a loss that is not finite ends the run by itself
-    except Exception as error:
-        message = (
-            "whether the loss is a mean over examples could not be tried on "
-            f"{2 * sample.size} of them: {type(error).__name__}: {error}. {FIX}"
-        )
+    outcome = _try_means(services, program, target, sample, device_arrays)
+    # What one process finds ends the fit of all of them, or is told by the first.
+    answer = None if outcome is None else (outcome.sentences, outcome.failure)
+    answers = _gather(services, "losses", answer)
+    if not answers:
+        return []
+    program.has_tried_losses = True
+    sentences, failure = next(filter(any, answers), answers[0])
+    if failure is not None:
+        message = f"whether the loss is a mean over examples could not be tried on {failure}. {FIX}"
         if is_needed:
+            cause = None if outcome is None else outcome.error
             raise ModelError(
                 f"gradients are averaged over examples, and {message}{allow}"
-            ) from error
+            ) from cause
         return [message]
     losses = [sentence for name, sentence in sentences.items() if name.startswith("the loss")]
     if losses and is_needed:
@@ -70,6 +68,62 @@ def try_losses(
         f"metrics of training are averaged over examples, and {where}, but "
         f"{'; '.join(sentences.values())}. {FIX}"
     ]
+
+
+class _Outcome(NamedTuple):
+    """What a trial of the losses has given on this process.
+
+    Attributes:
+        sentences: one for each number that is no mean over examples, by its name.
+        failure: on how many examples it failed, and how, in words; None if it did not.
+        error: the exception, where it was raised.
+    """
+
+    sentences: dict[str, str]
+    failure: str | None = None
+    error: Exception | None = None
+
+
+def _try_means(
+    services: Services,
+    program: Program,
+    target: EvalTarget,
+    sample: Sample | None,
+    device_arrays: Any,
+) -> _Outcome | None:
+    """Return what the trial on this process gives; None if there are no examples to try.
+
+    Args:
+        services: of the engine.
+        program: the training program.
+        target: the module and what belongs to it.
+        sample: the examples, or None.
+        device_arrays: what indexed batches are gathered from.
+    """
+    if sample is None:
+        return None
+    runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
+    try:
+        return _Outcome(
+            runner.try_means(target, sample, device_arrays, program.step.transform_batch)
+        )
+    except Undecided:
+        return _Outcome({})  # a loss that is not finite ends the run by itself
+    except Exception as error:
+        failure = f"{2 * sample.size} of them: {type(error).__name__}: {error}"
+        return _Outcome({}, failure, error)
+
+
+def _gather(services: Services, name: str, answer: Any) -> list[Any]:
+    """Return what trials have given on all processes that could try anything.
+
+    Args:
+        services: of the engine.
+        name: of the trial.
+        answer: of this process, a JSON value; None if it has tried nothing.
+    """
+    answers = services.sharding.sync.all_gather(name, answer)
+    return [answer for answer in answers if answer is not None]
 
 
 def try_padding(
@@ -86,30 +140,33 @@ def try_padding(
         services: of the engine.
         program: the training program.
         state: to train from.
-        examples: of the first batch; None where no batch has padding.
+        examples: of the first batch of this process; None where no batch has padding.
         device_arrays: what indexed batches are gathered from.
 
     Raises:
         ModelError: padding changes the gradient.
     """
     is_standard = services.compute_update.__qualname__ == "Engine.train_step"
-    if examples is None or program.has_tried_padding:
-        return []
-    target = _select_target(state)
+    target = None if program.has_tried_padding else _select_target(state)
     if target is None:
         return []
-    program.has_tried_padding = True
-    runner = EvaluationRunner(services, Evaluator("padding", ()), run_training_losses)
     where = f"{type(state.module).__name__}.training_step does not use ctx.mask"
-    try:
-        trial = runner.try_padding(target, examples, device_arrays, program.step.transform_batch)
-    except Exception as error:
-        return [
-            "batches may have padding, and whether it counts could not be tried: "
-            f"{type(error).__name__}: {error}. {FIX_PADDING}"
-        ]
-    if trial is None:
+    answer = _try_padding(services, program, target, examples, device_arrays)
+    answers = _gather(services, "padding", answer)
+    if not answers:
         return []
+    program.has_tried_padding = True
+    trials = [PaddingTrial(*numbers) for numbers, _ in answers if numbers is not None]
+    failures = [failure for _, failure in answers if failure is not None]
+    if not trials and failures:
+        return [
+            f"batches may have padding, and whether it counts could not be tried: {failures[0]}. "
+            f"{FIX_PADDING}"
+        ]
+    if not trials:
+        return []
+    # Of several processes, that which has found most.
+    trial = max(trials, key=lambda trial: (trial.changes_gradient, len(trial.sentences)))
     if trial.changes_gradient and is_standard:
         raise ModelError(
             f"the data has batches with padding, and {where} for {', '.join(trial.unused_by)}: "
@@ -123,6 +180,26 @@ def try_padding(
             f"{details}. {FIX_PADDING}"
         ]
     return []
+
+
+def _try_padding(
+    services: Services,
+    program: Program,
+    target: EvalTarget,
+    examples: Any,
+    device_arrays: Any,
+) -> tuple[PaddingTrial | None, str | None] | None:
+    """Return the trial on this process, if there are numbers that do not use the mask, and how it
+    failed, if it did; None if there are no examples to try. The arguments are those of
+    `try_padding`."""
+    if examples is None:
+        return None
+    runner = EvaluationRunner(services, Evaluator("padding", ()), run_training_losses)
+    try:
+        trial = runner.try_padding(target, examples, device_arrays, program.step.transform_batch)
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+    return trial, None
 
 
 def _select_target(state: TrainState) -> EvalTarget | None:

@@ -308,6 +308,21 @@ class Scheduler:
             now = max(self._now, state.deadline() or self._now)
         return state.is_due(step, step_range, now)
 
+    def list_newly_due(self, step: int, before: StepRange, now: StepRange) -> list[str]:
+        """Return the names of the actions that are due at a step in one range and not in another.
+
+        Args:
+            step: the number of completed updates.
+            before: the range in which they were not due.
+            now: the range in which they are.
+        """
+        return [
+            action.name
+            for action in self._actions
+            if action.trigger.next(step - 1, now) == step
+            and action.trigger.next(step - 1, before) != step
+        ]
+
     def mark_done(self, action: BoundAction, step: int) -> None:
         """Note that an action ran at `step`; its clock starts again."""
         self._states[action.name].mark_done(step, monotonic())

@@ -1,6 +1,6 @@
 """The plugin that averages the weights in the step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import equinox as eqx
@@ -108,7 +108,8 @@ class Average:
         return [fg.ScheduledAction("begin", fg.AtStart(), self.set_begin, "decide")]
 
     def set_begin(self, run: fg.Run) -> fg.ReplaceState:
-        """Return the state in which the step is set after which the average begins."""
+        """Return the state in which the step is set after which the average begins. It begins
+        afresh: weights of an earlier fit are no part of it."""
         start, stop = run.step_range.start, run.step_range.stop
         if stop is None:
             raise ConfigurationError(
@@ -117,9 +118,15 @@ class Average:
             )
         state = run.state
         average = state.plugin_states[self._full_name]
-        begin = jnp.int32(start + round(self.rule.after * (stop - start)))
-        begin = jax.device_put(begin, average.after.sharding)
-        average = eqx.tree_at(lambda average: average.after, average, begin)
+        begin = start + round(self.rule.after * (stop - start))
+        counts = {"count": 0, "num_updates": 0, "after": begin}
+        average = replace(
+            average,
+            **{
+                name: jax.device_put(jnp.int32(number), getattr(average, name).sharding)
+                for name, number in counts.items()
+            },
+        )
         return fg.ReplaceState(
             state.replace(plugin_states={**state.plugin_states, self._full_name: average})
         )

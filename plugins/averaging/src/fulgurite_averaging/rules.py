@@ -95,8 +95,10 @@ class Mean:
         Mean(after=0.8, every=100)
 
     Attributes:
-        after: the step after which the average begins; a float below 1 is a part of the run that
-            `fit` plans.
+        after: the step after which the average begins, counted from step 0; a float below 1 is a
+            part of the run that `fit` plans. In a second fit, from the state of the first, the
+            latter begins a new mean, and the former continues that of the first; a run that is made
+            longer keeps the step at which its mean began.
         every: the updates of the weights between two updates of the average, counted from `after`.
     """
 

@@ -12,6 +12,8 @@ from fulgurite.errors import ModelError
 from fulgurite.training.forward import count_examples
 from jaxtyping import Array, Bool, Float
 
+from fulgurite_averaging.padding import leave_out_padding
+
 
 class _Moments(fg.metrics.Metric):
     """The first two moments of the inputs of a layer, by channel.
@@ -58,6 +60,8 @@ class _Collector(fg.Module):
         ctx = replace(ctx, model_state=jax.tree.map(lambda leaf: leaf, before))
         with fg.training_mode(True):
             module = jax.tree.map(_without_momentum, module, is_leaf=_is_batch_norm)
+            if ctx.mask is not None:
+                module = leave_out_padding(module, ctx.mask)
             output = module.training_step(batch, ctx)
         num_examples = count_examples(batch, ctx)
         moments = {}
@@ -78,10 +82,11 @@ def recompute_statistics(
     A running average is of the weights of earlier steps, and that of averaged weights belongs to no
     model at all. This runs the model over the data once, as in training, and sets mean and variance
     of every `eqx.nn.BatchNorm` to those over all examples; with several such layers, each sees the
-    outputs of those before it as in training, normalized by batch. Layers in inference mode, such
-    as those of a teacher, run so here too, and the statistics of what `training_step` does not
-    update stay as they are. This knows nothing of plugins that keep a part from training, such as
-    `Freeze`: put the normalization of such a part into inference mode.
+    outputs of those before it as in training, normalized by batch. Rows that are masked as padding
+    are left out. Layers in inference mode, such as those of a teacher, run so here too, and the
+    statistics of what training does not update stay as they are: of what `training_step` leaves
+    alone, and of what a plugin of the engine always keeps from training, as `Freeze` does. A part
+    that is frozen at some steps only is recomputed.
 
     Source: Izmailov et al. 2018, arXiv:1803.05407, section 3.2.
 
@@ -96,7 +101,8 @@ def recompute_statistics(
         stay usable.
 
     Raises:
-        ModelError: the model has no batch normalization, or training updates none of it.
+        ModelError: the model has no batch normalization, or training updates none of it; or a
+            batch has padding, and a layer normalizes over other axes than that of the examples.
     """
     state = model.state if isinstance(model, fg.FitResult) else model
     if isinstance(state, fg.TrainState):
@@ -115,12 +121,17 @@ def recompute_statistics(
     )
     # A copy: setting an entry makes the old state unusable.
     model_state = jax.tree.map(jnp.copy, model_state)
-    used = [number for number in range(len(layers)) if metrics[f"{number}/weight"] > 0]
+    frozen_markers = _list_frozen_markers(engine, module)
+    used = [
+        number
+        for number, layer in enumerate(layers)
+        if metrics[f"{number}/weight"] > 0 and _get_index(layer).marker not in frozen_markers
+    ]
     if not used:
         raise ModelError(
             f"training_step of {type(module).__name__} updates the statistics of no "
             "eqx.nn.BatchNorm, so there are none to recompute: take those to be recomputed out of "
-            "inference mode, eqx.nn.inference_mode(layer, value=False)"
+            "inference mode, eqx.nn.inference_mode(layer, value=False), and out of Freeze"
         )
     for number in used:
         first, second = (
@@ -131,6 +142,17 @@ def recompute_statistics(
     if isinstance(state, fg.TrainState):
         return state.replace(model_state=model_state)
     return module, model_state
+
+
+def _list_frozen_markers(engine: fg.Engine, module: Any) -> list[object]:
+    """Return what tells apart the indices of the model state that plugins keep from training.
+
+    Args:
+        engine: whose plugins are asked.
+        module: the module.
+    """
+    hooks = engine.plugins.implementations("list_kept_state")
+    return [index.marker for hook in hooks for index in hook(module=module) or ()]
 
 
 def _set_statistics(

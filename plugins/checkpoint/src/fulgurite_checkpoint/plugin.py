@@ -231,7 +231,9 @@ class Checkpointer(RunPlugin):
         if checkpoint is None or not run.is_complete:
             return False
         had_nothing_to_do = not checkpoint.index["pending_actions"]
-        return checkpoint.commit.step == run.step and had_nothing_to_do
+        # At another end other actions are due, such as those of the end itself.
+        had_same_end = fg.StepRange.from_json(checkpoint.index["step_range"]) == run.step_range
+        return checkpoint.commit.step == run.step and had_nothing_to_do and had_same_end
 
     def _save_or_try(self, run: fg.Run) -> None:
         """Save; in a trial, do what of it leaves nothing behind."""

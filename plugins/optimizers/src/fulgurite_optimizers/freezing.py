@@ -20,6 +20,8 @@ from fulgurite.tree.select import Selector
 from fulgurite.triggers import Or, UnboundedRange
 from jaxtyping import PyTree
 
+from fulgurite_optimizers.freeze_hooks import FreezeHooks
+
 
 @dataclass(frozen=True)
 class Freeze:
@@ -51,6 +53,8 @@ class Freeze:
         fg.Engine(steps=1000, plugins=[Freeze("encoder", until=500)])
     """
 
+    hookspecs = FreezeHooks
+
     where: Selector | str | Callable[[Any], Any]
     until: fg.Trigger | int | None = None
     train_statistics: bool = False
@@ -77,6 +81,16 @@ class Freeze:
         self.where(module)
         is_scheduled = self.since is not None or self.until is not None
         return UnfreezingUpdate(rule, self) if is_scheduled else FrozenUpdate(rule, self)
+
+    @fg.hookimpl
+    def list_kept_state(self, module: Any) -> list[eqx.nn.StateIndex]:
+        """Return the model state that stays as it is; none if the part is trained at some steps.
+
+        Args:
+            module: the module.
+        """
+        is_scheduled = self.since is not None or self.until is not None
+        return [] if is_scheduled else self.list_frozen_indices(module)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_one_of
+from fulgurite.foreign_names import hint_at_arguments
 from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import PyTree
 
@@ -43,6 +44,12 @@ class MultiOptimizer(FinalizeMixin):
 
     plugin_name = "phases"
 
+    @hint_at_arguments(
+        {},
+        "MultiOptimizer",
+        too_many="give each phase by the name of its loss, as in "
+        "MultiOptimizer(generator=Phase(optax.adam(1e-4), 'generator'))",
+    )
     def __init__(
         self,
         *,
@@ -51,6 +58,7 @@ class MultiOptimizer(FinalizeMixin):
         **phases: fg.OptimizerSpec,
     ) -> None:
         check_one_of(order, ("alternating", "simultaneous"), "MultiOptimizer: order")
+        check_one_of(overlap, (True, False), "MultiOptimizer: overlap")
         for name, phase in phases.items():
             if not isinstance(phase, fg.OptimizerSpec):
                 raise ConfigurationError(

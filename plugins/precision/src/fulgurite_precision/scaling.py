@@ -1,6 +1,7 @@
 """Loss scaling: gradients that float16 would round to zero."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import equinox as eqx
@@ -50,8 +51,8 @@ class Static:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A loss scale that is halved when an update is not finite, and doubled after `period` updates
-    that are.
+    """A loss scale that is halved when gradients are not finite, and doubled after `period` updates
+    whose gradients are.
 
     Source: Micikevicius et al. 2018, arXiv:1710.03740.
 
@@ -80,8 +81,14 @@ class Dynamic:
             raise ConfigurationError(
                 f"Dynamic: period is {self.period!r}; it must be a positive integer"
             )
-        if not self.factor > 1:
+        _check_positive("Dynamic", factor=self.factor)
+        if self.factor <= 1:
             raise ConfigurationError(f"Dynamic: factor is {self.factor!r}; it must be above 1")
+        if not self.minimum <= self.initial <= self.maximum:
+            raise ConfigurationError(
+                f"Dynamic: initial is {self.initial!r}, minimum {self.minimum!r} and maximum "
+                f"{self.maximum!r}; the first scale must lie between the two"
+            )
 
     def adjust(self, state: "ScaleState", is_finite: Bool[Array, ""]) -> "ScaleState":
         """Return the state after an update.
@@ -95,7 +102,7 @@ class Dynamic:
         larger = jnp.minimum(state.scale * self.factor, self.maximum)
         smaller = jnp.maximum(state.scale / self.factor, self.minimum)
         scale = jnp.where(is_period_over, larger, jnp.where(is_finite, state.scale, smaller))
-        return ScaleState(scale, jnp.where(is_period_over, 0, num_finite), state.num_skipped)
+        return ScaleState(scale, jnp.where(is_period_over, 0, num_finite), state.is_finite)
 
 
 class ScaleState(eqx.Module):
@@ -104,18 +111,19 @@ class ScaleState(eqx.Module):
     Attributes:
         scale: float32, the scale of the newest step.
         num_finite: int32, the finite updates in a row since it changed.
-        num_skipped: int32, the updates that were left out before that step.
+        is_finite: bool, whether its gradients were finite. An update that is left out for another
+            reason, such as a spike of the loss, is no overflow.
     """
 
     scale: Float[Array, ""]
     num_finite: Int[Array, ""]
-    num_skipped: Int[Array, ""]
+    is_finite: Bool[Array, ""]
 
     @staticmethod
     def init(scale: Static | Dynamic) -> "ScaleState":
         """Return the state before the first step. Less by one, because the first step counts the
         update before it, of which there is none."""
-        return ScaleState(jnp.float32(scale.initial), jnp.int32(-1), jnp.int32(0))
+        return ScaleState(jnp.float32(scale.initial), jnp.int32(-1), jnp.bool_(True))
 
 
 class ScaledGradients(UpdateRuleWrapper):
@@ -138,7 +146,8 @@ class ScaledGradients(UpdateRuleWrapper):
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
-        scaling = self._update(state)
+        before: ScaleState = state.plugin_states[self._state_name]
+        scaling = self._scale.adjust(before, before.is_finite)
 
         def forward_scaled(module: Any, *args: Any) -> fg.Output:
             output = forward(multiply_gradients(module, 1 / scaling.scale), *args)
@@ -149,19 +158,15 @@ class ScaledGradients(UpdateRuleWrapper):
             )
 
         new_state, output = self.rule(forward_scaled, state, batch, ctx)
+        # XLA makes one look of this and of that of the engine.
+        gradients = fg.Output(grads=output.grads)
+        is_overflow, _, _ = state.nonfinite.check(gradients, None, None, is_sharded=True)
+        scaling = replace(scaling, is_finite=~is_overflow)
         plugin_states = {**new_state.plugin_states, self._state_name: scaling}
         return new_state.replace(plugin_states=plugin_states), output
 
     def rewrap(self, rule: fg.UpdateRule) -> "ScaledGradients":
         return ScaledGradients(rule, self._state_name, self._scale)
-
-    def _update(self, state: fg.TrainState) -> ScaleState:
-        """Return the scaling of this step. The engine has counted whether the update before it was
-        left out, so nothing is looked at twice."""
-        scaling: ScaleState = state.plugin_states[self._state_name]
-        num_skipped = state.nonfinite.skipped
-        scaling = self._scale.adjust(scaling, num_skipped == scaling.num_skipped)
-        return ScaleState(scaling.scale, scaling.num_finite, num_skipped)
 
 
 def multiply_gradients(tree: PyTree, factor: Float[Array, ""]) -> PyTree:
@@ -197,7 +202,8 @@ _multiply.defvjp(_multiply_forward, _multiply_backward)
 
 def _check_positive(name: str, **values: float) -> None:
     for field, value in values.items():
-        if not 0 < value < float("inf"):
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not 0 < value < float("inf"):
             raise ConfigurationError(
                 f"{name}: {field} is {value!r}; it must be a positive finite number"
             )

@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
+from numbers import Real
 from threading import Timer
 from time import monotonic
 from typing import Any
@@ -140,7 +141,7 @@ def parse_duration(duration: float | str | timedelta) -> float:
         seconds = duration.total_seconds()
     elif isinstance(duration, str):
         seconds = _parse_text(duration)
-    elif not isinstance(duration, bool):
+    elif isinstance(duration, Real) and not isinstance(duration, bool):
         seconds = float(duration)
     if not 0 < seconds < math.inf:
         raise ConfigurationError(

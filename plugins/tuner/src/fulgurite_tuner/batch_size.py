@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import fulgurite as fg
@@ -80,19 +81,16 @@ def find_batch_size(
         ConfigurationError: the device does not tell its memory, or not even one example fits.
         DataError: there is no batch.
     """
-    start = as_int(start)
+    start, limit, max_size = as_int(start), as_int(limit), as_int(max_size)
     check_positive_int(start, "find_batch_size: start")
     check_one_of(search, get_args(Search), "find_batch_size: search")
-    if not 0 < fraction <= 1:
-        raise ConfigurationError(
-            f"find_batch_size: fraction is {fraction!r}; it must be above 0 and at most 1"
-        )
+    # Sizes are counted in parts that can be divided among the devices.
+    part = _count_local_devices(engine)
+    _check_bounds(limit, fraction, max_size, part)
     limits = engine.sharding.sync.all_gather("batch limit", limit or _read_limit(engine))
     limit = math.floor(fraction * min(limits))
     num_bytes: dict[int, int] = {}
     examples = _take_batch(engine, data)
-    # Sizes are counted in parts that can be divided among the devices.
-    part = _count_local_devices(engine)
 
     def measure(num_parts: int) -> int:
         size = num_parts * part
@@ -145,6 +143,8 @@ def find_largest(
         margin: the part of the size that is given away for safety.
     """
     largest = 2**30 if max_size is None else max_size
+    if largest < 1:
+        return 0
     size = min(start, largest)
     if fits(size):
         while 2 * size <= largest and fits(2 * size):
@@ -234,6 +234,32 @@ def _count_local_devices(engine: fg.Engine) -> int:
     """Return among how many devices of this process a batch may be divided."""
     mesh = engine.sharding.mesh
     return 1 if mesh is None else len(mesh.local_devices)
+
+
+def _check_bounds(
+    limit: int | None, fraction: float, max_size: int | None, num_devices: int
+) -> None:
+    """Raise a ConfigurationError if no batch could be within these bounds.
+
+    Args:
+        limit, fraction, max_size: those of `find_batch_size`.
+        num_devices: among how many devices a batch is divided.
+    """
+    is_number = isinstance(fraction, Real) and not isinstance(fraction, bool)
+    if not is_number or not 0 < fraction <= 1:
+        raise ConfigurationError(
+            f"find_batch_size: fraction is {fraction!r}; it must be above 0 and at most 1"
+        )
+    if limit is not None:
+        check_positive_int(limit, "find_batch_size: limit")
+    if max_size is None:
+        return
+    check_positive_int(max_size, "find_batch_size: max_size")
+    if max_size < num_devices:
+        raise ConfigurationError(
+            f"find_batch_size: max_size is {max_size}, and a batch is divided among {num_devices} "
+            "devices, each of which takes one example at least"
+        )
 
 
 def _take_batch(engine: fg.Engine, data: Any) -> Any:

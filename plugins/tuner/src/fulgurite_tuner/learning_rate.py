@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import fulgurite as fg
@@ -77,14 +78,24 @@ def find_learning_rate(
         low: the first rate.
         high: the last one.
         steps: how many rates.
-        smoothing: the decay of the moving average of the losses.
-        divergence: stops as soon as the smoothed loss is this many times its smallest value, or not
-            finite. Of losses that are not positive, see `has_diverged`.
+        smoothing: the decay of the moving average of the losses, from 0 to less than 1.
+        divergence: stops as soon as the smoothed loss is this many times its smallest value, which
+            is more than 1, or not finite. Of losses that are not positive, see `has_diverged`.
 
     Returns:
         The points up to there.
     """
     rates = list_rates(low, high, steps)
+    if not _is_number(smoothing) or not 0 <= smoothing < 1:
+        raise ConfigurationError(
+            f"find_learning_rate: smoothing is {smoothing!r}; it must be a number from 0 to less "
+            "than 1: 0 for the losses as they are, 0.9 for about the mean of the last ten"
+        )
+    if not _is_number(divergence) or not divergence > 1:
+        raise ConfigurationError(
+            f"find_learning_rate: divergence is {divergence!r}; it must be a number above 1: how "
+            "many times the smallest loss ends the search"
+        )
 
     def schedule(count: Any) -> Any:
         return low * (high / low) ** (count / max(steps - 1, 1))
@@ -121,12 +132,16 @@ def list_rates(low: float, high: float, steps: int) -> list[float]:
     """
     steps = as_int(steps)
     check_positive_int(steps, "find_learning_rate: steps")
-    if not 0 < low < high < math.inf:
+    if not _is_number(low) or not _is_number(high) or not 0 < low < high < math.inf:
         raise ConfigurationError(
             f"find_learning_rate: low is {low!r} and high is {high!r}; they must be positive, and "
             "low the smaller one"
         )
     return [float(rate) for rate in np.geomspace(low, high, steps)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def smooth(losses: list[float], decay: float) -> list[float]:

@@ -1,15 +1,21 @@
 """An engine to try things with, which leaves nothing behind."""
 
+from collections.abc import Collection
 from typing import Any
 
 import fulgurite as fg
+from fulgurite.plugins.selection import RegisteredPlugin
 
-# What changes the update. Everything else, such as loggers, checkpoints and evaluators, stays away.
+# What changes the update, or is a part of the train state and so takes memory. Everything else,
+# such as loggers, checkpoints and evaluators, stays away.
 _HOOKS = (
+    "after_update",
     "around_forward",
     "gradient_transform",
+    "init_plugin_state",
     "loss_terms",
     "make_update_rule",
+    "plugin_state_sharding",
     "register_rng_streams",
     "sharding_strategy",
     "transform_batch",
@@ -19,28 +25,60 @@ _HOOKS = (
 
 
 def make_trial_engine(engine: fg.Engine, *plugins: Any) -> fg.Engine:
-    """Return an engine that makes the same updates as another one, and writes nothing.
+    """Return an engine that makes the same updates as another one, of the same state, and writes
+    nothing.
 
     Args:
-        engine: the engine; its plugins are used as they are, and none of them is told of a fit.
+        engine: the engine; of its plugins only what changes the update or the state is used, and
+            none of them is told of a fit.
         plugins: further ones. If they give optimizers, they do it in the place of those of the
             engine.
     """
     hooks = _HOOKS
     if not any(hasattr(plugin, "configure_optimizers") for plugin in plugins):
         hooks = (*_HOOKS, "configure_optimizers")
-    chosen = {
-        impl.plugin.name: impl.plugin.plugin
-        for hook in hooks
-        for impl in engine.plugins.implementations(hook)
-    }
+    parts = [_take_part(engine, plugin, hooks) for plugin in engine.plugins.plugins.values()]
     return fg.Engine(
         steps=1,
         seed=engine.seed,
-        plugins=[*chosen.values(), *plugins],
+        plugins=[*(part for part in parts if part is not None), *plugins],
         autoload=False,
         # No metric is read, and no spike or overflow ends a trial.
         log_every=10**9,
         on_nonfinite="skip" if engine.on_nonfinite == "skip" else "ignore",
         device=engine.device,
     )
+
+
+def _take_part(engine: fg.Engine, plugin: RegisteredPlugin, hooks: Collection[str]) -> Any:
+    """Return a plugin of the same name that implements some of the hooks only, in the same way;
+    None if the plugin has none of them.
+
+    Args:
+        engine: that has the plugin.
+        plugin: the plugin.
+        hooks: the names of the hooks.
+    """
+    members: dict[str, Any] = {
+        hook: staticmethod(implementation.function)
+        for hook in hooks
+        for implementation in engine.plugins.implementations(hook)
+        if implementation.plugin is plugin
+    }
+    if not members:
+        return None
+    # A step may ask what is due by their names. They have their triggers already: those that run
+    # with an action of a plugin that stays away would find none.
+    actions = [action.scheduled for action in engine.actions if action.plugin is plugin]
+
+    @fg.hookimpl
+    def register_actions() -> list[fg.ScheduledAction]:
+        return actions
+
+    members |= {
+        "register_actions": staticmethod(register_actions),
+        "plugin_name": plugin.name,
+        "kept_on_skip": getattr(plugin.plugin, "kept_on_skip", False),
+        "__module__": type(plugin.plugin).__module__,
+    }
+    return type(type(plugin.plugin).__name__, (), members)()
