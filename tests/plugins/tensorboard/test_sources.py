@@ -49,4 +49,4 @@ def test_sources_that_are_no_names_are_refused(sources: Any):
 )
 def test_arguments_of_another_writer_are_answered_with_a_hint(argument: str, hint: str):
     with pytest.raises(ConfigurationError, match=f"no argument '{argument}': .*{hint}"):
-        TensorBoardLogger(**{argument: True})
+        TensorBoardLogger(**{argument: True})  # pyright: ignore[reportArgumentType]

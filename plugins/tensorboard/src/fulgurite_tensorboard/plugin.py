@@ -242,7 +242,7 @@ class _Backend:
         return self._files[split]
 
 
-def check_sources(sources: object, where: str) -> None:
+def check_sources(sources: Any, where: str) -> None:
     """Raise a `ConfigurationError` unless there are names, or None.
 
     Args:
