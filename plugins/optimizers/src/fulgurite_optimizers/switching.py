@@ -15,12 +15,12 @@ class SwitchState(NamedTuple):
     """The state of `switch_optimizers`.
 
     Attributes:
-        count: the number of updates so far.
+        num_updates: the number of updates so far.
         states: of each optimizer, in their order. Those before the current one stay as they were,
             because a state has the same structure at all steps.
     """
 
-    count: Int[Array, ""]
+    num_updates: Int[Array, ""]
     states: tuple[PyTree, ...]
 
 
@@ -62,14 +62,14 @@ def switch_optimizers(
         def run(index: int) -> tuple[PyTree, tuple[PyTree, ...]]:
             part_state = state.states[index]
             if index > 0:
-                is_first = state.count == starts[index]
+                is_first = state.num_updates == starts[index]
                 fresh = parts[index].init(params)
                 part_state = jax.tree.map(partial(_choose, is_first), fresh, part_state)
             new_updates, part_state = parts[index].update(updates, part_state, params, **extra_args)
             new_updates = jax.tree.map(_fill, new_updates, params, is_leaf=_is_none)
             return new_updates, (*state.states[:index], part_state, *state.states[index + 1 :])
 
-        current = jnp.sum(state.count >= jnp.asarray(starts)) - 1
+        current = jnp.sum(state.num_updates >= jnp.asarray(starts)) - 1
         branches = [partial(run, index) for index in range(len(parts))]
         dtypes = _promote(*(jax.eval_shape(branch)[0] for branch in branches))
 
@@ -79,7 +79,7 @@ def switch_optimizers(
 
         alike = [partial(run_alike, branch) for branch in branches]
         new_updates, states = jax.lax.switch(current, alike)
-        return new_updates, SwitchState(state.count + 1, states)
+        return new_updates, SwitchState(state.num_updates + 1, states)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
