@@ -45,7 +45,12 @@ def test_sources_that_are_no_names_are_refused(sources: Any):
 
 @pytest.mark.parametrize(
     ("argument", "hint"),
-    [("keys", "give sources="), ("allow_new", "leave sources= out"), ("flush", "at once")],
+    [
+        ("keys", "give sources="),
+        ("allow_new_keys", "leave sources= out"),
+        ("auto_flush", "at once"),
+        ("tag_to_key", "give layout="),
+    ],
 )
 def test_arguments_of_another_writer_are_answered_with_a_hint(argument: str, hint: str):
     with pytest.raises(ConfigurationError, match=f"no argument '{argument}': .*{hint}"):

@@ -35,9 +35,10 @@ _TELEMETRY = "telemetry="
 @hint_at_class_arguments(
     {
         "keys": "give sources=, the directories that there may be",
-        "allow_new": "leave sources= out, and any directory may be new",
-        "flush": "each record reaches the operating system at once, and checkpoints wait for the "
-        "disk",
+        "allow_new_keys": "leave sources= out, and any directory may be new",
+        "auto_flush": "each record reaches the operating system at once",
+        "tag_to_key": "give layout=, a function of source and name",
+        "dirname": "give layout=, a function of source and name",
     }
 )
 @dataclass(eq=False)
