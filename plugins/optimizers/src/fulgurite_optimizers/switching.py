@@ -69,7 +69,7 @@ def switch_optimizers(
             new_updates = jax.tree.map(_fill, new_updates, params, is_leaf=_is_none)
             return new_updates, (*state.states[:index], part_state, *state.states[index + 1 :])
 
-        current = jnp.sum(state.num_updates >= jnp.asarray(starts)) - 1
+        current = jnp.sum(state.num_updates >= jnp.asarray(starts, jnp.int32)) - 1
         branches = [partial(run, index) for index in range(len(parts))]
         dtypes = _promote(*(jax.eval_shape(branch)[0] for branch in branches))
 
