@@ -74,9 +74,12 @@ def find_file(page: Path, link: str) -> Path | None:
 
 def collect_siblings(folder: Path) -> set[str]:
     """Return the folders of a distribution and of the siblings that it needs, as pip takes them."""
+    members = [ROOT / "core", *ROOT.glob("plugins/*"), *ROOT.glob("contrib/*")]
+    projects = [member / "pyproject.toml" for member in members]
     folders = {
-        tomllib.loads(file.read_text())["project"]["name"]: file.parent
-        for file in (ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml"))
+        tomllib.loads(project.read_text())["project"]["name"]: project.parent
+        for project in projects
+        if project.exists()
     }
     waiting, collected = [folder], set()
     while waiting:
@@ -140,9 +143,7 @@ def test_a_dotted_name_that_does_not_exist_is_detected():
         find_object("fg.Engine.fitted")
 
 
-@pytest.mark.parametrize(
-    "readme", sorted(ROOT.glob("plugins/*/README.md")), ids=lambda page: page.parent.name
-)
+@pytest.mark.parametrize("readme", READMES, ids=lambda page: page.parent.name)
 def test_readme_of_a_plugin_installs_it_with_its_siblings(readme: Path):
     """No index has them, so `pip install fulgurite-NAME` would fail."""
     text = readme.read_text()

@@ -215,7 +215,7 @@ def test_losses_and_metrics_are_checked_where_they_are_made() -> None:
         Metrics(a=Norm("grads", mask="interms.net"))
     with pytest.raises(ConfigurationError, match="have no step for a schedule"):
         L1("preds", weight=lambda step: step)(jnp.ones(2), {})
-    with pytest.raises(PathError, match="'module' is not available to the losses= and metrics="):
+    with pytest.raises(PathError, match="'module' is not available to the losses=, metrics= "):
         L2("params")(jnp.ones(2), {})
     assert make_call_scope(None, {}).values.keys() == {"batch", "preds"}
     assert repr(Losses(ce=L1("preds", weight=2.0))) == "Losses(ce=L1(preds='preds', weight=2.0))"
@@ -295,6 +295,15 @@ def test_summaries_are_drawn_where_they_are_shown() -> None:
     media = run_around(summaries, fg.Output(preds=jnp.zeros((4, 6))), batch).media
     assert media["image"]().pixels.shape == (2, 2, 3, 1)
     assert media["flat"]().pixels.shape == (4, 2, 3, 1)
+
+
+def test_a_summary_is_a_function_of_predictions_and_batch_for_an_evaluator() -> None:
+    preds = jnp.linspace(0, 1, 24).reshape(4, 6)
+    shown: Any = Images("preds[:2]", shape=(2, 3, 1))(preds, {})
+    expected = np.round(np.linspace(0, 1, 24).reshape(4, 2, 3, 1)[:2] * 255)
+    np.testing.assert_allclose(shown.pixels, expected, atol=1)
+    with pytest.raises(PathError, match="'module' is not available to the .* and summaries="):
+        Histogram("module")(preds, {})
 
 
 def test_summaries_of_what_is_there_after_the_update() -> None:

@@ -79,7 +79,7 @@ def test_samples_are_added_to_and_those_of_objects_say_what_they_hold() -> None:
         for number, id in enumerate(ids.tolist(), 1):
             objects = objects.add([str(id)], [id])
             assert len(objects) == min(number, 5)
-        assert objects.compute() == [str(id) for id in expected]
+        assert list(objects) == objects.compute() == [str(id) for id in expected]
         assert [str(id) in objects for id in range(13)] == [id in expected for id in range(13)]
 
 

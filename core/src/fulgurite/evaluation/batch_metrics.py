@@ -15,7 +15,8 @@ from fulgurite.metrics.basic import Mean
 from fulgurite.metrics.conversion import GetWeight, as_metric, to_number
 from fulgurite.metrics.weights import collect_weights, find_weight
 from fulgurite.model.context import Context
-from fulgurite.model.module import evaluate_metric_fn
+from fulgurite.model.media import Media, render_if_due
+from fulgurite.model.module import call_with_mask, evaluate_metric_fn
 from fulgurite.model.output import Output
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.training.forward import get_weight
@@ -55,6 +56,29 @@ def collect_batch_metrics(
             else:
                 merged[name] = as_metric(name, value, get_default_weight)
     return merged, collected
+
+
+def choose_media(
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context, is_first: Any
+) -> dict[str, Media]:
+    """Return what is shown of a batch, by name: the evaluator's own summaries replace the media of
+    the step and of plugins; traced.
+
+    Args:
+        evaluator: its summaries are shown whether or not a plugin shows media.
+        output: what the module's step returned.
+        batch: without its mask.
+        ctx: the context of the step.
+        is_first: whether it is the first batch; of others nothing is computed.
+    """
+    if evaluator.summaries is None:
+        return output.media
+    preds = _get_preds(evaluator.name, output)
+    functions: dict[str, Any] = {
+        name: partial(call_with_mask, function, preds, batch, ctx.mask)
+        for name, function in evaluator.summaries.items()
+    }
+    return render_if_due(functions, is_first)
 
 
 def may_have_bare_numbers(evaluator: Evaluator, output: Output) -> bool:
@@ -163,14 +187,20 @@ def _call_functions(
     A function that takes `mask` makes its own metric; for a padded batch without it that is an
     error, because padding would count.
     """
-    if output.preds is None:
-        raise ModelError(
-            f"evaluator {evaluator_name!r} has metrics of its own: return fg.Output(..., preds=...)"
-        )
+    preds = _get_preds(evaluator_name, output)
     return {
-        name: evaluate_metric_fn(name, function, output.preds, batch, ctx.mask)
+        name: evaluate_metric_fn(name, function, preds, batch, ctx.mask)
         for name, function in functions.items()
     }
+
+
+def _get_preds(evaluator_name: str, output: Output) -> Any:
+    if output.preds is None:
+        raise ModelError(
+            f"evaluator {evaluator_name!r} has metrics, losses or summaries of its own, which take "
+            "predictions: return fg.Output(..., preds=...)"
+        )
+    return output.preds
 
 
 def _collect_plugin_metrics(

@@ -12,7 +12,7 @@ from fulgurite.errors import (
 )
 
 MetricFunctions = Mapping[str, Callable[..., Any]]
-"""Functions of predictions and batch, by the name of the metric or loss."""
+"""Functions of predictions and batch, by the name of the metric, loss or summary."""
 ShouldStop = Callable[[], bool]
 """Asked before each batch of an evaluation; True gives the evaluation up."""
 
@@ -39,6 +39,8 @@ class Evaluator:
             an array with an example axis, or `metric(preds, batch, mask)` a `Metric` or
             `CollectingMetric`; the step must return `preds`.
         losses: likewise, used instead of the loss and its terms; `loss` is their sum.
+        summaries: likewise, what is shown of the first batch, instead of the media of the step and
+            of plugins: `summary(preds, batch)` or `summary(preds, batch, mask)` returns media.
         new_rng_each_time: whether each evaluation draws different random numbers; by default all
             draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
@@ -53,6 +55,7 @@ class Evaluator:
     module_view: str = "current"
     metrics: MetricFunctions | None = None
     losses: MetricFunctions | None = None
+    summaries: MetricFunctions | None = None
     new_rng_each_time: bool = False
     exact: bool = True
     check_at_start: bool = True
@@ -66,6 +69,7 @@ class Evaluator:
         check_name(self.module_view, f"{where}: module_view")
         _check_functions(f"{where}: metrics", self.metrics)
         _check_functions(f"{where}: losses", self.losses)
+        _check_functions(f"{where}: summaries", self.summaries)
 
 
 @dataclass(frozen=True, eq=False)

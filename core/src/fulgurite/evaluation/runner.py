@@ -28,6 +28,7 @@ from fulgurite.data.sources import (
 from fulgurite.errors import DataError, EvaluationInterrupted, ModelError, mark_as_shared
 from fulgurite.evaluation.batch_metrics import (
     as_numbers,
+    choose_media,
     collect_bare_numbers,
     collect_batch_metrics,
     collect_losses_and_bare_metrics,
@@ -629,6 +630,7 @@ class EvaluationRunner:
             metrics, collected = collect_batch_metrics(
                 self._evaluator, self._plugins, module, output, batch, ctx
             )
+            media = choose_media(self._evaluator, output, batch, ctx, index == 0)
         accumulator = MetricAccumulator.from_metrics(metrics)
         names = dict.fromkeys(collected)
         if carry is not None:
@@ -636,7 +638,7 @@ class EvaluationRunner:
             where = f"the metrics of batch {self._batch_index} of {self._evaluator.name!r}"
             check_same_structure(before.metrics | names_before, metrics | names, where)
             accumulator = before.update(accumulator, restart=~has_batches)
-        return (accumulator, names, jnp.bool_(True)), collected, output.media
+        return (accumulator, names, jnp.bool_(True)), collected, media
 
     def _predict_batch(self, target: Any, batch: Any, device_arrays: Any, index: Any) -> Any:
         """Return the predictions of one batch, and its mask; traced."""

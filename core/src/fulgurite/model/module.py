@@ -386,6 +386,18 @@ def get_method(module: Any, name: str) -> Callable[..., Any]:
     return getattr(type(module), name)
 
 
+def call_with_mask(function: Callable[..., Any], preds: Any, batch: Any, mask: Any) -> Any:
+    """Return what a function of predictions and batch gives, called with `mask` if it has such a
+    parameter."""
+    if _takes_mask(function):
+        return function(preds, batch, mask=mask)
+    return function(preds, batch)
+
+
+def _takes_mask(function: Callable[..., Any]) -> bool:
+    return "mask" in inspect.signature(function).parameters
+
+
 def evaluate_metric_fn(
     name: str, function: Callable[..., Any], preds: Any, batch: Any, mask: Any
 ) -> Any:
@@ -405,9 +417,8 @@ def evaluate_metric_fn(
         ModelError: a function without a parameter `mask` made a metric or a number of a padded
             batch, padding and all; or the result holds no numbers.
     """
-    takes_mask = "mask" in inspect.signature(function).parameters
-    value = function(preds, batch, mask=mask) if takes_mask else function(preds, batch)
-    counts_padding = mask is not None and not takes_mask
+    value = call_with_mask(function, preds, batch, mask)
+    counts_padding = mask is not None and not _takes_mask(function)
     if is_metric(value):
         if counts_padding:
             kind = type(value).__name__

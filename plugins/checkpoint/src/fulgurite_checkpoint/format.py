@@ -57,6 +57,9 @@ _PROCESS_FILES = re.compile(
 )
 
 Verify = Literal["full", "size", "none"]
+Monitor = tuple[str, Mode | None]
+"""By what the best checkpoint is chosen: a metric `SOURCE/NAME`, and its mode, or None for the
+comparison of a program, of which the choice is recorded."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,12 @@ class Commit:
         hashes: SHA-256 of the files `hashes-P.json`, in the order of the processes.
         logger_positions: where each logger was, by plugin name, in the order of the processes.
         metrics: those measured at this very step, by source.
-        monitor: the metric by which its run chooses the best, as `SOURCE/NAME`, and `min` or `max`;
-            or None.
+        monitor: the metric by which its run chooses the best, as `SOURCE/NAME`, and `min` or `max`,
+            or None for a comparison of the program's own; or None.
         timings: seconds by name, over all attempts.
         wall_time: when it was saved, in seconds since 1970.
+        better: the name of such a comparison, or None.
+        best: the step of the best checkpoint so far by it; None if there is none.
     """
 
     step: int
@@ -80,9 +85,11 @@ class Commit:
     hashes: list[str]
     logger_positions: list[dict[str, Any]]
     metrics: dict[str, dict[str, Any]]
-    monitor: tuple[str, Mode] | None
+    monitor: Monitor | None
     timings: dict[str, float]
     wall_time: float
+    better: str | None = None
+    best: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,15 +171,17 @@ def read_replacing_commit(path: Path) -> Commit | None:
         return None
 
 
-def find_best(entries: list[Entry], metric: str, mode: Mode) -> Entry | None:
+def find_best(entries: list[Entry], metric: str, mode: Mode | None) -> Entry | None:
     """Return the first of the complete checkpoints that no later one beats; None if none has the
     metric. Those without it, or with a value that is not finite, are not considered.
 
     Args:
         entries: checkpoints, oldest first.
         metric: `SOURCE/NAME`.
-        mode: `max` or `min`.
+        mode: `max` or `min`; None for the best that the newest checkpoint records.
     """
+    if mode is None:
+        return find_recorded_best(entries)
     best = None
     best_value = None
     for entry in entries:
@@ -181,6 +190,18 @@ def find_best(entries: list[Entry], metric: str, mode: Mode) -> Entry | None:
             best = entry
             best_value = value
     return best
+
+
+def find_recorded_best(entries: list[Entry]) -> Entry | None:
+    """Return the best checkpoint that the newest complete one records; None if there is none, or if
+    it is gone.
+
+    Args:
+        entries: checkpoints, oldest first.
+    """
+    complete = {entry.step: entry for entry in entries if entry.commit}
+    newest = complete[max(complete)].commit if complete else None
+    return None if newest is None or newest.best is None else complete.get(newest.best)
 
 
 def read_commit(path: Path) -> Commit:

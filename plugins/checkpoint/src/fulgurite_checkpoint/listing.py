@@ -178,7 +178,7 @@ def _format_best(row: RunRow) -> str:
     if row.best is None:
         return ""
     metric, value, step, mode = row.best
-    kind = "smallest" if mode == "min" else "largest"
+    kind = {"min": "smallest", "max": "largest"}.get(mode, f"by {mode}:")
     return f"{kind} {metric} {format_number(value)} at {step}"
 
 
@@ -296,16 +296,16 @@ def _flatten_metrics(commit: Commit) -> dict[str, float]:
 
 def _find_best(entries: list[Entry]) -> tuple[str, float, int, str] | None:
     """Return the metric by which the run chooses the best, its best value, at which step, and
-    whether that is the largest or the smallest."""
-    monitors = [entry.commit.monitor for entry in entries if entry.commit and entry.commit.monitor]
-    if not monitors:
+    whether that is the largest or the smallest, or what comparison says so."""
+    commits = [entry.commit for entry in entries if entry.commit and entry.commit.monitor]
+    if not commits or commits[-1].monitor is None:
         return None
-    metric, mode = monitors[-1]
+    metric, mode = commits[-1].monitor
     best = format.find_best([entry for entry in entries if entry.commit], metric, mode)
     value = None if best is None else best.get_metric(metric)
     if best is None or value is None:
         return None
-    return metric, value, best.step, mode
+    return metric, value, best.step, mode or commits[-1].better or ""
 
 
 def _describe_checkpoint(entry: Entry, verify: Verify, marks: tuple[str, ...]) -> CheckpointRow:

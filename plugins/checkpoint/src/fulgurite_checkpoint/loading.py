@@ -97,8 +97,8 @@ def load(
         }
         if matches.rest:
             warnings.warn(
-                f"{checkpoint.path} fits {_get_name(model)} in part, and the rest is as the model "
-                f"makes it:\n{arrays.join_rows(matches.rest)}",
+                f"{checkpoint.path} fits {_get_name(model)} in part; what differs is cast where it "
+                f"says so, and otherwise as the model makes it:\n{arrays.join_rows(matches.rest)}",
                 stacklevel=2,
             )
             shapes = _make_state(model_init.build(model_init.arrays, key))

@@ -25,13 +25,14 @@ from fulgurite_runs import RunPlugin, get_run_directory
 from fulgurite_runs.loggers import rewind_loggers
 
 from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint.comparison import Better, Comparison, make_comparison
 from fulgurite_checkpoint.differences import (
     describe_differences,
     describe_hyperparameter_changes,
     report_hyperparameters,
 )
 from fulgurite_checkpoint.files import resolve_root
-from fulgurite_checkpoint.format import Entry, Verify
+from fulgurite_checkpoint.format import Entry, Monitor, Verify
 from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import (
@@ -90,6 +91,9 @@ class Checkpointer(RunPlugin):
         mode: whether the largest (`max`) or the smallest (`min`) is the best. None to tell it from
             the metric's name: a loss is to be small, an accuracy large; a name that does not tell
             is an error.
+        better: `better(metrics, best)` says whether the metrics of a checkpoint are better than
+            those of the best so far, instead of `mode`. Both are dictionaries by source, such as
+            `metrics["test"]["loss"]`. The name of the function and what it chose are recorded.
         on_exception: whether to save when training ends with an exception, if resuming from there
             is exact. Not with several processes, because the others may not know of it.
         async_save: whether to write while training continues.
@@ -111,6 +115,7 @@ class Checkpointer(RunPlugin):
     keep_period: int | None = None
     monitor: str | None = None
     mode: Mode | None = None
+    better: Better | None = None
     on_exception: bool = True
     async_save: bool = True
     weights_only: bool | fg.Selector = False
@@ -140,7 +145,9 @@ class Checkpointer(RunPlugin):
                 "minutes, where nothing measures it: give the interval of the evaluation, such as "
                 "every=100"
             )
-        if self.monitor is not None or self.mode is not None:
+        # Fails here, where the arguments are, if they do not go together.
+        comparison = self._comparison
+        if comparison is None and (self.monitor is not None or self.mode is not None):
             mode = resolve_mode(self.monitor or "", self.mode, "Checkpointer")
             object.__setattr__(self, "mode", mode)
         if not isinstance(self.weights_only, bool | fg.Selector):
@@ -218,11 +225,15 @@ class Checkpointer(RunPlugin):
         return snapshot
 
     @property
-    def _best_by(self) -> tuple[str, Mode] | None:
-        """The metric by which the best checkpoint is chosen, and its mode; None without one."""
-        if self.monitor is None or self.mode is None:
-            return None
-        return self.monitor, self.mode
+    def _comparison(self) -> Comparison | None:
+        """The comparison by `better`; None without it."""
+        return make_comparison(self.better, self.monitor, self.mode)
+
+    @property
+    def _best_by(self) -> Monitor | None:
+        """The metric by which the best checkpoint is chosen, and its mode, or None for `better`;
+        None without one."""
+        return None if self.monitor is None else (self.monitor, self.mode)
 
     def _is_saved_already(self, run: fg.Run) -> bool:
         """Return whether this is a finished run that was started again: its last checkpoint is as
@@ -355,6 +366,7 @@ class Checkpointer(RunPlugin):
             metrics_by_source=_list_metrics(run, checkpoint),
             resumed_from=checkpoint,
             weights_only=self.weights_only,
+            comparison=self._comparison,
         )
         if checkpoint is not None:
             report_hyperparameters(run)
@@ -362,11 +374,18 @@ class Checkpointer(RunPlugin):
             _report_changed_loggers(run, resumed_here)
         # Again, because a process may be killed between a checkpoint and what it says of it.
         self._fit.saver.report_best(run)
-        if self._best_by is not None:
-            metric, mode = self._best_by
-            kind = "smallest" if mode == "min" else "largest"
-            message = f"the best checkpoint is that with the {kind} {metric}"
-            run.notify("checkpoints", message)
+        self._report_choice(run)
+
+    def _report_choice(self, run: fg.Run) -> None:
+        """Log by what the best checkpoint is chosen."""
+        comparison = self._comparison
+        if comparison is not None:
+            chosen_by = f"the best metrics by {comparison.name}"
+        elif self.monitor is not None:
+            chosen_by = f"the {'smallest' if self.mode == 'min' else 'largest'} {self.monitor}"
+        else:
+            return
+        run.notify("checkpoints", f"the best checkpoint is that with {chosen_by}")
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:

@@ -13,13 +13,12 @@ import jax
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError, PathError
 from fulgurite.fit.run import EngineView
-from fulgurite.metrics.direction import Mode
 from fulgurite.tree.paths import Path as TreePath
 from fulgurite_runs.manifest import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import DamagedError, read_json
-from fulgurite_checkpoint.format import Commit, Entry, Verify
+from fulgurite_checkpoint.format import Commit, Entry, Monitor, Verify
 from fulgurite_checkpoint.history import decode_history
 from fulgurite_checkpoint.validation import (
     check_bool,
@@ -66,13 +65,13 @@ class SavedCheckpoint:
     has_data_restarted: bool
     make_snapshot: Callable[[fg.TrainState], fg.Snapshot]
 
-    def find_module_view(self, monitor: tuple[str, Mode] | None) -> str:
+    def find_module_view(self, monitor: Monitor | None) -> str:
         """Return the module view by whose weights this is the best checkpoint.
 
         Args:
             monitor: the metric and mode by which the best was chosen; None for those of the run.
         """
-        monitor = monitor or self.commit.monitor
+        monitor = _resolve_monitor(monitor, self.commit)
         source = "" if monitor is None else monitor[0].partition("/")[0]
         return self.module_views.get(source, "current")
 
@@ -114,7 +113,7 @@ def find_newest(root: Path, read: Callable[[Entry], T]) -> T | None:
     return None
 
 
-def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, Mode] | None) -> Entry:
+def find_checkpoint(root: Path, step: int | str, monitor: Monitor | None) -> Entry:
     """Return the checkpoint of a step, or the best one.
 
     Args:
@@ -136,10 +135,18 @@ def find_checkpoint(root: Path, step: int | str, monitor: tuple[str, Mode] | Non
     raise CheckpointError(f"there is no checkpoint of step {step} in {root}. There is: {steps}")
 
 
-def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, Mode] | None) -> Entry:
+def _resolve_monitor(monitor: Monitor | None, commit: Commit) -> Monitor | None:
+    """Return by what the best of a run is chosen: as its newest commit says, unless a program names
+    a metric and a mode. What a comparison chose is recorded, or the run had none."""
+    if monitor is None or monitor[1] is None:
+        return commit.monitor or monitor
+    return monitor
+
+
+def _find_best(root: Path, entries: list[Entry], monitor: Monitor | None) -> Entry:
     commits = [entry.commit for entry in entries if entry.commit]
-    if monitor is None and commits:
-        monitor = commits[-1].monitor
+    if commits:
+        monitor = _resolve_monitor(monitor, commits[-1])
     if monitor is None:
         raise CheckpointError(
             f"the best checkpoint of {root} by which metric? Give Checkpointer(monitor='test/loss')"
@@ -148,6 +155,16 @@ def _find_best(root: Path, entries: list[Entry], monitor: tuple[str, Mode] | Non
     best = format.find_best(entries, metric, mode)
     if best is not None:
         return best
+    if mode is None and commits and commits[-1].better is None:
+        raise CheckpointError(
+            f"no comparison has chosen among the checkpoints of {root}: give mode= instead of "
+            "better=, or a step"
+        )
+    if mode is None and commits and commits[-1].best is not None:
+        raise CheckpointError(
+            f"the best checkpoint of {root} is that of step {commits[-1].best}, which is gone: put "
+            "it back, or give a step"
+        )
     measured_names = {
         f"{source}/{name}"
         for commit in commits

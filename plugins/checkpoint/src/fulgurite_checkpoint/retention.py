@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fulgurite.errors import CheckpointError
-from fulgurite.metrics.direction import Mode
 from fulgurite_runs.directory import is_link, supersede
 
 from fulgurite_checkpoint.files import sync
@@ -13,6 +12,7 @@ from fulgurite_checkpoint.format import (
     UNFINISHED_NAME,
     Commit,
     Entry,
+    Monitor,
     find_best,
     get_checkpoint_folder,
     list_entries,
@@ -28,12 +28,13 @@ class RetentionPolicy:
         max_to_keep: how many of the newest; None for all.
         keep_period: those whose step is a multiple of this stay too.
         best_by: the metric `SOURCE/NAME` by which the best stays, and whether the largest (`max`)
-            or the smallest (`min`) is the best; None for none.
+            or the smallest (`min`) is the best, or None for a comparison that checkpoints record;
+            None for none.
     """
 
     max_to_keep: int | None
     keep_period: int | None
-    best_by: tuple[str, Mode] | None
+    best_by: Monitor | None
 
     def select_superfluous(self, entries: list[Entry]) -> list[Entry]:
         """Return the complete checkpoints that need not stay, oldest first."""

@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers
 
 from fulgurite_checkpoint import arrays, format
+from fulgurite_checkpoint.comparison import Comparison
 from fulgurite_checkpoint.format import Commit, Entry
 from fulgurite_checkpoint.history import HistoryEncoder
 from fulgurite_checkpoint.restoring import SavedCheckpoint
@@ -83,6 +84,7 @@ class Saver:
         resumed_from: the checkpoint that the fit resumes from, or None.
         weights_only: whether to leave out what only training needs; a selector is what to save of
             the module.
+        comparison: by which the best is chosen, instead of a mode; None for that of the policy.
     """
 
     root: Path
@@ -92,6 +94,7 @@ class Saver:
     metrics_by_source: dict[str, tuple[int, dict[str, Any]]]
     resumed_from: SavedCheckpoint | None = None
     weights_only: bool | fg.Selector = False
+    comparison: Comparison | None = None
 
     def __post_init__(self) -> None:
         self._saving: tuple[_Content, PendingCheckpoint] | None = None
@@ -102,7 +105,11 @@ class Saver:
         self._num_own_records = 0
         self._best: Entry | None = None
         if self.policy.best_by is not None and jax.process_index() == 0:
-            self._best = format.find_best(format.list_entries(self.root), *self.policy.best_by)
+            entries = format.list_entries(self.root)
+            if self.comparison is None:
+                self._best = format.find_best(entries, *self.policy.best_by)
+            else:
+                self._best = self.comparison.find_best(entries)
 
     def note_metrics(self, record: fg.Record) -> None:
         """Note metrics with the step at which they were measured."""
@@ -220,6 +227,7 @@ class Saver:
             timings=self._sum_timings(run),
             wall_time=time.time(),
         )
+        commit = self._record_best(commit)
         # Renamed when complete: so a `step-N` without COMMIT is damage, and the same step can be
         # saved again while the old checkpoint stays until its successor is there.
         path = format.get_checkpoint_folder(self.root) / f"saving-step-{step}"
@@ -290,14 +298,32 @@ class Saver:
             stacklevel=2,
         )
 
+    def _record_best(self, commit: Commit) -> Commit:
+        """Return a commit that says which checkpoint is the best so far, if a comparison does."""
+        if self.comparison is None or jax.process_index() != 0:
+            return commit
+        best = self._best
+        newest = self._make_entry(commit)
+        if self.comparison.is_better(newest, best):
+            best = newest
+        best_step = None if best is None else best.step
+        return replace(commit, better=self.comparison.name, best=best_step)
+
+    def _make_entry(self, commit: Commit) -> Entry:
+        path = format.get_checkpoint_folder(self.root) / f"step-{commit.step}"
+        return Entry(commit.step, path, commit)
+
     def _note_best(self, run: fg.Run, commit: Commit) -> None:
         """Tell of a complete checkpoint if it is the best so far."""
         if self.policy.best_by is None or jax.process_index() != 0:
             return
-        path = format.get_checkpoint_folder(self.root) / f"step-{commit.step}"
-        newest = Entry(commit.step, path, commit)
-        known = [] if self._best is None else [self._best]
-        if format.find_best([*known, newest], *self.policy.best_by) is newest:
+        newest = self._make_entry(commit)
+        if self.comparison is None:
+            known = [] if self._best is None else [self._best]
+            is_best = format.find_best([*known, newest], *self.policy.best_by) is newest
+        else:
+            is_best = commit.best == commit.step
+        if is_best:
             self._best = newest
             self.report_best(run)
 

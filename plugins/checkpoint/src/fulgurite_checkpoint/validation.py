@@ -358,9 +358,13 @@ def check_commit_fields(content: Mapping[str, Any]) -> None:
     _check_seconds(content["wall_time"], "wall_time")
     monitor = content["monitor"]
     is_pair = isinstance(monitor, list) and len(monitor) == 2
-    is_valid = is_pair and isinstance(monitor[0], str) and monitor[1] in get_args(Mode)
+    is_valid = is_pair and isinstance(monitor[0], str) and monitor[1] in (None, *get_args(Mode))
     if monitor is not None and not is_valid:
         raise ValueError(f"monitor is {monitor!r}; it must be a metric and a mode")
+    if content.get("better") is not None:
+        check_text(content["better"], "better")
+    if content.get("best") is not None:
+        check_count(content["best"], "best")
 
 
 def _check_seconds(seconds: Any, name: str) -> None:

@@ -64,6 +64,8 @@ class Evaluator:
             returns an array with an example axis, which is averaged, or `metric(preds, batch,
             mask)` a metric.
         losses: likewise, instead of the module's loss; `loss` is their sum.
+        summaries: likewise, what is shown of the first batch, instead of the media of the step and
+            of plugins; `summary(preds, batch)` returns media of `fulgurite_logging.media`.
         module_view: `current`, or the name of a module that another plugin derives from the state,
             such as `averaged`.
         new_rng_each_time: whether each evaluation draws different random numbers; by default all
@@ -83,6 +85,7 @@ class Evaluator:
     num_batches: int | None = None
     metrics: MetricFunctions | None = None
     losses: MetricFunctions | None = None
+    summaries: MetricFunctions | None = None
     module_view: str = "current"
     new_rng_each_time: bool = False
     raise_on_error: bool = True
@@ -113,6 +116,12 @@ class Evaluator:
             )
         if self.fn is not None:
             check_callable(self.fn, f"{where}: fn")
+            for name in ("metrics", "losses", "summaries"):
+                if getattr(self, name) is not None:
+                    raise ConfigurationError(
+                        f"{where}: {name} are of an evaluation of the module, and fn replaces it: "
+                        "return them from fn, or leave it out"
+                    )
         if self.data is None and not self._is_custom:
             raise ConfigurationError(f"{where} has nothing to evaluate: give it data, or fn=")
         # What the core's evaluator refuses is refused here already, not first in an engine.
@@ -210,6 +219,7 @@ class Evaluator:
             module_view=module_view,
             metrics=self.metrics,
             losses=self.losses,
+            summaries=self.summaries,
             new_rng_each_time=self.new_rng_each_time,
             exact=isinstance(self.every, fg.Trigger) and is_exact(self.every),
             check_at_start=(

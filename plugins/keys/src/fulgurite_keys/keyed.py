@@ -80,4 +80,4 @@ def _list_key_fields(owner: type) -> dict[str, bool]:
 def make_call_scope(preds: Any, batch: Any) -> Scope:
     """Return the scope of a function of predictions and batch, as an evaluator calls it."""
     values = {"batch": batch, "preds": preds}
-    return Scope(values, "the losses= and metrics= of an evaluator")
+    return Scope(values, "the losses=, metrics= and summaries= of an evaluator")

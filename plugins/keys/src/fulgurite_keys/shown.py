@@ -6,7 +6,7 @@ from typing import Any
 import fulgurite as fg
 from fulgurite_logging import media
 
-from fulgurite_keys.keyed import Keyed
+from fulgurite_keys.keyed import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope
 
 
@@ -36,6 +36,10 @@ class Summary(Keyed):
     def evaluate(self, scope: Scope) -> fg.Media:
         """Return what is shown of a batch."""
         return self.draw(**self.resolve(scope))
+
+    def __call__(self, preds: Any, batch: Any) -> fg.Media:
+        """Return what is shown, as an evaluator calls it, with keys in `batch` and `preds` only."""
+        return self.evaluate(make_call_scope(preds, batch))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Samples of a fixed size out of any number of examples, the same in any order and grouping."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -177,6 +177,9 @@ class SampledObjects:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.compute())
 
     def __contains__(self, value: Any) -> bool:
         return value in self.compute()

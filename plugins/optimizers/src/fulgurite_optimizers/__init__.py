@@ -14,3 +14,4 @@ from fulgurite_optimizers.freezing import Freeze as Freeze, freeze as freeze
 from fulgurite_optimizers.multi_optimizer import MultiOptimizer as MultiOptimizer
 from fulgurite_optimizers.phase import Phase as Phase, optimize_only as optimize_only
 from fulgurite_optimizers.plateau import ReduceOnPlateau as ReduceOnPlateau
+from fulgurite_optimizers.switching import switch_optimizers as switch_optimizers

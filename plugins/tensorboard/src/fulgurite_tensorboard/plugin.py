@@ -6,7 +6,7 @@ import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import fulgurite as fg
-from fulgurite.errors import CheckpointError
+from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.foreign_names import hint_at_class_arguments
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs.directory import sync_folder
 
@@ -31,6 +32,15 @@ _SPLIT = re.compile(r"(?!\.)[\w.=+%-]{1,100}")
 _TELEMETRY = "telemetry="
 
 
+@hint_at_class_arguments(
+    {
+        "keys": "give sources=, the directories that there may be",
+        "allow_new_keys": "leave sources= out, and any directory may be new",
+        "auto_flush": "each record reaches the operating system at once",
+        "tag_to_key": "give layout=, a function of source and name",
+        "dirname": "give layout=, a function of source and name",
+    }
+)
 @dataclass(eq=False)
 class TensorBoardLogger(FileLogger):
     """Write scalars, pictures, histograms, figures, text and configuration for TensorBoard.
@@ -60,10 +70,16 @@ class TensorBoardLogger(FileLogger):
     Attributes:
         layout: `layout(source, name)` returns the directory and the tag of a value; TensorBoard
             draws tags of the same name into one chart. By default these are source and name.
+        sources: the directories of numbers and media that there may be; None for any. A value for
+            another one, such as a misspelled one of `layout`, is left out with one warning.
     """
 
     plugin_name = FOLDER
     layout: Layout | None = None
+    sources: Collection[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_sources(self.sources, "TensorBoardLogger")
 
     def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         """Return what writes the event files."""
@@ -76,7 +92,7 @@ class TensorBoardLogger(FileLogger):
             sizes = {
                 split: _measure_files(folder / split, run.step) for split in _list_splits(folder)
             }
-        return _Backend(folder, sizes, run.step, self.layout)
+        return _Backend(folder, sizes, run.step, self.layout, self.sources)
 
     def check_position(self, folder: Path, position: Any, step: int | None) -> None:
         for split, sizes in _check_position(position).items():
@@ -115,13 +131,20 @@ class _Backend:
         sizes: the position to go on from; other files are set aside.
         step: the step to go on from.
         layout: that of the logger.
+        sources: those of the logger.
     """
 
     def __init__(
-        self, folder: Path, sizes: dict[str, dict[str, int]], step: int, layout: Layout | None
+        self,
+        folder: Path,
+        sizes: dict[str, dict[str, int]],
+        step: int,
+        layout: Layout | None,
+        sources: Collection[str] | None,
     ) -> None:
         self._folder = folder
         self._layout = layout
+        self._sources = sources
         self._files: dict[str, EventFile] = {}
         self._earlier_sizes = sizes
         self._refused_names: set[str] = set()
@@ -147,6 +170,8 @@ class _Backend:
             event = build_summary_event(record.step, wall_time, hyperparameters)
             self._get_file("").append(event)
         for part in self._divide(record):
+            if not self._accepts(part):
+                continue
             summary = build_summary(part, partial(self._refuse, part))
             event = build_summary_event(record.step, wall_time, summary)
             self._get_file(get_split(part)).append(event)
@@ -180,6 +205,17 @@ class _Backend:
             replace(record, source=directory, values=part) for directory, part in values.items()
         ]
 
+    def _accepts(self, record: fg.Record) -> bool:
+        """Return whether the directory of a record may be; warn of its values if not."""
+        if record.kind not in ("scalars", "media"):  # configuration and texts describe the run
+            return True
+        error = find_source_error(record.source, self._sources)
+        if error is None:
+            return True
+        for name in record.values:
+            self._refuse(record, name, error)
+        return False
+
     def _refuse(self, record: fg.Record, name: str, error: Exception) -> None:
         """Warn, once for each name, that a value is not shown."""
         full_name = f"{record.source}/{name}"
@@ -205,6 +241,31 @@ class _Backend:
                 # no later one.
                 self._files[split].append(build_start_event(0))
         return self._files[split]
+
+
+def check_sources(sources: Any, where: str) -> None:
+    """Raise a `ConfigurationError` unless there are names, or None.
+
+    Args:
+        sources: to check.
+        where: whose argument it is.
+    """
+    is_collection = isinstance(sources, Collection) and not isinstance(sources, str | bytes)
+    if sources is None or (is_collection and all(isinstance(name, str) for name in sources)):
+        return
+    raise ConfigurationError(f"{where}: sources is {sources!r}; give a tuple of names")
+
+
+def find_source_error(source: str, sources: Collection[str] | None) -> ConfigurationError | None:
+    """Return what is wrong with a source; None if it is one of those that there may be.
+
+    Args:
+        source: the source.
+        sources: those that there may be; None for any.
+    """
+    if sources is None or source in sources:
+        return None
+    return ConfigurationError(f"there is no source {source!r}. {did_you_mean(source, sources)}")
 
 
 def get_next_name(folder: Path) -> str:

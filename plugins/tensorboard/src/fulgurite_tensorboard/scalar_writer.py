@@ -9,10 +9,15 @@ from typing import Any
 
 import fulgurite as fg
 import numpy as np
-from fulgurite.errors import ConfigurationError, StateError, did_you_mean
+from fulgurite.errors import ConfigurationError, StateError
 
 from fulgurite_tensorboard.events import EventFile, build_summary_event
-from fulgurite_tensorboard.plugin import get_next_name, get_split
+from fulgurite_tensorboard.plugin import (
+    check_sources,
+    find_source_error,
+    get_next_name,
+    get_split,
+)
 from fulgurite_tensorboard.summaries import build_summary
 
 
@@ -37,10 +42,7 @@ class TensorBoardWriter(AbstractContextManager["TensorBoardWriter", None]):
     """
 
     def __init__(self, folder: Any, *, sources: Collection[str] | None = None) -> None:
-        if isinstance(sources, str):
-            raise ConfigurationError(
-                f"TensorBoardWriter: sources is {sources!r}; give a tuple of names"
-            )
+        check_sources(sources, "TensorBoardWriter")
         self._folder = Path(folder)
         self._sources = sources
         self._files: dict[str, EventFile] | None = {}
@@ -85,11 +87,9 @@ class TensorBoardWriter(AbstractContextManager["TensorBoardWriter", None]):
     def _get_file(self, record: fg.Record) -> EventFile:
         if self._files is None:
             raise StateError("this TensorBoardWriter is closed: make another one")
-        if self._sources is not None and record.source not in self._sources:
-            raise ConfigurationError(
-                f"TensorBoardWriter: there is no source {record.source!r}. "
-                f"{did_you_mean(record.source, self._sources)}"
-            )
+        error = find_source_error(record.source, self._sources)
+        if error is not None:
+            raise error
         split = get_split(record)
         if split not in self._files:
             folder = self._folder / split
