@@ -6,6 +6,7 @@ from typing import Any, Literal
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_one_of
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import PyTree
 
@@ -14,6 +15,7 @@ from fulgurite_optimizers.phase import Phase, list_announcements
 from fulgurite_optimizers.update import PhasedUpdate
 
 
+@hide_constructor_frames
 class MultiOptimizer(FinalizeMixin):
     """Trains each loss with its own optimizer, all in one compiled step.
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs.directory import sync_folder
 
@@ -31,6 +32,7 @@ _SPLIT = re.compile(r"(?!\.)[\w.=+%-]{1,100}")
 _TELEMETRY = "telemetry="
 
 
+@hide_constructor_frames
 @dataclass(eq=False)
 class TensorBoardLogger(FileLogger):
     """Write scalars, pictures, histograms, figures, text and configuration for TensorBoard.
