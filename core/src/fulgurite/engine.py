@@ -49,6 +49,7 @@ from fulgurite.evaluation.loss_trial import choose_sample
 from fulgurite.evaluation.padding_trial import choose_examples
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
+from fulgurite.evaluation.totals import EvaluationTotals
 from fulgurite.execution.debugging import check_jit_enabled
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.executables import keep_compiled_programs
@@ -496,7 +497,37 @@ class Engine:
         )
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
         num_batches = self._min_with_dev_run(num_batches)
-        return self._get_runner(spec).evaluate(target, spec.data, num_batches).metrics
+        return self._get_runner(spec).evaluate(target, spec.data, num_batches).compute()
+
+    @hide_internal_frames
+    @_use_device
+    def evaluate_step(
+        self,
+        model: Any,
+        batch: Any,
+        totals: EvaluationTotals | None = None,
+        *,
+        name: str = "test",
+        metrics: MetricFunctions | None = None,
+        losses: MetricFunctions | None = None,
+    ) -> EvaluationTotals:
+        """Evaluate one batch more, in a loop of one's own: `totals.compute()` gives what `evaluate`
+        does over all of its batches. Nothing is read from the device before.
+
+        Args:
+            model: as of `evaluate`; may be another one at each step.
+            batch: a tree of arrays with a leading example axis, or an `fg.MaskedBatch`.
+            totals: what the step before returned; None begins an evaluation.
+            name, metrics, losses: as of `evaluate`, the same at each step.
+        """
+        spec = Evaluator(name, [batch], metrics=metrics, losses=losses)
+        if totals is not None and self._get_runner(spec) is not self._get_runner(totals.evaluator):
+            raise ConfigurationError(
+                f"evaluate_step of evaluation {name!r} got totals of {totals.evaluator.name!r}, or "
+                "of other metrics and losses: give each evaluation totals of its own"
+            )
+        target = as_eval_target(_unwrap_result(model), self._make_root_key())
+        return self._get_runner(spec).evaluate(target, spec.data, None, totals=totals)
 
     @hide_internal_frames
     @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
@@ -556,7 +587,8 @@ class Engine:
         state = self.apply_module_view(state, spec.module_view)
         target = as_eval_target(state, state.key)
         num_batches = self._min_with_dev_run(spec.num_batches)
-        return self._get_runner(spec).evaluate(target, spec.data, num_batches, should_stop)
+        runner = self._get_runner(spec)
+        return runner.evaluate(target, spec.data, num_batches, should_stop).get_result()
 
     @_use_device
     def check_evaluators(self, state: TrainState) -> None:
