@@ -55,6 +55,9 @@ def test_totals_over_many_steps_are_those_of_one_evaluation_and_of_numpy() -> No
         assert values["loss"] == pytest.approx(loss, rel=1e-5)
         assert values["error"] == pytest.approx(errors[counted].mean(), rel=1e-5)
         np.testing.assert_allclose(values["values"], errors[counted], rtol=1e-4)
+        metrics = part.read_metrics()
+        assert metrics["error"].compute() == pytest.approx(values["error"])
+        assert isinstance(metrics["values"], Kept) and metrics["values"].mask.sum() == num_examples
         # Random numbers too.
         at_once = engine.evaluate(state, batches[:num_batches])
         assert values.keys() == at_once.keys()

@@ -10,7 +10,7 @@ import jax
 from fulgurite.evaluation.batch_metrics import as_numbers, compute_collected
 from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator
 from fulgurite.evaluation.program import CarryLayout
-from fulgurite.metrics.base import CollectingMetric, MetricAccumulator, flatten_nested
+from fulgurite.metrics.base import CollectingMetric, Metric, MetricAccumulator, flatten_nested
 
 
 @dataclass(frozen=True)
@@ -70,28 +70,37 @@ class EvaluationTotals:
         device."""
         return self.get_result().metrics
 
+    def read_metrics(self) -> dict[str, Metric | CollectingMetric]:
+        """Return the metrics over all batches so far themselves, by name, on the host: they can be
+        merged with those of other evaluations. Waits for the device."""
+        accumulator, collected = self._read()
+        return {**accumulator.metrics, **collected}
+
     def get_result(self) -> EvaluationResult:
         """Return the metrics and media over all batches so far. Waits for the device."""
-        parts = [*self.parts, *(batch.read() for batch in self.pending)]
-        accumulators: list[MetricAccumulator] = [
-            self.layouts[structure].unflatten(jax.device_get(carry))[0]
-            for structure, carry in self.carries.items()
-        ]
-        values: dict[str, Any] = {}
+        accumulator, collected = self._read()
+        values: dict[str, Any] = accumulator.compute()
+        shown = {name: metric.media() for name, metric in accumulator.metrics.items()}
         media = dict(self.shown)
-        if accumulators:
-            accumulator = reduce(MetricAccumulator.merge, accumulators)
-            values |= accumulator.compute()
-            shown = {name: metric.media() for name, metric in accumulator.metrics.items()}
-            media |= {
-                name: value for name, value in flatten_nested(shown).items() if value is not None
-            }
-        for name in dict.fromkeys(name for part in parts for name in part):
-            collected = [part[name] for part in parts if name in part]
-            values |= compute_collected(name, collected)
+        media |= {name: value for name, value in flatten_nested(shown).items() if value is not None}
+        for name, metric in collected.items():
+            values |= compute_collected(name, metric)
         # Summed up here and not for each batch: each term may weigh examples in its own way, so the
         # sums of the batches have no weight that fits.
         losses = self.evaluator.losses or {}
         if "loss" in losses or (losses and "loss" not in values):
             values["loss"] = sum(values[name] for name in losses)
         return EvaluationResult(as_numbers(values), media)
+
+    def _read(self) -> tuple[MetricAccumulator, dict[str, CollectingMetric]]:
+        """Return the merged metrics, and the collecting ones by name, on the host."""
+        parts: dict[str, list[CollectingMetric]] = {}
+        for part in (*self.parts, *(batch.read() for batch in self.pending)):
+            for name, metric in part.items():
+                parts.setdefault(name, []).append(metric)
+        accumulators: list[MetricAccumulator] = [
+            self.layouts[structure].unflatten(jax.device_get(carry))[0]
+            for structure, carry in self.carries.items()
+        ]
+        accumulator = reduce(MetricAccumulator.merge, accumulators, MetricAccumulator({}, {}))
+        return accumulator, {name: first.merge(*more) for name, (first, *more) in parts.items()}
