@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import wraps
 from inspect import Signature, signature
 from itertools import islice
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, get_args
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 import fulgurite.hookspecs as hookspecs
+from fulgurite.attributes import check_assignment, check_no_class_attributes
 from fulgurite.callbacks import callback_error_context
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.leaves import as_arrays
@@ -108,6 +109,33 @@ from fulgurite.waits import Wait
 RETURNABLE = ("preds", "aux", "grads", "updates")
 """Fields of the output that leave a step only where `Engine.step` is asked for them."""
 
+SET_BY_PROGRAMS = frozenset({"config", "program_file", "run_dir"})
+SET_ONCE = frozenset(
+    {
+        "steps",
+        "epochs",
+        "seed",
+        "steps_per_execution",
+        "limit_train_batches",
+        "on_nonfinite",
+        "max_compilations",
+        "fast_dev_run",
+        "stop_timeout",
+        "plugins",
+        "actions",
+        "device",
+        "sharding",
+        "evaluators",
+        "services",
+        "due_names",
+        "_rng_streams",
+        "_programs",
+        "_evaluation_runners",
+    }
+)
+"""The attributes that the constructor alone sets. A subclass that used one of these names for
+something else trained for another number of epochs, or without its plugins."""
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -171,7 +199,16 @@ class Engine:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_no_class_attributes(cls, SET_ONCE | SET_BY_PROGRAMS)
         _set_signature(cls)
+
+    if not TYPE_CHECKING:  # type checkers would take it as leave to set any attribute
+
+        @hide_internal_frames
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refuse to overwrite what the engine needs."""
+            check_assignment(self, name, value, SET_ONCE)
+            super().__setattr__(name, value)
 
     @hide_internal_frames
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
