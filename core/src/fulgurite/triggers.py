@@ -180,8 +180,9 @@ class EvenlySpaced(_Counted):
 
     The steps are ``start + ceil(i * (stop - start) / n)``.
     A range of fewer than `n` steps fires at each of them. While its end is unknown: ``start + 128,
-    256, 512, …``. If the epochs of a fit differ in length, its end moves and so may the number of
-    times; the user is told.
+    256, 512, …``. If the epochs of a fit differ in length, its end moves: the steps up to there are
+    as they were, those that follow are divided by the new end, and the user is told how many these
+    are.
 
     Example:
         trigger = fg.EvenlySpaced(4)
