@@ -19,7 +19,7 @@ PACKAGES = sorted(
 # From the lowest to the highest. A module imports only what stands in a line above its own, or
 # before it in its own line.
 LAYERS = """
-    errors tracebacks callbacks timing waits foreign_names
+    errors attributes tracebacks callbacks timing waits foreign_names
     tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers redact sharding metrics.base metrics.weights metrics.basic metrics.conversion metrics.direction metrics data.leaves data.resume_hints data.unread data.ahead data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.manager plugins.strategy
@@ -27,7 +27,7 @@ LAYERS = """
     training.compilations training.nonfinite training.metric_window training.state training.update training.services
     training.forward training.trace training.step
     execution.debugging execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.compiled_step execution.program
-    evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.runner
+    evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.totals evaluation.runner
     fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.run fit.monitor fit.without_effect fit.start fit.losses fit.loop
     hookspecs
     engine

@@ -143,6 +143,29 @@ def test_the_open_window_is_read_at_any_step_whatever_the_log_interval() -> None
         assert read[step]["loss_average"] == average
 
 
+def test_metrics_of_two_windows_are_merged_by_hand() -> None:
+    data = regression(24)
+    engine = fg.Engine(steps=3, plugins=[], autoload=False)
+    state = engine.init_state(Linear, data)
+    assert state.metric_window.read_metrics() == {}
+    windows: list[dict[str, Any]] = []
+    for step, batch in enumerate(engine.iter_batches(data), 1):
+        state, _ = engine.step(state, batch)
+        if step > 1:
+            windows.append(state.metric_window.read_metrics())
+            state = state.replace(metric_window=state.metric_window.close())
+    assert state.metric_window.read_metrics() == {}
+    first, second = windows
+    assert first.keys() == {"loss", "error", "batch_loss", "loss_average"}
+    # The first window has two steps, the second one.
+    losses = fit_by_hand(list(engine.iter_batches(data)))
+    merged = first["error"].merge(second["error"])
+    assert isinstance(merged, fg.metrics.Mean)
+    assert merged.compute() == pytest.approx(np.mean(losses), rel=1e-5)
+    assert first["error"].compute() == pytest.approx(np.mean(losses[:2]), rel=1e-5)
+    assert second["batch_loss"].compute() == pytest.approx(losses[2], rel=1e-5)
+
+
 def test_epoch_and_durations_are_values_G21() -> None:
     epochs: list[tuple[int, int]] = []
     engine = fg.Engine(

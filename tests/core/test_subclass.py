@@ -1,12 +1,14 @@
 """Subclasses of the engine: `train_step` is the seam that `fit`, fused steps and `step` share."""
 
 import inspect
+import traceback
 from typing import Any
 
 import fulgurite as fg
 import jax
 import numpy as np
 import pytest
+from fulgurite.engine import SET_BY_PROGRAMS, SET_ONCE
 from fulgurite.errors import ConfigurationError, ModelError
 from models import (
     Classifier,
@@ -147,3 +149,36 @@ def test_the_signature_of_an_engine_is_that_of_its_arguments() -> None:
     for engine in (Scaled, Further):
         assert list(inspect.signature(engine).parameters) == ["scale", "steps"]
         assert engine(2.0).steps == 5
+
+
+def test_a_subclass_cannot_overwrite_attributes_of_the_engine() -> None:
+    class Own(fg.Engine):
+        """Sets an attribute after the engine's constructor, or before it."""
+
+        def __init__(self, name: str, value: Any, *, early: bool = False) -> None:
+            if early:
+                setattr(self, name, value)
+            super().__init__(steps=1, autoload=False)
+            if not early:
+                setattr(self, name, value)
+
+    changing = {"_step_program", *SET_BY_PROGRAMS}
+    # Every attribute that the constructor sets is one of these.
+    attributes = vars(fg.Engine(steps=1, autoload=False)).keys() - changing
+    assert {"epochs", "plugins", "actions", "_programs"} < attributes == SET_ONCE
+    for name in sorted(attributes):
+        for early in (False, True):
+            with pytest.raises(ConfigurationError, match=f"'{name}' is the engine's own") as caught:
+                Own(name, 3, early=early)
+            frames = traceback.extract_tb(caught.value.__traceback__)
+            assert {frame.filename for frame in frames} == {__file__}
+    for name in ("step", "forward"):
+        with pytest.raises(ConfigurationError, match=f"hide the method {name}"):
+            Own(name, 3)
+    # What is nobody's, what programs set, and a function in place of a method are all right.
+    assert Own("length", 3).length == 3  # type: ignore[attr-defined]
+    assert Own("run_dir", "runs/own").run_dir == "runs/own"
+    assert Own("forward", print).forward is print
+    for name, value in (("steps", 5), ("plugins", lambda self: []), ("run_dir", "runs/own")):
+        with pytest.raises(ConfigurationError, match=f"Mine.{name} is hidden"):
+            type("Mine", (fg.Engine,), {name: value})

@@ -1,7 +1,9 @@
 """Errors that leave the engine: the user's frames and our sentence stand together."""
 
+import inspect
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -15,6 +17,8 @@ import optax
 import pytest
 from fulgurite import tracebacks
 from fulgurite.errors import FulguriteError, ModelError, PluginError
+from fulgurite_evaluators import Evaluator
+from fulgurite_optimizers import MultiOptimizer
 
 ROOT = Path(__file__).parents[2]
 DATA = fg.ArrayData({"x": np.ones((8, 3), np.float32)}, batch_size=4)
@@ -85,6 +89,53 @@ def test_errors_of_the_engine_s_constructor_and_of_the_history_show_the_call_alo
         frames = traceback.extract_tb(caught.value.__traceback__)
         assert {frame.filename for frame in frames} == {__file__}
         assert any(tracebacks.VARIABLE in note for note in caught.value.__notes__)
+
+
+def find_checked_classes() -> list[type]:
+    """Return the plugins of `plugins/` that check their arguments, and what else users call."""
+    names = tracebacks._OWN_PACKAGES
+    plugins = [entry.load() for entry in entry_points(group="fulgurite.plugins")]
+    plugins = [plugin for plugin in plugins if plugin.__module__.partition(".")[0] in names]
+    classes = [plugin for plugin in plugins if hasattr(plugin, "__post_init__")]
+    assert len(classes) > 20
+    return [*classes, fg.ArrayData, fg.DataSource, fg.Evaluator, fg.ScheduledAction, fg.Every]
+
+
+@pytest.mark.parametrize("checked_class", find_checked_classes(), ids=lambda cls: cls.__name__)
+def test_an_error_of_a_plugin_s_constructor_shows_the_lines_of_the_user_alone(
+    checked_class: type,
+) -> None:
+    def refuse(self: Any) -> None:
+        raise PluginError("not these values")
+
+    class Refusing(checked_class):
+        __post_init__ = refuse
+
+    parameters = inspect.signature(checked_class).parameters.values()
+    required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    with pytest.raises(PluginError, match="not these values") as caught:
+        Refusing(**{parameter.name: {} for parameter in required})
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.filename for frame in frames] == [__file__, __file__]
+    assert tracebacks.NOTE in caught.value.__notes__
+
+
+def test_arguments_that_a_function_does_not_take_are_a_mistake_of_the_line_that_calls_it() -> None:
+    engine: Any = fg.Engine(steps=1, autoload=False)
+    calls: list[Any] = [
+        lambda: fg.Engine(stepz=1),  # pyright: ignore[reportCallIssue]
+        lambda: fg.Every(),  # pyright: ignore[reportCallIssue]
+        lambda: Evaluator("test", DATA, evry=1),  # pyright: ignore[reportCallIssue]
+        lambda: MultiOptimizer([], []),  # pyright: ignore[reportCallIssue]
+        lambda: engine.fit(Valid, DATA, stepz=1),
+        lambda: engine.init_state(Valid),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="argument") as caught:
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert [frame.name for frame in frames[1:]] == ["<lambda>"]
+        assert not hasattr(caught.value, "__notes__")
 
 
 def test_an_error_that_passed_no_code_of_the_user_has_no_frames_of_it() -> None:

@@ -219,16 +219,39 @@ class Epochs:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "fired"),
+    ("lengths", "fired", "told"),
     [
-        ([3, 3, 3], [3, 6, 9]),
-        ([2, 4, 3], [2, 4, 7, 9]),
-        ([4, 2, 1], [4, 6, 7]),
-        ([200, 100, 100], [128, 200, 400]),
+        ([3, 3, 3], [3, 6, 9], ""),
+        # The last epoch is shorter, and nothing was due at a wrong step before it.
+        ([3, 3, 2], [3, 6, 8], ""),
+        (
+            [2, 4, 3],
+            [2, 4, 7, 9],
+            "was expected at step 6 until an epoch had another length. It is step 10 now; if it "
+            "stays there, the action runs 2 more times, next at step 7.",
+        ),
+        (
+            [4, 2, 1],
+            [4, 6, 7],
+            "was expected at step 12 until an epoch had another length. It is step 8 now; if it "
+            "stays there, the action runs 2 more times, next at step 6.",
+        ),
+        (
+            [4, 8, 8],
+            [4, 8, 14, 20],
+            "was expected at step 12 until an epoch had another length. It is step 20 now; if it "
+            "stays there, the action runs 2 more times, next at step 14.",
+        ),
+        (
+            [200, 200, 200],
+            [128, 200, 400, 600],
+            "was not known before the first epoch had ended. It is step 600 now; if it stays "
+            "there, the action runs 3 more times, next at step 200.",
+        ),
     ],
 )
-def test_evenly_spaced_fires_as_often_as_it_says_or_the_user_is_told(
-    lengths: list[int], fired: list[int]
+def test_evenly_spaced_fires_as_often_as_it_says_or_the_user_is_told_what_follows(
+    lengths: list[int], fired: list[int], told: str
 ) -> None:
     steps: list[int] = []
 
@@ -236,14 +259,16 @@ def test_evenly_spaced_fires_as_often_as_it_says_or_the_user_is_told(
         @fg.hookimpl
         def register_actions(self) -> Any:
             return [
-                fg.ScheduledAction("spy", fg.EvenlySpaced(3), lambda run: steps.append(run.step))
+                fg.ScheduledAction("spy", fg.EvenlySpaced(3), lambda run: steps.append(run.step)),
+                fg.ScheduledAction("end", fg.EvenlySpaced(1), lambda run: None),
             ]
 
     result = fg.Engine(epochs=3, plugins=[Spy()]).fit(Counting(), Epochs(lengths))
     assert result.state.step == sum(lengths)
-    texts = [message.split(":")[0] for message in result.messages]
-    if lengths == [3, 3, 3]:
-        assert texts == []
-    else:
-        assert texts == ["EvenlySpaced of spy.spy may fire more or fewer times than it says"]
     assert steps == fired
+    expected = f"EvenlySpaced(n=3) of spy.spy is not even over this fit, whose end {told}"
+    messages = [message for message in result.messages if "spy.end" not in message]
+    assert len(messages) == bool(told)
+    assert all(message.startswith(expected) for message in messages)
+    # Once is at the end, wherever that is, unless nothing was known of it at first.
+    assert len(result.messages) - len(messages) == (lengths[0] == 200)

@@ -288,11 +288,15 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch):
     assert all("accuracy" in evaluation for evaluation in evaluations), lines
     assert line.startswith("step 400/400") and line.endswith("done\n")
     assert all("text/html" in output["data"] for output in [*fit, *times])
-    starting, first, *between, last = [read_text(output).split()[0] for output in fit]
-    assert (starting, first, last) == ("starting", "module", "time")
+    # What was shown while the fit started has made way.
+    starting, *others = [read_text(output) for output in fit]
+    assert starting == ""
+    first, *between, last = [text.split()[0] for text in others]
+    assert (first, last) == ("module", "time")
     # The line appears after a while, before or after the first program is compiled.
     assert sorted(between) == ["compiled", "compiled", *["step"] * len(lines)]
     assert "image/png" in curves[0]["data"]
+    assert [read_text(output) for output in error[:-1]] == [""]
     assert error[-1].output_type == "error" and len(error[-1].traceback) < 10
 
 

@@ -5,6 +5,7 @@ from fulgurite import metrics
 from fulgurite.data.sources import ArrayData, Batch, DataSource, MaskedBatch
 from fulgurite.engine import Engine
 from fulgurite.evaluation.evaluator import Evaluator
+from fulgurite.evaluation.totals import EvaluationTotals
 from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite.fit.lambda_plugin import LambdaPlugin
 from fulgurite.fit.records import History, Record
@@ -59,6 +60,7 @@ __all__ = [
     "Context",
     "DataSource",
     "Engine",
+    "EvaluationTotals",
     "Evaluator",
     "EvenlySpaced",
     "Every",

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import wraps
 from inspect import Signature, signature
 from itertools import islice
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, get_args
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 import fulgurite.hookspecs as hookspecs
+from fulgurite.attributes import check_assignment, check_no_class_attributes
 from fulgurite.callbacks import callback_error_context
 from fulgurite.data.iterator import BatchIterator
 from fulgurite.data.leaves import as_arrays
@@ -49,6 +50,7 @@ from fulgurite.evaluation.loss_trial import choose_sample
 from fulgurite.evaluation.padding_trial import choose_examples
 from fulgurite.evaluation.runner import EvaluationRunner
 from fulgurite.evaluation.target import apply_module_view, as_eval_target
+from fulgurite.evaluation.totals import EvaluationTotals
 from fulgurite.execution.debugging import check_jit_enabled
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.executables import keep_compiled_programs
@@ -106,6 +108,33 @@ from fulgurite.waits import Wait
 
 RETURNABLE = ("preds", "aux", "grads", "updates")
 """Fields of the output that leave a step only where `Engine.step` is asked for them."""
+
+SET_BY_PROGRAMS = frozenset({"config", "program_file", "run_dir"})
+SET_ONCE = frozenset(
+    {
+        "steps",
+        "epochs",
+        "seed",
+        "steps_per_execution",
+        "limit_train_batches",
+        "on_nonfinite",
+        "max_compilations",
+        "fast_dev_run",
+        "stop_timeout",
+        "plugins",
+        "actions",
+        "device",
+        "sharding",
+        "evaluators",
+        "services",
+        "due_names",
+        "_rng_streams",
+        "_programs",
+        "_evaluation_runners",
+    }
+)
+"""The attributes that the constructor alone sets. A subclass that used one of these names for
+something else trained for another number of epochs, or without its plugins."""
 
 
 P = ParamSpec("P")
@@ -170,7 +199,16 @@ class Engine:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_no_class_attributes(cls, SET_ONCE | SET_BY_PROGRAMS)
         _set_signature(cls)
+
+    if not TYPE_CHECKING:  # type checkers would take it as leave to set any attribute
+
+        @hide_internal_frames
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refuse to overwrite what the engine needs."""
+            check_assignment(self, name, value, SET_ONCE)
+            super().__setattr__(name, value)
 
     @hide_internal_frames
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
@@ -500,7 +538,37 @@ class Engine:
         )
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
         num_batches = self._min_with_dev_run(num_batches)
-        return self._get_runner(spec).evaluate(target, spec.data, num_batches).metrics
+        return self._get_runner(spec).evaluate(target, spec.data, num_batches).compute()
+
+    @hide_internal_frames
+    @_use_device
+    def evaluate_step(
+        self,
+        model: Any,
+        batch: Any,
+        totals: EvaluationTotals | None = None,
+        *,
+        name: str = "test",
+        metrics: MetricFunctions | None = None,
+        losses: MetricFunctions | None = None,
+    ) -> EvaluationTotals:
+        """Evaluate one batch more, in a loop of one's own: `totals.compute()` gives what `evaluate`
+        does over all of its batches. Nothing is read from the device before.
+
+        Args:
+            model: as of `evaluate`; may be another one at each step.
+            batch: a tree of arrays with a leading example axis, or an `fg.MaskedBatch`.
+            totals: what the step before returned; None begins an evaluation.
+            name, metrics, losses: as of `evaluate`, the same at each step.
+        """
+        spec = Evaluator(name, [batch], metrics=metrics, losses=losses)
+        if totals is not None and self._get_runner(spec) is not self._get_runner(totals.evaluator):
+            raise ConfigurationError(
+                f"evaluate_step of evaluation {name!r} got totals of {totals.evaluator.name!r}, or "
+                "of other metrics and losses: give each evaluation totals of its own"
+            )
+        target = as_eval_target(_unwrap_result(model), self._make_root_key())
+        return self._get_runner(spec).evaluate(target, spec.data, None, totals=totals)
 
     @hide_internal_frames
     @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
@@ -563,7 +631,8 @@ class Engine:
         state = self.apply_module_view(state, spec.module_view)
         target = as_eval_target(state, state.key)
         num_batches = self._min_with_dev_run(spec.num_batches)
-        return self._get_runner(spec).evaluate(target, spec.data, num_batches, should_stop)
+        runner = self._get_runner(spec)
+        return runner.evaluate(target, spec.data, num_batches, should_stop).get_result()
 
     @_use_device
     def check_evaluators(self, state: TrainState) -> None:

@@ -6,12 +6,13 @@ that the user cannot change. `FULGURITE_TRACEBACK=full` shows all of them, as
 """
 
 import functools
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fulgurite.errors import FulguriteError
 
@@ -48,6 +49,7 @@ _LIBRARIES = {"equinox", "jax", "jaxlib", "jaxtyping", "optax", "orbax", "pluggy
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=type)
 
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
@@ -67,10 +69,25 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except Exception as error:
             if os.environ.get(VARIABLE) != "full":
-                _shorten(error)
+                is_wrong_call = isinstance(error, TypeError) and not _accepts(
+                    function, args, kwargs
+                )
+                _shorten(error, is_wrong_call)
             raise
 
     return call
+
+
+def hide_constructor_frames(cls: C) -> C:
+    """Make the tracebacks of errors that leave the constructor of a class short.
+
+    Above `@dataclass`, because that makes the constructor.
+
+    Args:
+        cls: a class that the user calls.
+    """
+    cls.__init__ = hide_internal_frames(cls.__init__)
+    return cls
 
 
 def has_user_frames(error: BaseException) -> bool:
@@ -92,7 +109,23 @@ def find_user_frame(error: BaseException) -> traceback.FrameSummary | None:
     return traceback.extract_tb(_link_frames(user_frames[-1:]))[0] if user_frames else None
 
 
-def _shorten(error: Exception) -> None:
+def _accepts(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Return whether a function takes these arguments, whatever their values."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _shorten(error: Exception, is_wrong_call: bool) -> None:
+    """Take the frames out of an exception and of those that Python prints with it.
+
+    Args:
+        error: what leaves the function that the user called.
+        is_wrong_call: whether the function does not take the arguments, which is a mistake in the
+            line of the user.
+    """
     is_shorter = False
     for linked in _iter_chain(error):
         frames = list(_iter_frames(linked.__traceback__))
@@ -104,14 +137,14 @@ def _shorten(error: Exception) -> None:
         ]
         # Fulgurite itself never raises another error on purpose.
         is_ours = bool(packages) and packages[-1] in _OWN_PACKAGES
-        if is_ours and not isinstance(linked, FulguriteError):
+        if is_ours and not isinstance(linked, FulguriteError) and not is_wrong_call:
             kept_frames.append(frames[-1])
         is_shorter = is_shorter or len(kept_frames) < len(frames)
         linked.__traceback__ = _link_frames(kept_frames)
         if hasattr(linked, "__notes__"):
             notes = [note for note in linked.__notes__ if _JAX_NOTE not in note]
             linked.__notes__[:] = notes
-    if is_shorter and NOTE not in getattr(error, "__notes__", ()):
+    if is_shorter and not is_wrong_call and NOTE not in getattr(error, "__notes__", ()):
         error.add_note(NOTE)
 
 

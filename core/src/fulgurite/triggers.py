@@ -16,6 +16,7 @@ from fulgurite.errors import (
     check_positive_int,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class _Counted(Trigger):
         check_positive_int(self.n, f"{type(self).__name__}: n")
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Every(_Counted):
     """Every multiple of `n`, counted from step 0 and not from where a fit began or was resumed.
@@ -139,6 +141,7 @@ class Every(_Counted):
         return (after // self.n + 1) * self.n
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class FirstSteps(_Counted):
     """The steps 1 to `n`, counted from step 0.
@@ -151,6 +154,7 @@ class FirstSteps(_Counted):
         return after + 1 if after < self.n else None
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class FirstStepsAfterStart(_Counted):
     """The first `n` steps that a process runs, in a resumed fit too: those after `process_start`,
@@ -169,14 +173,16 @@ class FirstStepsAfterStart(_Counted):
         return following if following <= start + self.n else None
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class EvenlySpaced(_Counted):
     """`n` times in a fit, evenly, the last time at its end.
 
     The steps are ``start + ceil(i * (stop - start) / n)``.
     A range of fewer than `n` steps fires at each of them. While its end is unknown: ``start + 128,
-    256, 512, …``. If the epochs of a fit differ in length, its end moves and so may the number of
-    times; the user is told.
+    256, 512, …``. If the epochs of a fit differ in length, its end moves: the steps up to there are
+    as they were, those that follow are divided by the new end, and the user is told how many these
+    are.
 
     Example:
         trigger = fg.EvenlySpaced(4)
@@ -195,6 +201,7 @@ class EvenlySpaced(_Counted):
         return step_range.start - (-i * length // self.n)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class EveryEpoch(_Counted):
     """The end of every `n`-th epoch of a fit, as far as the epochs' ends are known.
@@ -212,6 +219,7 @@ class EveryEpoch(_Counted):
         return step_range.epoch_ends[number - 1] if number <= len(step_range.epoch_ends) else None
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, init=False, repr=False)
 class At(Trigger):
     """The given steps: ``At(5000)`` or ``At(10, 100, 1000)``.
@@ -239,6 +247,7 @@ class At(Trigger):
         return self.steps[index] if index < len(self.steps) else None
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Exponential(Trigger):
     """Less and less often: the first interval is `start` steps, each later one `factor` times the
@@ -298,6 +307,7 @@ class AtEnd(Trigger):
         return step_range.stop if step_range.stop is not None and step_range.stop > after else None
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class EverySeconds(Trigger):
     """By the clock: `seconds` after the loop began, and again after each time the action ended.

@@ -182,8 +182,8 @@ def test_two_runs_of_one_process_are_shown_on_standard_error(capsys: pytest.Capt
 
 def test_a_notebook_has_one_line_that_is_replaced(monkeypatch: pytest.MonkeyPatch):
     class Handle:
-        def update(self, text: Text) -> None:
-            shown.append(f"update: {text}")
+        def update(self, text: Text | dict[str, str], *, raw: bool = False) -> None:
+            shown.append(f"raw: {text}" if raw else f"update: {text}")
 
     def display(text: Text, *, display_id: bool) -> Handle:
         shown.append(f"new: {text}")
@@ -194,7 +194,8 @@ def test_a_notebook_has_one_line_that_is_replaced(monkeypatch: pytest.MonkeyPatc
     line = CellLine()
     line.show(Text("step 1"))
     line.show(Text("step 2"))
-    assert shown == ["new: step 1", "update: step 2"]
+    line.hide()
+    assert shown == ["new: step 1", "update: step 2", "raw: {'text/plain': '', 'text/html': ''}"]
 
 
 def test_plain_lines_come_at_growing_intervals():

@@ -38,6 +38,7 @@ from fulgurite_sharding import (
     ShardBySize,
     Sharding,
     TensorParallel,
+    average_by_device,
     bytes_per_device,
     check_replicas,
     gather,
@@ -917,6 +918,60 @@ def check_batches_are_put_where_a_loop_wants_them_K26() -> None:
     assert engine().sharding.batch_sharding is None
     (batch,) = fg.DataSource([{"x": np.ones(8)}]).device_put(jax.devices()[5])
     assert batch["x"].devices() == {jax.devices()[5]}
+
+
+class LossesByDevice(fg.Module):
+    """Notes the mean loss of each device's examples, in a metric of its own."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.zeros(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        losses = (self.weight - batch["x"]) ** 2
+        metrics = {
+            "devices": average_by_device(losses, ctx.mask),
+            "weighted": average_by_device(losses, ctx.mask, batch["x"]),
+        }
+        return fg.Output(fg.metrics.Mean.from_values(losses, ctx.mask), metrics=metrics)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def check_losses_by_device_are_those_of_its_examples() -> None:
+    x = np.random.default_rng(0).uniform(1, 2, size=(3, 16)).astype(np.float32)
+    batches = [{"x": row} for row in x]
+    for preset in (DataParallel(), FSDP()):
+        result = engine(preset, steps=3, log_every=3).fit(LossesByDevice, batches)
+        # Two steps of gradient descent by NumPy, over what each device had in the window.
+        weight, losses = 0.0, []
+        for row in x:
+            losses.append((weight - row.astype(np.float64)) ** 2)
+            weight -= 0.1 * 2 * np.mean(weight - row.astype(np.float64))
+        by_device = np.concatenate([loss.reshape(8, 2) for loss in losses], axis=1)
+        weights = np.concatenate([row.reshape(8, 2) for row in x], axis=1)
+        logged = result.metrics["train"]
+        np.testing.assert_allclose(logged["devices"], by_device.mean(1), rtol=1e-5)
+        expected = (by_device * weights).sum(1) / weights.sum(1)
+        np.testing.assert_allclose(logged["weighted"], expected, rtol=1e-5)
+    # The last two devices have padding alone.
+    padded = fg.ArrayData({"x": x[0, :12]}, 16, remainder="pad")
+    expected = np.append((x[0, :12] ** 2).reshape(6, 2).mean(1), [np.nan, np.nan])
+    for data in (padded, [{"x": x[0, :12]}]):
+        with warnings.catch_warnings(action="error"):
+            evaluated = engine(DataParallel()).evaluate(LossesByDevice(), data)
+        np.testing.assert_allclose(evaluated["devices"], expected, rtol=1e-5)
+    alone = engine().evaluate(LossesByDevice(), [{"x": x[0]}])
+    np.testing.assert_allclose(alone["devices"], [(x[0] ** 2).mean()], rtol=1e-5)
+    with jax.set_mesh(some(8)):
+        try:
+            jax.eval_shape(partial(average_by_device, axes=("model",)), np.zeros(16, np.float32))
+        except ConfigurationError as error:
+            assert "no axis 'model'; it has data" in str(error), error
+        else:
+            raise AssertionError("an axis that the mesh does not have")
 
 
 def check_losses_and_metrics_are_those_of_one_device() -> None:

@@ -34,6 +34,7 @@ from fulgurite.errors import (
     did_you_mean,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.specs import shape_spec
 
 Seed = int | tuple[int, ...]
@@ -121,6 +122,7 @@ class StatefulSource(Protocol):
         ...
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class ArrayData:
     """Arrays in memory, cut into batches: an immutable source of any batch of any epoch.
@@ -284,6 +286,7 @@ class ArrayData:
         return value if batch.mask is None else MaskedBatch(value, batch.mask)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class DataSource:
     """Any iterable of pytrees of arrays, with options.

@@ -143,16 +143,15 @@ def _is_number(value: Any) -> bool:
     return eqx.is_array_like(value) and jnp.ndim(value) == 0
 
 
-def compute_collected(name: str, parts: list[CollectingMetric]) -> dict[str, Any]:
-    """Return the result of a collecting metric over its batches, by name.
+def compute_collected(name: str, metric: CollectingMetric) -> dict[str, Any]:
+    """Return the result of a collecting metric, by name.
 
     Args:
         name: of the metric; a result that is a tree gives `name/path` for each leaf.
-        parts: the metric of each batch.
+        metric: over all batches.
     """
-    result = parts[0].merge(*parts[1:]).compute()
     values = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(metric.compute()):
         keys = [keystr((key,), simple=True) for key in path]
         values["/".join([name, *keys])] = leaf
     return values

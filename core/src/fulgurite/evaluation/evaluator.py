@@ -10,6 +10,7 @@ from fulgurite.errors import (
     check_positive_int,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 
 MetricFunctions = Mapping[str, Callable[..., Any]]
 """Functions of predictions and batch, by the name of the metric, loss or summary."""
@@ -17,6 +18,7 @@ ShouldStop = Callable[[], bool]
 """Asked before each batch of an evaluation; True gives the evaluation up."""
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class Evaluator:
     """A named evaluation, declared by a plugin in `register_evaluators`.

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,15 +27,13 @@ from fulgurite.data.sources import (
 )
 from fulgurite.errors import DataError, EvaluationInterrupted, ModelError, mark_as_shared
 from fulgurite.evaluation.batch_metrics import (
-    as_numbers,
     choose_media,
     collect_bare_numbers,
     collect_batch_metrics,
     collect_losses_and_bare_metrics,
-    compute_collected,
     may_have_bare_numbers,
 )
-from fulgurite.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop, never_stop
+from fulgurite.evaluation.evaluator import Evaluator, ShouldStop, never_stop
 from fulgurite.evaluation.local_strategy import LocalStrategy, has_whole_arrays
 from fulgurite.evaluation.loss_trial import (
     FIX,
@@ -54,10 +52,11 @@ from fulgurite.evaluation.padding_trial import (
     has_padding,
     try_padding,
 )
-from fulgurite.evaluation.program import EvaluationProgram
+from fulgurite.evaluation.program import CarryLayout, EvaluationProgram
 from fulgurite.evaluation.target import EvalTarget
+from fulgurite.evaluation.totals import EvaluationTotals, Pending
 from fulgurite.execution.debugging import check_jit_can_compile
-from fulgurite.metrics.base import CollectingMetric, MetricAccumulator, flatten_nested
+from fulgurite.metrics.base import MetricAccumulator
 from fulgurite.model.context import Context
 from fulgurite.model.media import MEDIA_ACTION
 from fulgurite.model.mode import training_mode
@@ -123,38 +122,23 @@ class EvaluationRunner:
         data: Any,
         num_batches: int | None,
         should_stop: ShouldStop = never_stop,
-    ) -> EvaluationResult:
-        """Return the metrics over one epoch.
+        totals: EvaluationTotals | None = None,
+    ) -> EvaluationTotals:
+        """Return the metrics over one epoch, summed up on the device.
 
         Args:
             target: the module and what belongs to it.
             data: any data source.
             num_batches: use at most this many batches.
             should_stop: called before each batch.
+            totals: those of the batches before.
 
         Raises:
             EvaluationInterrupted: `should_stop()` was true.
         """
+        totals = totals or EvaluationTotals(self._evaluator)
         with callback_error_context(self._name_failed_batch):
-            accumulator, parts, media = self._run_validation_steps(
-                target, data, num_batches, should_stop
-            )
-        values: dict[str, Any] = {}
-        if accumulator is not None:
-            values |= accumulator.compute()
-            shown = {name: metric.media() for name, metric in accumulator.metrics.items()}
-            media |= {
-                name: value for name, value in flatten_nested(shown).items() if value is not None
-            }
-        for name in dict.fromkeys(name for part in parts for name in part):
-            collected = [part[name] for part in parts if name in part]
-            values |= compute_collected(name, collected)
-        # Summed up here and not for each batch: each term may weigh examples in its own way, so the
-        # sums of the batches have no weight that fits.
-        losses = self._evaluator.losses or {}
-        if "loss" in losses or (losses and "loss" not in values):
-            values["loss"] = sum(values[name] for name in losses)
-        return EvaluationResult(as_numbers(values), media)
+            return self._run_validation_steps(target, data, num_batches, should_stop, totals)
 
     def check(self, target: EvalTarget, data: Any) -> dict[str, type]:
         """Trace an evaluation by shape, on the first batch of `data`, and return the types of its
@@ -437,20 +421,21 @@ class EvaluationRunner:
         data: Any,
         num_batches: int | None,
         should_stop: ShouldStop,
-    ) -> tuple[MetricAccumulator | None, list[dict[str, CollectingMetric]], dict[str, Any]]:
-        """Return the merged metrics and the collecting ones of each batch, both on the host, and
-        the media of the first batch."""
-        # By structure of batch: what one of them hands to the next, and its structure.
-        carries: dict[Any, list[Any]] = {}
-        carry_layouts: dict[Any, Any] = {}
+        totals: EvaluationTotals,
+    ) -> EvaluationTotals:
+        """Return the totals with these batches; the arguments are those of `evaluate`."""
+        carries = dict(totals.carries)
+        layouts: dict[Any, Any] = dict(totals.layouts)
         # By signature of batch: its structure and its program.
         programs: dict[Any, tuple[Any, EvaluationProgram]] = {}
-        first_media: dict[str, Any] = {}
-        in_flight: deque[Any] = deque()
-        parts: list[dict[str, CollectingMetric]] = []
+        shown = totals.shown
+        in_flight = deque(totals.pending)
+        parts = list(totals.parts)
         leaves, device_arrays = self._put_on_devices(target, data)
+        examples = get_batch_examples(data)
+        first_index = num_summed = totals.num_batches
         with self._open_batches(data, num_batches) as iterator:
-            for index, batch, signature in self._iter_checked(iterator, get_batch_examples(data)):
+            for index, batch, signature in self._iter_checked(iterator, examples, first_index):
                 if should_stop():
                     raise EvaluationInterrupted(
                         f"evaluation {self._evaluator.name!r} was given up before batch {index}: "
@@ -466,9 +451,8 @@ class EvaluationRunner:
                     run = self._get_validation_program(target, batch)
                     if structure not in carries:
                         carries[structure] = self._init_carry(run, arguments)
-                        carry_layouts[structure] = run.carry_layout
-                    if run.carry_layout is None:
-                        run.carry_layout = carry_layouts[structure]
+                        layouts[structure] = run.carry_layout
+                    self._continue_layout(run, layouts[structure])
                     complete = (*arguments, carries[structure])
                     self._note_compilation("validation_step", target, sharded, run, complete)
                     programs[signature] = structure, run
@@ -477,19 +461,22 @@ class EvaluationRunner:
                 # Behind the step itself, whose own errors come first.
                 self._warn_of_padding(target, batch, device_arrays)
                 if index == 0:
-                    first_media = run.media_treedef.unflatten(media)
+                    shown = run.media_treedef.unflatten(media)
                 for array in collected:
                     array.copy_to_host_async()
-                in_flight.append((carry[-1], collected, run.collected_treedef))
+                in_flight.append(Pending(carry[-1], collected, run.collected_treedef))
                 if len(in_flight) > MAX_IN_FLIGHT:
-                    parts.append(_read_collected(*in_flight.popleft()))
-        parts += [_read_collected(*batch) for batch in in_flight]
-        accumulators = [
-            carry_layouts[structure].unflatten(jax.device_get(carry))[0]
-            for structure, carry in carries.items()
-        ]
-        accumulator = reduce(MetricAccumulator.merge, accumulators) if accumulators else None
-        return accumulator, parts, first_media
+                    parts.append(in_flight.popleft().read())
+                num_summed = index + 1
+        return replace(
+            totals,
+            num_batches=num_summed,
+            carries=carries,
+            layouts=layouts,
+            parts=tuple(parts),
+            pending=tuple(in_flight),
+            shown=shown,
+        )
 
     def _shard(self, batch: Any, leaves: Any) -> Any:
         """Return a batch on the devices of the target, whose leaves those are."""
@@ -524,15 +511,38 @@ class EvaluationRunner:
             run.carry_zeros = zeros
         return zeros
 
+    def _continue_layout(self, run: EvaluationProgram, layout: CarryLayout) -> None:
+        """Have a program continue what other batches of this structure have summed up, which may
+        have been those of another target.
+
+        Args:
+            run: the program.
+            layout: of what they hand on.
+        """
+        if run.carry_layout is None:
+            run.carry_layout = layout
+            return
+        before, new = (
+            {**spec[0].metrics, **spec[1]} for spec in (layout.spec, run.carry_layout.spec)
+        )
+        where = f"the metrics of batch {self._batch_index} of {self._evaluator.name!r}"
+        check_same_structure(before, new, where)
+
     def _iter_checked(
-        self, iterator: BatchIterator, examples: tuple[Any, ...]
+        self, iterator: BatchIterator, examples: tuple[Any, ...], first_index: int = 0
     ) -> Iterator[tuple[int, Any, Any]]:
         """Yield the number of each batch, the batch, and the signature of its shapes. All of them
         must have the structure of the first, or one that the source declares; some may be masked
-        only."""
+        only.
+
+        Args:
+            iterator: gives the batches.
+            examples: of the structures that the source declares.
+            first_index: the number of the first batch.
+        """
         known = [split_batch(example) for example in examples]
         signatures: set[Any] = set()
-        for index, batch in enumerate(self._iter_aligned(iterator)):
+        for index, batch in enumerate(self._iter_aligned(iterator), first_index):
             self._batch_index = index
             signature = shape_signature(batch)
             if signature not in signatures:
@@ -691,19 +701,6 @@ def _hide_media(ctx: Context) -> Context:
     if MEDIA_ACTION not in ctx.due_flags:
         return ctx
     return replace(ctx, due_flags={**ctx.due_flags, MEDIA_ACTION: jnp.asarray(False)})
-
-
-def _read_collected(done: Any, collected: list[Any], treedef: Any) -> Any:
-    """Return what one batch collected, on the host, once the batch is done.
-
-    Args:
-        done: an array that the batch leaves.
-        collected: the arrays of the collecting metrics.
-        treedef: their structure.
-    """
-    done.block_until_ready()
-    # `device_get` of nothing takes 10 µs.
-    return treedef.unflatten(jax.device_get(collected) if collected else [])
 
 
 def _concatenate_predictions(batches: list[Any]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.redact import redact_text
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.training.state import TrainState
 from fulgurite.triggers import Trigger, as_trigger
 
@@ -61,6 +62,7 @@ Action = Callable[..., Any]
 of a `Schedule` get and return anything."""
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class ScheduledAction:
     """An action of a plugin and when it runs.

@@ -6,6 +6,7 @@ from typing import Any
 from fulgurite.errors import check_callable, check_name
 from fulgurite.fit.actions import Action, ScheduledAction
 from fulgurite.plugins.markers import hookimpl
+from fulgurite.tracebacks import hide_internal_frames
 from fulgurite.triggers import Trigger
 
 
@@ -38,6 +39,7 @@ class LambdaPlugin:
 
     plugin_name: str
 
+    @hide_internal_frames
     def __new__(
         cls,
         name: str = "lambda",

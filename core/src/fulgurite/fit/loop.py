@@ -99,7 +99,6 @@ class Loop:
     _pending_error: Exception | None = None
     _abandoned_wait: WaitAbandoned | None = None
     _save_requested: bool = False
-    _has_told_spacing: bool = False
     _broken_reason: str = "it failed in the middle of a step"
     _newest_steps: str = "a step"
 
@@ -587,22 +586,23 @@ class Loop:
         self._move_end(replace(self.step_range, epoch_ends=epoch_ends, stop=stop))
 
     def _move_end(self, step_range: StepRange) -> None:
-        """Go on with another range, and tell the user once if its end is not the expected one and
-        actions were spaced evenly up to that."""
-        expected, self.step_range = self.step_range.stop, step_range
-        if step_range.stop == expected or self._has_told_spacing:
+        """Go on with another range, and tell the user once of each action that is no longer spaced
+        evenly over the fit."""
+        expected, self.step_range = self.step_range, step_range
+        if step_range.stop == expected.stop:
             return
-        names = self._scheduler.list_evenly_spaced(self.step)
-        if not names or (expected is None and not any(names.values())):
-            return
-        self._has_told_spacing = True
-        was = "was not known" if expected is None else f"was expected at step {expected}"
-        self.run.notify(
-            "fulgurite",
-            f"EvenlySpaced of {', '.join(names)} may fire more or fewer times than it says: the "
-            f"end of the fit {was}, and after an epoch of another length is expected at step "
-            f"{step_range.stop}. Give steps= for an end that is known",
-        )
+        was = "was not known before the first epoch had ended"
+        if expected.stop is not None:
+            was = f"was expected at step {expected.stop} until an epoch had another length"
+        uneven = self._scheduler.find_uneven_spacing(self.step, expected, step_range)
+        for name, (trigger, steps) in uneven.items():
+            times = "once more" if len(steps) == 1 else f"{len(steps)} more times"
+            self.run.notify(
+                "fulgurite",
+                f"{trigger!r} of {name} is not even over this fit, whose end {was}. It is step "
+                f"{step_range.stop} now; if it stays there, the action runs {times}, next at step "
+                f"{steps[0]}. Give steps= for an end that is known",
+            )
 
     # --- what is due ------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ from fulgurite.errors import ConfigurationError, error_context
 from fulgurite.fit.actions import ScheduledAction
 from fulgurite.fit.scheduler import BoundAction, order_actions
 from fulgurite.plugins.selection import RegisteredPlugin
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.triggers import StepRange, TriggerState
 
 
+@hide_constructor_frames
 class Schedule:
     """Runs actions when their triggers say, in a loop of one's own.
 

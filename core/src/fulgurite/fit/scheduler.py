@@ -184,7 +184,6 @@ class Scheduler:
         self._due_names = list(due_names)
         self._sync = sync
         self._signals = signals
-        self._first_step = step
         now = monotonic()
         self._states = {
             action.name: TriggerState(action.trigger, step, now) for action in self._actions
@@ -193,6 +192,7 @@ class Scheduler:
             name: state for name, state in self._states.items() if state.deadline() is not None
         }
         self._now = -math.inf
+        self._unevenly_spaced: set[str] = set()
         self.nothing_due = self._make_flags(set())
         self.due_flags = self.nothing_due
 
@@ -211,16 +211,29 @@ class Scheduler:
             if action.stage in ("log", "evaluate") and not is_exact(action.trigger)
         ]
 
-    def list_evenly_spaced(self, step: int) -> dict[str, bool]:
-        """Return, by the name of each action that is spaced evenly over the fit, whether it was due
-        up to `step` if the end was not known."""
-        without_end = StepRange(self._first_step)
-        return {
-            action.name: (part.next(self._first_step, without_end) or math.inf) <= step
-            for action in self._actions
-            for part in getattr(action.trigger, "parts", (action.trigger,))
-            if isinstance(part, EvenlySpaced)
-        }
+    def find_uneven_spacing(
+        self, step: int, expected: StepRange, actual: StepRange
+    ) -> dict[str, tuple[EvenlySpaced, list[int]]]:
+        """Return the actions that are spaced evenly over a fit whose end has moved, and that by the
+        new end would have run at other steps so far: by name their trigger, and the steps at which
+        they run from now on. An action is returned once.
+
+        Args:
+            step: the present one, at which no action has run yet.
+            expected: the step range so far.
+            actual: the step range from now on.
+        """
+        uneven = {}
+        for action in self._actions:
+            for part in getattr(action.trigger, "parts", (action.trigger,)):
+                if not isinstance(part, EvenlySpaced) or action.name in self._unevenly_spaced:
+                    continue
+                past = _list_steps(part, expected, expected.start, step - 1)
+                if past != _list_steps(part, actual, actual.start, step - 1):
+                    following = _list_steps(part, actual, step - 1, actual.stop or step)
+                    uneven[action.name] = part, following
+        self._unevenly_spaced |= uneven.keys()
+        return uneven
 
     @property
     def should_stop_soon(self) -> bool:
@@ -373,3 +386,13 @@ class DuePoint:
             for action in later
             if action.name not in self._done and self._is_due(action)
         )
+
+
+def _list_steps(trigger: Trigger, step_range: StepRange, after: int, last: int) -> list[int]:
+    """Return the steps of a trigger in a range, later than `after` and up to `last`."""
+    steps = []
+    step = trigger.next(after, step_range)
+    while step is not None and step <= last:
+        steps.append(step)
+        step = trigger.next(step, step_range)
+    return steps

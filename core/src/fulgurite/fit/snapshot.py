@@ -13,6 +13,7 @@ from fulgurite.errors import (
 )
 from fulgurite.fit.records import Record, RecordKind, check_json_value
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import parse
 from fulgurite.triggers import StepRange
@@ -28,6 +29,7 @@ class PathLike(Protocol):
     def __fspath__(self) -> str: ...
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class CheckpointRef:
     """A reference to a checkpoint, which the active checkpointer resolves.

@@ -16,11 +16,13 @@ from fulgurite.metrics import CollectingMetric, Mean, Metric, RunningMetric
 from fulgurite.model.context import Context
 from fulgurite.model.loss import apply_weight, scale_loss
 from fulgurite.model.output import Output
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.select import Selector, select
 from fulgurite.tree.specs import format_tree
 from fulgurite.tree.typecheck import check_batch
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class OptimizerSpec:
     """An optimizer and what it updates.

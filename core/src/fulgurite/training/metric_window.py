@@ -93,9 +93,9 @@ class MetricWindow(eqx.Module):
         """Return the values by name; on the host."""
         return self.values.compute()
 
-    def read(self) -> dict[str, Any]:
-        """Return the metrics of the open window as Python numbers, by name, as `fit` logs them;
-        running ones, such as moving averages, as they are now. Waits for the device.
+    def read_metrics(self) -> dict[str, Metric | RunningMetric]:
+        """Return the metrics of the open window themselves, by name, on the host: they can be
+        merged with those of other windows. Waits for the device.
 
         Those that no batch of the window had are left out, and all are where no step was taken
         since it was closed.
@@ -103,13 +103,18 @@ class MetricWindow(eqx.Module):
         window: MetricWindow = jax.device_get(self)
         if not window.count or window.closed:
             return {}
-        # Metrics that no batch of this window had are 0 / 0.
+        metrics = {**window.values.metrics, **window.values.running}
+        unmeasured = {name for name, count in window.optional_steps.items() if not count}
+        return {name: metric for name, metric in metrics.items() if name not in unmeasured}
+
+    def read(self) -> dict[str, Any]:
+        """Return the values of `read_metrics` as Python numbers, by name, as `fit` logs them;
+        running ones, such as moving averages, as they are now."""
+        accumulator = MetricAccumulator.from_metrics(self.read_metrics())
+        # A mean over examples that are all masked is 0 / 0.
         with np.errstate(all="ignore"):
-            metrics = window.compute()
-        for name, count in window.optional_steps.items():
-            if not count:
-                metrics = _without_metric(metrics, name)
-        return {name: to_number(value) for name, value in metrics.items()}
+            values = accumulator.compute()
+        return {name: to_number(value) for name, value in values.items()}
 
 
 def collect_step_metrics(
@@ -177,12 +182,3 @@ def check_unique_names(terms: Iterable[str], metrics: Iterable[str]) -> None:
             f"{duplicates[0]!r} is both a term of the loss, which is recorded too, and a metric; "
             "rename one"
         )
-
-
-def _without_metric(metrics: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the metrics without one of them and all of its results."""
-    return {
-        key: value
-        for key, value in metrics.items()
-        if key != name and not key.startswith((f"{name}/", f"{name}["))
-    }

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, check_one_of
+from fulgurite.tracebacks import hide_constructor_frames
 from jaxtyping import Array, Int, PyTree
 
 from fulgurite_averaging.rules import EMA, Mean, Rule
@@ -37,6 +38,7 @@ class AverageState(eqx.Module):
     after: Int[Array, ""]
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Average:
     """Averages the weights, in the compiled step. Training itself stays as it is, bit for bit.

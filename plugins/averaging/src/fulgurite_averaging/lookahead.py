@@ -11,6 +11,7 @@ from fulgurite.errors import (
     ConfigurationError,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 from jaxtyping import Array, Int, PyTree
 
 
@@ -26,6 +27,7 @@ class LookaheadState(NamedTuple):
     num_updates: Int[Array, ""]
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Lookahead:
     """Moves slow weights towards the trained ones every `period` updates, and trains on from them.

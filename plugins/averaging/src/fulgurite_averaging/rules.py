@@ -8,9 +8,11 @@ from fulgurite.errors import (
     ConfigurationError,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 from jaxtyping import Array, Float, Int
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class EMA:
     """An exponential moving average: `average = decay * average + (1 - decay) * weights`.
@@ -80,6 +82,7 @@ class EMA:
         return 1 - decay
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Mean:
     """The mean of the weights after all updates from a step on, as in stochastic weight averaging

@@ -20,6 +20,7 @@ from fulgurite.errors import (
 from fulgurite.fit.monitor import check_exists
 from fulgurite.fit.run import EngineView
 from fulgurite.metrics.direction import Mode, resolve_mode
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunPlugin, get_run_directory
 from fulgurite_runs.loggers import rewind_loggers
@@ -68,6 +69,7 @@ class _FitState:
         return self.resumed_from if self.is_same_run else None
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class Checkpointer(RunPlugin):
     """Saves everything that a run needs to resume exactly, and restores it.

@@ -7,10 +7,12 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
+from fulgurite.tracebacks import hide_constructor_frames
 
 from fulgurite_data.parts import PartReader, ResumablePasses, check_part
 
 
+@hide_constructor_frames
 class Stages(ResumablePasses):
     """A source that gives the batches of several sources one after the other, each for a number of
     steps: a curriculum, or other data at the end of training.

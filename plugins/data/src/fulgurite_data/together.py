@@ -6,12 +6,14 @@ from typing import Any, Literal, get_args
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
+from fulgurite.tracebacks import hide_constructor_frames
 
 from fulgurite_data.parts import PartReader, ResumablePasses, check_part
 
 Length = Literal["cycle", "min", "max"]
 
 
+@hide_constructor_frames
 class Together(ResumablePasses):
     """A source whose batches are dictionaries with a batch of each of several sources.
 

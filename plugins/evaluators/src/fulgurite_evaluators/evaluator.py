@@ -17,6 +17,7 @@ from fulgurite.errors import (
 from fulgurite.evaluation.evaluator import EvaluationResult, MetricFunctions
 from fulgurite.fit.run import EngineView
 from fulgurite.foreign_names import hint_at_class_arguments
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.triggers import as_trigger, is_exact
 
 from fulgurite_evaluators.custom import share_failure, split_values
@@ -27,6 +28,7 @@ RunEvaluator = Callable[[str, fg.TrainState], EvaluationResult]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+@hide_constructor_frames
 @hint_at_class_arguments(
     {
         "callbacks": "loggers and other plugins belong to the engine, fg.Engine(plugins=[...])",

@@ -12,6 +12,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError, check_one_of
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunPlugin
@@ -79,6 +80,7 @@ def _format_lines(arrays: dict[str, np.ndarray]) -> Iterator[bytes]:
         yield f"{dumps(example)}\n".encode()
 
 
+@hide_constructor_frames
 @dataclass(eq=False)
 class PredictionWriter(RunPlugin):
     """Writes the predictions for some data into the run's directory.

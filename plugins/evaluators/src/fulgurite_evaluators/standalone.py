@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.foreign_names import hint_at_class_arguments
+from fulgurite.tracebacks import hide_constructor_frames
 
 _HINTS = {
     **dict.fromkeys(
@@ -31,6 +32,7 @@ class Standalone:
             )
 
 
+@hide_constructor_frames
 @hint_at_class_arguments(_HINTS)
 @dataclass(frozen=True)
 class EveryCheckpoint(Standalone):
@@ -44,6 +46,7 @@ class EveryCheckpoint(Standalone):
     """
 
 
+@hide_constructor_frames
 @hint_at_class_arguments(_HINTS)
 @dataclass(frozen=True)
 class LastCheckpoint(Standalone):

@@ -8,6 +8,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, ModelError, error_context
 from fulgurite.metrics.base import flatten_nested
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite_logging import MediaLogger
 
 from fulgurite_keys.keyed import Keyed
@@ -114,6 +115,7 @@ class _KeyedPlugin(Generic[K]):
         return f"{type(self).__name__}({items})"
 
 
+@hide_constructor_frames
 class Losses(_KeyedPlugin[Loss]):
     """Losses by name, wired by keys; each is a term of the loss and is logged under its name.
 
@@ -148,6 +150,7 @@ class Losses(_KeyedPlugin[Loss]):
         return output.replace(losses={**output.losses, **terms})
 
 
+@hide_constructor_frames
 class Metrics(_KeyedPlugin[Measure]):
     """Metrics by name, wired by keys, in training and in evaluations; they are logged as
     `metrics/NAME`.
@@ -210,6 +213,7 @@ class Metrics(_KeyedPlugin[Measure]):
         return output.replace(metrics={**output.metrics, **metrics})
 
 
+@hide_constructor_frames
 class Summaries(_KeyedPlugin[Summary], MediaLogger):
     """Pictures and histograms by name, wired by keys, at the steps of `every` and of the first
     batch of each evaluation; they take the place of `MediaLogger` and show what the step returns as

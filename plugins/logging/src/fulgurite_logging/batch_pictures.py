@@ -11,12 +11,14 @@ from fulgurite.errors import (
     check_positive_int,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.specs import format_tree
 
 from fulgurite_logging.media import Images, Text
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class BatchPictures:
     """Pass the pictures in batches to the loggers that show media, as `batch/PATH`, and a text with

@@ -18,6 +18,7 @@ import jax
 from fulgurite.errors import ConfigurationError
 from fulgurite.model.module import is_floating_array
 from fulgurite.redact import MASK, NAME, redact_text, redact_value
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import leaves_with_paths, parse
 from fulgurite.tree.specs import shape_summary, total_size
 
@@ -43,6 +44,7 @@ _SECRET_ARGUMENT = re.compile(rf"-*(?:{NAME}|pass)|-p", re.IGNORECASE)
 _USER_OPTION = re.compile("-u|--(?:proxy-)?user")
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class EnvironmentLogger:
     """Emit the environment and the parameters as telemetry at the start of a fit.

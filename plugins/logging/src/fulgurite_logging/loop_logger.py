@@ -10,6 +10,7 @@ import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, StateError
 from fulgurite.fit.records import RecordDispatcher, RecordKind, validate_record_values
 from fulgurite.fit.run import EngineView
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite_runs import RunDirectory, get_run_directory
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers, rewind_loggers
@@ -28,6 +29,7 @@ class _LoopView:
     step_range: fg.StepRange
 
 
+@hide_constructor_frames
 class LoopLogger(AbstractContextManager["LoopLogger", None]):
     """Passes records to the loggers among the plugins of an engine, in a loop over `Engine.step`.
 

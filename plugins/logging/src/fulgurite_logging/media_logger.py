@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.triggers import Or, as_trigger, is_exact
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class MediaLogger:
     """Pass the `fg.Output(media=...)` of steps to the loggers that show media.

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.select import Selector
 from jaxtyping import Array, Float, PyTree
 
@@ -19,6 +20,7 @@ from fulgurite_logging.schedules import find_rates
 QUANTITIES = ("gradients", "clipped_gradients", "updates", "parameters")
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class NormMonitor:
     """Log Euclidean norms, only at log steps: at other steps nothing is computed.

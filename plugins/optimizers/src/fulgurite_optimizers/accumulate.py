@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 import fulgurite as fg
 from fulgurite.errors import PluginError
+from fulgurite.tracebacks import hide_constructor_frames
 
 from fulgurite_optimizers.finalize import FinalizeMixin
 from fulgurite_optimizers.phase import AccumulationSettings, Phase, list_announcements
 from fulgurite_optimizers.update import PhasedUpdate
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class GradientAccumulation(AccumulationSettings, FinalizeMixin):
     """Updates once by the gradient of `n` microbatches or steps: that of all their examples in one

@@ -7,9 +7,11 @@ import fulgurite as fg
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import leaves_with_paths
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class GradientClip:
     """Clips the gradients before an optimizer.

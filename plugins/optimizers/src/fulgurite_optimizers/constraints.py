@@ -10,10 +10,12 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.select import Selector
 from jaxtyping import Array, Inexact
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Constraint:
     """The base class: changes the floating-point arrays that `where` selects, after every update.
@@ -64,6 +66,7 @@ class Constraint:
         """Return the allowed weight that replaces `weight`."""
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class UnitNorm(Constraint):
     """Scales vectors along an axis to Euclidean length 1; zero vectors stay zero.
@@ -93,6 +96,7 @@ class UnitNorm(Constraint):
         return jnp.where(norm == 0, weight, weight / jnp.where(norm == 0, 1, norm))
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class NonNegative(Constraint):
     """Sets negative numbers to zero.
@@ -109,6 +113,7 @@ class NonNegative(Constraint):
         return jnp.maximum(weight, 0)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class WeightClip(Constraint):
     """Clips every number to -max_value ... max_value, as for the critic of a Wasserstein GAN

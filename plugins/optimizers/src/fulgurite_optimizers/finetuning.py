@@ -15,6 +15,7 @@ from fulgurite.errors import (
 )
 from fulgurite.metrics import LastValue
 from fulgurite.model.module import as_optimizer_specs, get_method
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import from_keys, leaves_with_paths
 from fulgurite.tree.select import Selector
 from jaxtyping import Array, Float, Int, PyTree
@@ -29,6 +30,7 @@ ScheduleState = (
 )
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class BackboneFinetuning:
     """Trains a part of the module, such as a pretrained backbone, later than the rest and at a

@@ -14,6 +14,7 @@ from fulgurite.errors import (
     as_int,
 )
 from fulgurite.model.module import is_floating_array
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from fulgurite.tree.paths import leaves_with_paths
 from fulgurite.tree.select import Selector
@@ -23,6 +24,7 @@ from jaxtyping import PyTree
 from fulgurite_optimizers.freeze_hooks import FreezeHooks
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Freeze:
     """Leaves a part of the module out of training, whatever its optimizers are.

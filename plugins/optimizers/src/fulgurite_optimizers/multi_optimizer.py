@@ -7,6 +7,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_one_of
 from fulgurite.foreign_names import hint_at_arguments
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import PyTree
 
@@ -15,6 +16,7 @@ from fulgurite_optimizers.phase import Phase, list_announcements
 from fulgurite_optimizers.update import PhasedUpdate
 
 
+@hide_constructor_frames
 class MultiOptimizer(FinalizeMixin):
     """Trains each loss with its own optimizer, all in one compiled step.
 

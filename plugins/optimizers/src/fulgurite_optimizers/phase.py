@@ -14,6 +14,7 @@ from fulgurite.errors import (
     check_positive_int,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def list_announcements(settings: Iterable[AccumulationSettings]) -> list[fg.Sche
     return [fg.ScheduledAction("accumulate", fg.At(*changes), announce)] if changes else []
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Phase(fg.OptimizerSpec):
     """An optimizer for one of several losses.

@@ -15,6 +15,7 @@ from fulgurite.errors import (
 )
 from fulgurite.fit.monitor import check_exists, check_measured, get_decision_stage, read_measured
 from fulgurite.metrics.direction import Mode, is_better, resolve_mode
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from fulgurite.triggers import as_trigger, is_exact
 from jaxtyping import Array, Float, Int
@@ -36,6 +37,7 @@ class PlateauState(eqx.Module):
     cooldown: Int[Array, ""]
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class ReduceOnPlateau:
     """Multiplies the updates of all optimizers by `factor` whenever a metric has not improved

@@ -9,6 +9,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, check_one_of
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.select import Selector
 
 from fulgurite_precision.casting import (
@@ -32,6 +33,7 @@ _COMPUTE = {
 }
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Precision:
     """Runs the model in another dtype, in training, evaluation and prediction, without a change to

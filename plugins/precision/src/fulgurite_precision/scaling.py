@@ -12,10 +12,12 @@ from fulgurite.errors import (
     ConfigurationError,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.training.update import Forward, UpdateRuleWrapper
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Static:
     """A loss scale that stays.
@@ -49,6 +51,7 @@ class Static:
         return state
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Dynamic:
     """A loss scale that is halved when gradients are not finite, and doubled after `period` updates

@@ -22,3 +22,8 @@ class CellLine:
             self._handle = display(text, display_id=True)
         else:
             self._handle.update(text)
+
+    def hide(self) -> None:
+        """Show nothing; an output of a cell cannot be taken away."""
+        if self._handle is not None:
+            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)

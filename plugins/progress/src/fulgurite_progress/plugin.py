@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError
+from fulgurite.tracebacks import hide_constructor_frames
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fulgurite_progress.startup import Startup
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class ProgressBar:
     """Show a run on standard error: in a terminal or a notebook as one line that is kept up to

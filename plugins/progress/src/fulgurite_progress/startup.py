@@ -9,12 +9,13 @@ from rich.live import Live
 from rich.text import Text
 
 from fulgurite_progress.display import Stopwatch
+from fulgurite_progress.notebook import CellLine
 from fulgurite_progress.times import describe_activity
 
 
 class Startup:
     """A context that shows what is going on: in a terminal with its seconds, until it is stopped or
-    left; elsewhere as one line.
+    left, and in a notebook until then; elsewhere as one line.
 
     Args:
         timings: of the fit.
@@ -27,6 +28,7 @@ class Startup:
         self._console = console
         self._stopwatch = Stopwatch()
         self._live: Live | None = None
+        self._cell = CellLine() if console.is_jupyter else None
         if console.is_interactive:
             self._live = Live(
                 get_renderable=self._describe,
@@ -37,7 +39,9 @@ class Startup:
             )
 
     def __enter__(self) -> Self:
-        if self._live is None:
+        if self._cell is not None:
+            self._cell.show(self._describe())
+        elif self._live is None:
             self._console.print(self._describe())
         else:
             self._live.start(refresh=True)
@@ -49,6 +53,8 @@ class Startup:
 
     def stop(self) -> None:
         """Take the line away; nothing happens the second time."""
+        if self._cell is not None:
+            self._cell.hide()
         if self._live is not None:
             self._live.stop()
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, as_int
 from fulgurite.model.ambient_rng import provide_rngs
 from fulgurite.rng import make_root_key
+from fulgurite.tracebacks import hide_constructor_frames
 from jaxtyping import Array, Int, Key
 
 DEFAULTS = (
@@ -19,6 +20,7 @@ DEFAULTS = (
 )
 
 
+@hide_constructor_frames
 class Rng:
     """Adds random streams to an engine, or replaces defaults of the same name.
 

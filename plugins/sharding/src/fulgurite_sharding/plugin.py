@@ -15,6 +15,7 @@ from fulgurite.errors import (
     set_ints,
 )
 from fulgurite.sharding import SINGLE_PROCESS
+from fulgurite.tracebacks import hide_constructor_frames
 from jax.sharding import AxisType, Mesh
 
 from fulgurite_sharding.distributed import get_client, is_connected
@@ -27,6 +28,7 @@ _RULE = "such as (('**.weight', P('model', None)),)"
 _EXAMPLES = {"batch": "such as ('data',)", "rules": _RULE, "outputs": _RULE}
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class Sharding:
     """Trains on a mesh of devices.
@@ -190,6 +192,7 @@ class Sharding:
         }
 
 
+@hide_constructor_frames
 class DataParallel(Sharding):
     """Divides batches over all devices; each holds everything else whole.
 
@@ -207,6 +210,7 @@ class DataParallel(Sharding):
         super().__init__(mesh={axis: -1}, batch=(axis,), agree_every=agree_every)
 
 
+@hide_constructor_frames
 class FSDP(Sharding):
     """Divides batches, parameters and optimizer state over one axis.
 
@@ -246,6 +250,7 @@ class FSDP(Sharding):
         )
 
 
+@hide_constructor_frames
 class TensorParallel(Sharding):
     """Divides parameters by rules over the axis "model", and batches over the axis "data".
 

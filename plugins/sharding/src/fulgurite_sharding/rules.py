@@ -11,6 +11,7 @@ from fulgurite.errors import (
     did_you_mean,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import Path
 from fulgurite.tree.select import Pattern
 from jax.sharding import Mesh, PartitionSpec
@@ -23,6 +24,7 @@ Such as `("**.attention.*.weight", P("model", None))`, or as plain data
 """
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class ShardBySize:
     """Divides arrays by an axis of the mesh, along their largest dimension that divides evenly.

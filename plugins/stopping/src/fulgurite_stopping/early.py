@@ -22,6 +22,7 @@ from fulgurite.fit.monitor import (
     read_measured,
 )
 from fulgurite.metrics.direction import Mode, find_mode, is_better, resolve_mode
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.specs import copy_arrays, tree_signature
 from fulgurite.triggers import as_trigger, is_exact
 
@@ -43,6 +44,7 @@ class _Progress:
     num_failed: int = 0
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class EarlyStopping:
     """Ends training when a metric has not improved for `patience` checks, as if that step were the

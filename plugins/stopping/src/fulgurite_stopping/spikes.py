@@ -12,6 +12,7 @@ from fulgurite.errors import (
     check_one_of,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 from jaxtyping import Array
 
 from fulgurite_stopping.progress import read_progress
@@ -36,6 +37,7 @@ class _Progress:
     saved_steps: list[int] = field(default_factory=list)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class SpikeDetection:
     """Looks in every step whether the loss is far above the last `window` losses, and acts on it.

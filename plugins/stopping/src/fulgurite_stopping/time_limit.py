@@ -11,6 +11,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
+from fulgurite.tracebacks import hide_constructor_frames
 
 _CLOCK = re.compile(r"(\d+):(\d+):(\d+):(\d+)")
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -38,6 +39,7 @@ class _Clock:
         return self.seconds_before + monotonic() - self.started
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class TimeLimit:
     """Stops training after a time, counted over all attempts of a run.

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.foreign_names import hint_at_class_arguments
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs.directory import sync_folder
 
@@ -32,6 +33,7 @@ _SPLIT = re.compile(r"(?!\.)[\w.=+%-]{1,100}")
 _TELEMETRY = "telemetry="
 
 
+@hide_constructor_frames
 @hint_at_class_arguments(
     {
         "keys": "give sources=, the directories that there may be",

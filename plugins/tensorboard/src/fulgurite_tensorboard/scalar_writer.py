@@ -10,6 +10,7 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 from fulgurite.errors import ConfigurationError, StateError
+from fulgurite.tracebacks import hide_constructor_frames
 
 from fulgurite_tensorboard.events import EventFile, build_summary_event
 from fulgurite_tensorboard.plugin import (
@@ -21,6 +22,7 @@ from fulgurite_tensorboard.plugin import (
 from fulgurite_tensorboard.summaries import build_summary
 
 
+@hide_constructor_frames
 class TensorBoardWriter(AbstractContextManager["TensorBoardWriter", None]):
     """Write numbers for TensorBoard in a program of your own; with an engine, use
     `TensorBoardLogger`.

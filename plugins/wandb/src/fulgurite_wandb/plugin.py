@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import is_better
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite_logging import BackgroundWriter
 from fulgurite_runs import EvaluationDirectory, RunPlugin
 from fulgurite_runs.directory import expand_path
@@ -24,6 +25,7 @@ EXTRA_TIMEOUT = 30.0
 Mode = Literal["online", "offline", "disabled"]
 
 
+@hide_constructor_frames
 @dataclass(eq=False)
 class WandbLogger(RunPlugin):
     """Send scalars, tables, media, text and configuration to Weights & Biases, on its own thread.
