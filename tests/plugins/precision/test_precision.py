@@ -198,7 +198,7 @@ def test_a_spike_of_the_loss_is_no_overflow_of_its_scale(is_first: bool) -> None
     assert float(result.module.weight) == pytest.approx(0.95, abs=2e-4)
 
 
-def test_3s17_without_scaling_small_gradients_vanish_and_it_warns() -> None:
+def test_without_scaling_small_gradients_vanish_and_it_warns() -> None:
     with pytest.warns(UserWarning, match="gradients below 6e-8 are zero"):
         plugin = Precision(compute="float16", keep="gradient")
     engine = fg.Engine(steps=2, log_every=1, autoload=False, plugins=[plugin])
