@@ -23,7 +23,7 @@ class Comparison:
 
     Attributes:
         better: the function.
-        metric: `SOURCE/NAME`; a checkpoint in which it is no finite number is never the best.
+        metric: `SOURCE/NAME`; a checkpoint in which it is not a finite number is never the best.
     """
 
     better: Better
