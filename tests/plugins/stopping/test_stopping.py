@@ -166,6 +166,18 @@ def test_the_best_weights_come_back() -> None:
     assert float(fit(stopping, evaluate(6, 5, 4, 8), steps=4).module.weight) == 3.0
 
 
+def test_an_instance_counts_from_nothing_in_its_next_fit_also_in_one_that_resumes() -> None:
+    stopping = EarlyStopping("test/loss", patience=2)
+    for _ in range(2):
+        assert int(fit(stopping, evaluate(5, 6, 7, 8, 9, 9)).state.step) == 3
+    memory = InMemoryCheckpointer()
+    fit(memory, evaluate(5, 6), steps=2)
+    # What it resumes from was saved without early stopping.
+    result = fit(memory, stopping, evaluate(5, 6, 8, 9, 9, 9), resume="latest")
+    assert int(result.state.step) == 5
+    assert "it was 8 at step 3" in str(result.stop_reason)
+
+
 @pytest.mark.full
 def test_the_direction_is_that_of_the_metrics_class_where_its_name_does_not_tell() -> None:
     class Gain(fg.metrics.Mean):
