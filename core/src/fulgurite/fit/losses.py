@@ -22,8 +22,8 @@ def try_losses(
     sample: Sample | None,
     device_arrays: Any,
 ) -> list[str]:
-    """Try, once for each program, whether the losses of training are means over examples, and
-    return what the user is told.
+    """Try, once for each program that is not refused, whether the losses of training are means over
+    examples, and return what the user is told.
 
     Args:
         services: of the engine.
@@ -35,12 +35,17 @@ def try_losses(
     Raises:
         ModelError: they are not, and the update rule needs it.
     """
-    if sample is None or program.has_tried_losses:
-        return []
     target = _select_target(state)
-    if target is None:
+    if sample is None or target is None or program.has_tried_losses:
         return []
+    messages = _try_means(services, program, target, sample, device_arrays)
     program.has_tried_losses = True
+    return messages
+
+
+def _try_means(
+    services: Services, program: Program, target: EvalTarget, sample: Sample, device_arrays: Any
+) -> list[str]:
     is_needed = program.update_rule.needs_mean_loss
     runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
     allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
@@ -79,8 +84,8 @@ def try_padding(
     examples: Any,
     device_arrays: Any,
 ) -> list[str]:
-    """Try, once for each program, whether padding counts in losses and metrics of training that do
-    not use the mask, and return what the user is told.
+    """Try, once for each program that is not refused, whether padding counts in losses and metrics
+    of training that do not use the mask, and return what the user is told.
 
     Args:
         services: of the engine.
@@ -92,15 +97,25 @@ def try_padding(
     Raises:
         ModelError: padding changes the gradient.
     """
-    is_standard = services.compute_update.__qualname__ == "Engine.train_step"
-    if examples is None or program.has_tried_padding:
-        return []
     target = _select_target(state)
-    if target is None:
+    if examples is None or target is None or program.has_tried_padding:
         return []
-    program.has_tried_padding = True
-    runner = EvaluationRunner(services, Evaluator("padding", ()), run_training_losses)
     where = f"{type(state.module).__name__}.training_step does not use ctx.mask"
+    messages = _try_mask(services, program, target, examples, device_arrays, where)
+    program.has_tried_padding = True
+    return messages
+
+
+def _try_mask(
+    services: Services,
+    program: Program,
+    target: EvalTarget,
+    examples: Any,
+    device_arrays: Any,
+    where: str,
+) -> list[str]:
+    is_standard = services.compute_update.__qualname__ == "Engine.train_step"
+    runner = EvaluationRunner(services, Evaluator("padding", ()), run_training_losses)
     try:
         trial = runner.try_padding(target, examples, device_arrays, program.step.transform_batch)
     except Exception as error:
