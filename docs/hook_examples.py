@@ -225,10 +225,12 @@ class Patience:
     """Evaluate, and stop when the loss has not improved three times. The count is saved in
     checkpoints."""
 
+    best = fg.PerFit(lambda: float("inf"))  # the same instance may take part in several fits
+    num_failed = fg.PerFit(int)
+
     def __init__(self, data, every):
         self.data = data
         self.every = every
-        self._reset()
 
     @fg.hookimpl
     def register_evaluators(self):
@@ -237,15 +239,6 @@ class Patience:
     @fg.hookimpl
     def register_actions(self):
         return [fg.ScheduledAction("look", self.every, self.look, stage="evaluate")]
-
-    @fg.hookimpl
-    def on_fit_start(self, run):
-        if not run.is_resumed:  # the same instance may take part in several fits
-            self._reset()
-
-    def _reset(self):
-        self.best = float("inf")
-        self.num_failed = 0
 
     def look(self, run):
         loss = run.evaluate("validation")["loss"]

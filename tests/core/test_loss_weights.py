@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import DataError, ModelError
+from fulgurite_optimizers import GradientAccumulation
 
 Loss = Callable[[jax.Array, Any, fg.Context], Any]
 
@@ -230,6 +231,13 @@ def test_a_fit_whose_last_batch_is_smaller_says_it_once_in_a_message() -> None:
     assert "the last batch of an epoch has fewer, but the loss of 4 examples is" in message
     assert engine.fit(module, data).messages == []
     assert fit(mean_of_tokens, fg.ArrayData(X, 3), steps=2).messages == []
+
+
+def test_a_loss_that_is_no_mean_is_refused_by_accumulation_in_each_fit_of_an_engine() -> None:
+    engine = fg.Engine(steps=2, autoload=False, plugins=[GradientAccumulation(2)])
+    for _ in range(2):
+        with pytest.raises(ModelError, match="gradients are averaged over examples, but the loss"):
+            engine.fit(Scaled(jnp.float32(1), mean_of_tokens), fg.ArrayData(X, 4))
 
 
 def test_a_message_of_an_evaluation_in_a_fit_is_one_of_the_fit() -> None:

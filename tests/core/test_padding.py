@@ -96,10 +96,12 @@ def test_training_is_refused_where_padding_changes_the_gradient(reduce: str, wei
 def test_the_error_says_what_padding_does_to_the_loss() -> None:
     losses = losses_by_hand(ARRAYS["x"][:4], ARRAYS["y"][:4])
     padded = (losses.sum() + 4 * np.log(3)) / 8  # the logits of a row of zeros are zeros
-    with pytest.raises(ModelError, match="of 4 examples is") as error:
-        fg.Engine(steps=1).fit(make("bare"), pad(on_device=True))
-    assert f"is {losses.mean():.4f}" in str(error.value)
-    assert f"of padding {padded:.4f}" in str(error.value)
+    engine = fg.Engine(steps=1)
+    for _ in range(2):  # the same engine refuses it again
+        with pytest.raises(ModelError, match="of 4 examples is") as error:
+            engine.fit(make("bare"), pad(on_device=True))
+        assert f"is {losses.mean():.4f}" in str(error.value)
+        assert f"of padding {padded:.4f}" in str(error.value)
 
 
 @pytest.mark.parametrize("reduce", ["masked", "masked_by_hand", "masked_by_zeros"])

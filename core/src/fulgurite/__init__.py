@@ -21,6 +21,7 @@ from fulgurite.model.module import Module, OptimizerSpec, Task
 from fulgurite.model.output import Output
 from fulgurite.model.sow import sow
 from fulgurite.plugins.markers import hookimpl, hookspec
+from fulgurite.plugins.usage import PerFit
 from fulgurite.rng import RngStream, RngStreams
 from fulgurite.sharding import ProcessSync, ShardingStrategy, SingleDevice
 from fulgurite.timing import Timings
@@ -80,6 +81,7 @@ __all__ = [
     "NonFinitePolicy",
     "OptimizerSpec",
     "Output",
+    "PerFit",
     "ProcessSync",
     "Record",
     "ReplaceState",

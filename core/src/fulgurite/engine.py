@@ -70,6 +70,7 @@ from fulgurite.fit.start import (
     load_snapshot,
     load_weights,
     plan_step_range,
+    reserve_plugins,
     restore_host_states,
     select_hyperparameters,
 )
@@ -342,6 +343,7 @@ class Engine:
         Raises:
             NonFiniteError: a loss, gradient or update was not finite.
             DataError: the data ended early or changed its structure.
+            PluginError: another fit uses this engine, or an instance of one of its plugins.
             KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM has stopped the fit before this one;
                 see `forget_stop_request`.
             EvaluationInterrupted: one of them stopped this fit within an action of another.
@@ -352,10 +354,14 @@ class Engine:
         )
         sync = self.sharding.sync
         raise_unanswered(sync)
-        self.plugins.timings = Timings()
         # One of several processes cannot stop alone.
         timeout = self.stop_timeout if sync is SINGLE_PROCESS else None
-        with StopRequests(sync.signals, timeout) as signals, ExitStack() as stack:
+        with (
+            reserve_plugins(self, request),
+            StopRequests(sync.signals, timeout) as signals,
+            ExitStack() as stack,
+        ):
+            self.plugins.timings = Timings()
             for hook in self.plugins.implementations("around_fit"):
                 context = hook(timings=self.plugins.timings)
                 if context is not None:

@@ -52,6 +52,28 @@ def test_a_loop_logs_what_a_fit_logs_with_the_same_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(history["train/loss"][1], losses[4:8].mean(), rtol=1e-6)
 
 
+def test_a_logger_belongs_to_the_loop_until_that_ends_also_if_it_cannot_begin(
+    tmp_path: Path,
+) -> None:
+    logger = JSONLLogger()
+    loop, fits = [
+        fg.Engine(steps=10, run_dir=tmp_path / name, plugins=[logger], autoload=False)
+        for name in ("loop", "fit")
+    ]
+    with LoopLogger(loop) as log:
+        with pytest.raises(PluginError, match="'jsonl'.* is in use by a LoopLogger .*the fit of"):
+            fits.fit(Line, data())
+        log.scalars("mine", {"one": 1.0}, 1)
+    assert [record.step for record in iter_records(tmp_path / "loop")] == [1]
+    assert not (tmp_path / "fit").exists()
+    with RunDirectory(tmp_path / "loop").lock():
+        with pytest.raises(CheckpointError, match="is in use by attempt"):
+            with LoopLogger(loop):
+                pass
+    assert fits.fit(Line, data()).failures == {}
+    assert [record.step for record in iter_records(tmp_path / "fit")] == [10]
+
+
 def test_a_loop_that_starts_again_logs_each_record_once(tmp_path: Path) -> None:
     def log_steps(log: LoopLogger, steps: range) -> None:
         for step in steps:

@@ -34,6 +34,9 @@ def test_gradients_are_clipped_for_each_phase() -> None:
     result = engine(*plugins, MultiOptimizer(**sgd(0.5, 0.25)), steps=1).fit(game(), ONE)
     np.testing.assert_allclose(played(result), (0.75, 1.975), rtol=1e-6)
     assert result.metrics["train"]["min/gradient_norm"] == 3
+    others = MultiOptimizer(max=sgd(0.5, 0.25)["max"])
+    with pytest.raises(ConfigurationError, match="there is no such optimizer"):
+        engine(plugins[0], others, steps=1).init_state(game(), ONE)
     both = engine(GradientClip(max_norm=0.1), MultiOptimizer(**sgd(0.5, 0.25)), steps=1).fit(
         game(), ONE
     )

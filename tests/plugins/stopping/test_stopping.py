@@ -164,18 +164,41 @@ def test_the_best_weights_come_back() -> None:
     assert float(fit(stopping, evaluate(6, 5, 4, 8), steps=4).module.weight) == 3.0
 
 
+def test_an_instance_counts_from_nothing_in_its_next_fit_also_in_one_that_resumes() -> None:
+    stopping = EarlyStopping("test/loss", patience=2)
+    for _ in range(2):
+        assert int(fit(stopping, evaluate(5, 6, 7, 8, 9, 9)).state.step) == 3
+    memory = InMemoryCheckpointer()
+    fit(memory, evaluate(5, 6), steps=2)
+    # What it resumes from was saved without early stopping.
+    result = fit(memory, stopping, evaluate(5, 6, 8, 9, 9, 9), resume="latest")
+    assert int(result.state.step) == 5
+    assert "it was 8 at step 3" in str(result.stop_reason)
+
+
 @pytest.mark.full
 def test_the_direction_is_that_of_the_metrics_class_where_its_name_does_not_tell() -> None:
-    class Scored(Counter):
-        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
-            score = fg.metrics.Accuracy.from_logits(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32))
-            output = super().training_step(batch, ctx)
-            return output.replace(metrics={"score": score})
+    class Gain(fg.metrics.Mean):
+        higher_is_better = True
+
+    class Cost(fg.metrics.Mean):
+        higher_is_better = False
+
+    def train(metric_class: Any) -> int:
+        """Return the step at which a score of 0, 1, 2, 3 ends training."""
+
+        class Scored(Counter):
+            def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+                mean = fg.metrics.Mean.from_values(self.weight)
+                output = super().training_step(batch, ctx)
+                return output.replace(metrics={"score": metric_class(mean.total, mean.weight)})
+
+        engine = fg.Engine(steps=4, log_every=1, autoload=False, plugins=[stopping])
+        return int(engine.fit(Scored, losses(1, 1, 1, 1)).state.step)
 
     stopping = EarlyStopping("train/score", patience=1)
-    engine = fg.Engine(steps=4, log_every=1, autoload=False, plugins=[stopping])
-    engine.fit(Scored, losses(1, 1, 1, 1))
-    assert stopping.mode == "max"
+    assert train(Gain) == 4
+    assert train(Cost) == 2
     with pytest.raises(FulguriteError, match="Neither its name nor its class tells"):
         fit(EarlyStopping("test/score"), Evaluator("test", every=1, fn=lambda state, step: {}))
 

@@ -70,6 +70,34 @@ class NeverBeginsAnew(Sound):
     def on_fit_start(self, run: fg.Run) -> None: ...
 
 
+class ForgetsAtTheEndOnly(Sound):
+    """Begins with what is left of a fit that has not come to its end."""
+
+    plugin_name = "sound"
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None: ...
+
+    @fg.hookimpl
+    def on_fit_end(self) -> None:
+        self.looked = 0
+
+
+class CountsInItsClass(Sound):
+    """Has one count for all instances."""
+
+    plugin_name = "sound"
+    count = 0
+
+    def look(self, run: fg.Run) -> None:
+        type(self).count += 1
+        run.log_scalars("sound", {"looked": self.count})
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        type(self).count = 0
+
+
 class Misspelt:
     @fg.hookimpl
     def on_fit_starts(self, run: fg.Run) -> None: ...

@@ -67,6 +67,16 @@ BROKEN = [
     ),
     ("interruptions", broken.AppendsBeforeItLogs, "steps.txt in the run directory holds 4 bytes"),
     (
+        "failed_start",
+        broken.ForgetsAtTheEndOnly,
+        "a fit with an instance whose last starts failed, by another plugin, is not like its first",
+    ),
+    (
+        "shared",
+        broken.CountsInItsClass,
+        "a fit around another, each with an instance of its own, is not as it is alone",
+    ),
+    (
         "fused_steps",
         broken.AsksForFuse,
         "with steps_per_execution=8 the run is not the one with steps_per_execution=1",

@@ -56,8 +56,8 @@ class MLflowLogger(FileLogger):
     # Fewer than the 10,000 records that a history holds unless they are wide; from it a resumed run
     # sends what was waiting.
     queue_size = 8000
-    _backend: Backend | None = field(default=None, init=False, repr=False)
-    _is_training: bool = field(default=False, init=False, repr=False)
+    _backend = fg.PerFit[Backend | None](lambda: None)
+    _is_training = fg.PerFit(bool)
 
     def __post_init__(self) -> None:
         if not isinstance(self.experiment, str) or not self.experiment:

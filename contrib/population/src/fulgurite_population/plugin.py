@@ -92,7 +92,7 @@ class Population:
     evolution: Evolution | None = None
     num_devices: int | None = None
     # By index, the step of the freezing that was reported last.
-    _reported: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _reported = fg.PerFit[dict[int, int]](dict)
 
     def __post_init__(self) -> None:
         seeds = tuple(map(as_int, self.seeds)) if isinstance(self.seeds, Iterable) else ()
@@ -349,8 +349,7 @@ class Population:
         )
 
     def _set_reported(self, steps: dict[int, int]) -> None:
-        self._reported.clear()
-        self._reported.update(steps)
+        object.__setattr__(self, "_reported", steps)
 
     def _set_arrays(self, members: Any) -> Any:
         """Return the stacked module with the arrays that `vary` names by their paths."""

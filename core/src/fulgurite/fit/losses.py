@@ -38,23 +38,43 @@ def try_losses(
     target = None if program.has_tried_losses else _select_target(state)
     if target is None:
         return []
-    is_needed = program.update_rule.needs_mean_loss
-    allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
     outcome = _try_means(services, program, target, sample, device_arrays)
-    # What one process finds ends the fit of all of them, or is told by the first.
     answer = None if outcome is None else (outcome.sentences, outcome.failure)
     answers = _gather(services, "losses", answer)
     if not answers:
         return []
-    program.has_tried_losses = True
+    # What one process finds ends the fit of all of them, or is told by the first.
     sentences, failure = next(filter(any, answers), answers[0])
-    if failure is not None:
-        message = f"whether the loss is a mean over examples could not be tried on {failure}. {FIX}"
+    cause = None if outcome is None else outcome.error
+    messages = _judge_losses(
+        program.update_rule.needs_mean_loss, _Outcome(sentences, failure, cause)
+    )
+    # Not before: a loss that was refused is refused again in the next fit.
+    program.has_tried_losses = True
+    return messages
+
+
+def _judge_losses(is_needed: bool, outcome: "_Outcome") -> list[str]:
+    """Return what the user is told of losses that were tried.
+
+    Args:
+        is_needed: whether the update rule needs means over examples.
+        outcome: of the trial.
+
+    Raises:
+        ModelError: they are not such means, and it needs them.
+    """
+    allow = "; or allow it, GradientAccumulation(..., assume_mean=True)"
+    sentences = outcome.sentences
+    if outcome.failure is not None:
+        message = (
+            "whether the loss is a mean over examples could not be tried on "
+            f"{outcome.failure}. {FIX}"
+        )
         if is_needed:
-            cause = None if outcome is None else outcome.error
             raise ModelError(
                 f"gradients are averaged over examples, and {message}{allow}"
-            ) from cause
+            ) from outcome.error
         return [message]
     losses = [sentence for name, sentence in sentences.items() if name.startswith("the loss")]
     if losses and is_needed:
@@ -146,16 +166,32 @@ def try_padding(
     Raises:
         ModelError: padding changes the gradient.
     """
-    is_standard = services.compute_update.__qualname__ == "Engine.train_step"
     target = None if program.has_tried_padding else _select_target(state)
     if target is None:
         return []
-    where = f"{type(state.module).__name__}.training_step does not use ctx.mask"
     answer = _try_padding(services, program, target, examples, device_arrays)
     answers = _gather(services, "padding", answer)
     if not answers:
         return []
+    where = f"{type(state.module).__name__}.training_step does not use ctx.mask"
+    is_standard = services.compute_update.__qualname__ == "Engine.train_step"
+    messages = _judge_padding(answers, where, is_standard)
+    # Not before: a step that was refused is refused again in the next fit.
     program.has_tried_padding = True
+    return messages
+
+
+def _judge_padding(answers: list[Any], where: str, is_standard: bool) -> list[str]:
+    """Return what the user is told of padding that was tried.
+
+    Args:
+        answers: what the trials of all processes gave.
+        where: what does not use the mask, in words.
+        is_standard: whether the update is that of the engine.
+
+    Raises:
+        ModelError: padding changes the gradient.
+    """
     trials = [PaddingTrial(*numbers) for numbers, _ in answers if numbers is not None]
     failures = [failure for _, failure in answers if failure is not None]
     if not trials and failures:

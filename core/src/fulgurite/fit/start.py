@@ -4,6 +4,7 @@ Which checkpoint is meant and where it lies is known to the active checkpointer 
 passes on what the user gave, with a template of the state, and gets a `Snapshot`.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -98,6 +99,18 @@ class FitPlan:
     resumed_from: Snapshot | None
     resume: Resume
     messages: list[str]
+
+
+def reserve_plugins(engine: EngineView, request: FitRequest) -> AbstractContextManager[None]:
+    """Return a context in which no other fit uses the engine or an instance of its plugins.
+
+    Args:
+        engine: the engine that trains.
+        request: what `fit` was asked for.
+    """
+    steps, epochs = request.length
+    length = f"{epochs} epochs" if steps is None else f"{steps} steps"
+    return engine.plugins.reserve(f"the fit of {length}", engine.run_dir)
 
 
 def check_starting_point(resume: Resume, state: TrainState | None, init_from: InitFrom) -> None:

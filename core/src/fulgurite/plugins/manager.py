@@ -20,6 +20,7 @@ from fulgurite.errors import ConfigurationError, PluginError, did_you_mean, erro
 from fulgurite.plugins.markers import PROJECT, Combine, HookMetadata, find_hookspecs
 from fulgurite.plugins.ordering import sort_topologically
 from fulgurite.plugins.selection import RegisteredPlugin, resolve_plugins
+from fulgurite.plugins.usage import reserve
 from fulgurite.timing import Timings
 
 _MARK = f"{PROJECT}_impl"
@@ -153,6 +154,19 @@ class PluginManager:
             for hook, implementations in self._implementations.items()
             if any(implementation.plugin is plugin for implementation in implementations)
         }
+
+    def reserve(self, what: str, run_dir: object) -> AbstractContextManager[None]:
+        """Return a context in which nothing else uses this engine or one of its plugin instances,
+        and which begins with nothing left in them of an earlier fit, see `PerFit`.
+
+        Args:
+            what: what uses them, such as `the fit of 100 steps`, for the error of another user.
+            run_dir: of the engine, or None.
+
+        Raises:
+            PluginError: on entry: something else uses one of them.
+        """
+        return reserve(self, self.plugins, what, run_dir)
 
     def call(
         self, hook: str, step: int | None = None, /, **arguments: Any

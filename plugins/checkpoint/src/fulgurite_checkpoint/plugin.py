@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -123,7 +123,7 @@ class Checkpointer(RunPlugin):
     weights_only: bool | fg.Selector = False
     verify: Verify = "full"
     on_missing_plugin: MissingPluginPolicy = "error"
-    _fit: _FitState = field(default_factory=_FitState, init=False, repr=False)
+    _fit = fg.PerFit(_FitState)
 
     def __post_init__(self) -> None:
         as_trigger(self.every)

@@ -1,6 +1,7 @@
 """How the results of evaluations in a separate process reach the program's loggers."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,10 +48,14 @@ class ResultLogger:
         self._step = run.step
         self._dispatcher = RecordDispatcher(self._plugins, loggers=self._names)
         self._dispatcher.attempt = run.attempt
-        if state:
-            self._set_host_states(state["host_states"])
-            rewind_loggers(self._plugins, run.step, state["positions"])
-        self._dispatcher.open(run.step, run=run)
+        with ExitStack() as stack:
+            stack.enter_context(self._plugins.reserve("a standalone evaluation", run.run_dir.path))
+            stack.callback(lambda: self._dispatcher.close(self._step))
+            if state:
+                self._set_host_states(state["host_states"])
+                rewind_loggers(self._plugins, run.step, state["positions"])
+            self._dispatcher.open(run.step, run=run)
+            self._stack = stack.pop_all()
 
     def log(self, name: str, step: int, result: EvaluationResult) -> dict[str, Any]:
         """Log a result, durably, and return where the loggers are then, as JSON.
@@ -78,7 +83,7 @@ class ResultLogger:
 
     def close(self) -> None:
         """Have the loggers write out everything and end."""
-        self._dispatcher.close(self._step)
+        self._stack.close()
 
     def _emit(self, record: Record) -> None:
         self._dispatcher.enqueue([], lambda: record)

@@ -1,6 +1,6 @@
 """Record what was compiled, and why it was compiled again."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
@@ -24,7 +24,7 @@ class CompilationMonitor:
         engine = fg.Engine(steps=100, plugins=[CompilationMonitor(), "console"])
     """
 
-    _specs: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False)
+    _specs = fg.PerFit[dict[str, dict[str, str]]](dict)
 
     @fg.hookimpl
     def on_compile(

@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import fulgurite as fg
@@ -42,12 +42,11 @@ class ConsoleLogger:
     required: bool = False
     format: RecordFormat | None = None
     plugin_name: ClassVar[str] = "console"
-    _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
+    _writer = fg.PerFit[BackgroundWriter | None](lambda: None)
 
     @fg.hookimpl
     def open_logger(self, run: fg.LoggedRun) -> None:
         """Start a thread that prints, so that training does not wait for a terminal."""
-        self._writer = None
         # It is None where the process was started without standard output.
         if sys.stdout is not None:
             self._writer = BackgroundWriter(
@@ -99,7 +98,7 @@ class PythonLogger:
     hide: tuple[str, ...] = ("batch_loss", "loss_average")
     format: RecordFormat | None = None
     plugin_name: ClassVar[str] = "python"
-    _backend: "_LineBackend | None" = field(default=None, init=False, repr=False)
+    _backend = fg.PerFit["_LineBackend | None"](lambda: None)
 
     @fg.hookimpl
     def open_logger(self, run: fg.LoggedRun) -> None:

@@ -2,12 +2,12 @@
 
 from abc import abstractmethod
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fulgurite import LoggedRun, Record, Run, hookimpl
+from fulgurite import LoggedRun, PerFit, Record, Run, hookimpl
 from fulgurite.errors import ConfigurationError
 from fulgurite.fit.run import EngineView
 from fulgurite_runs import RunPlugin, get_run_directory
@@ -42,9 +42,9 @@ class FileLogger(RunPlugin):
     required: bool = False
     plugin_name: ClassVar[str]
     queue_size: ClassVar[int] = 1000
-    _position: Any = field(default=None, init=False, repr=False)
-    _earlier_failure: str | None = field(default=None, init=False, repr=False)
-    _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
+    _position = PerFit[Any](lambda: None)
+    _earlier_failure = PerFit[str | None](lambda: None)
+    _writer = PerFit[BackgroundWriter | None](lambda: None)
 
     @abstractmethod
     def open_backend(self, run: LoggedRun, position: Any) -> LogBackend:
@@ -97,7 +97,6 @@ class FileLogger(RunPlugin):
                 f"{self.plugin_name} writes into the run's directory, and this run has none: give "
                 "Engine(run_dir='runs/a') or --run runs/a, or leave it out"
             )
-        self._writer = None
         # A process that was suspended for 60 s counts as dead. When it wakes up it must not write
         # into the files that another process has taken over.
         check_lock = partial(run.run_dir.assert_locked, within=1.0)
@@ -105,18 +104,15 @@ class FileLogger(RunPlugin):
         self._writer = BackgroundWriter(
             self.plugin_name, backend, size=self.queue_size, pre_write=check_lock
         )
-        self._position = None
 
     @hookimpl
     def on_fit_start(self, run: Run) -> None:
         """Say that records are missing if the logger had failed before the checkpoint that the run
         resumes from."""
-        failure = self._earlier_failure
-        self._earlier_failure = None
-        if failure is not None:
+        if self._earlier_failure is not None:
             message = (
                 f"{self.plugin_name} failed before the checkpoint of step {run.step}: records are "
-                f"missing. {failure}"
+                f"missing. {self._earlier_failure}"
             )
             run.notify(self.plugin_name, message)
 

@@ -87,6 +87,7 @@ class LoopLogger(AbstractContextManager["LoopLogger", None]):
             "model": [],
         }
         with ExitStack() as stack:
+            stack.enter_context(engine.plugins.reserve("a LoopLogger", engine.run_dir))
             directory = get_run_directory(engine)
             attempt = 1
             if directory is not None:
@@ -94,6 +95,7 @@ class LoopLogger(AbstractContextManager["LoopLogger", None]):
                 attempt = self._start_attempt(directory, dumps(manifest))
             dispatcher = RecordDispatcher(engine.plugins)
             dispatcher.attempt = attempt
+            stack.callback(lambda: dispatcher.close(self._step))
             rewind_loggers(engine.plugins, self._step, self._positions or {})
             step_range = fg.StepRange(0 if self._positions is not None else self._step)
             view = _LoopView(engine, directory, manifest, attempt, self._step, step_range)
@@ -103,8 +105,7 @@ class LoopLogger(AbstractContextManager["LoopLogger", None]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._stack:
-            self._get_dispatcher().close(self._step)
+        self._stack.close()
 
     @property
     def history(self) -> fg.History:

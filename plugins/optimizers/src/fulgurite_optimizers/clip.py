@@ -57,10 +57,13 @@ class GradientClip:
     @fg.hookimpl
     def wrap_update_rule(self, rule: Any) -> None:
         """Change nothing, but check the name of the optimizer: all are known by now."""
-        if self.optimizer is not None and self.optimizer not in self._known_optimizers:
+        known_optimizers = set(self._known_optimizers)
+        # The next program, such as that of another engine, may lack what this one has.
+        self._known_optimizers.clear()
+        if self.optimizer is not None and self.optimizer not in known_optimizers:
             raise ConfigurationError(
                 f"{self}: there is no such optimizer. "
-                f"{did_you_mean(str(self.optimizer), self._known_optimizers)}"
+                f"{did_you_mean(str(self.optimizer), known_optimizers)}"
             )
 
 

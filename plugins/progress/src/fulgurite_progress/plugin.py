@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
@@ -43,10 +43,10 @@ class ProgressBar:
     summary: bool = True
     times: bool = True
     hide: tuple[str, ...] = ("batch_loss", "loss_average")
-    _startups: list["Startup"] = field(default_factory=list, init=False, repr=False)
-    _displays: list["Display"] = field(default_factory=list, init=False, repr=False)
+    _startups = fg.PerFit[list["Startup"]](list)
+    _displays = fg.PerFit[list["Display"]](list)
     # Said before there is a display.
-    _early_messages: list[str] = field(default_factory=list, init=False, repr=False)
+    _early_messages = fg.PerFit[list[str]](list)
 
     plugin_name = "progress"
 
@@ -66,8 +66,7 @@ class ProgressBar:
     def around_fit(self, timings: fg.Timings) -> Iterator[None]:
         """Show that the fit is starting."""
         console = _open_console()
-        # A fit within another has no line of its own before it starts.
-        if console is None or self._startups or self._displays:
+        if console is None:
             yield
             return
         from fulgurite_progress.startup import Startup

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -102,7 +102,9 @@ class EarlyStopping:
     every: fg.Trigger | int | None = None
     restore_best: bool = False
     name: str | None = None
-    _progress: _Progress = field(default_factory=_Progress, init=False, repr=False)
+    _progress = fg.PerFit(_Progress)
+    # Of the metric's class, where neither `mode` nor its name tells.
+    _class_mode = fg.PerFit[Mode | None](lambda: None)
 
     def __post_init__(self) -> None:
         if not isinstance(self.monitor, str) or "/" not in self.monitor:
@@ -180,16 +182,14 @@ class EarlyStopping:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Forget what another fit has seen, and refuse a metric that is not measured at a check."""
-        if not run.is_resumed:
-            self._set_progress(_Progress())
+        """Refuse a metric that is not measured at a check."""
         check_exists(run, self.monitor, "EarlyStopping")
         if self.every is not None:
             check_measured(run, self.monitor, as_trigger(self.every), "EarlyStopping")
         if self.restore_best:
             self._check_view(run)
         if self.mode is None and self.better is None:
-            object.__setattr__(self, "mode", self._find_mode_of_class(run))
+            object.__setattr__(self, "_class_mode", self._find_mode_of_class(run))
 
     @fg.hookimpl
     def get_host_state(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class EarlyStopping:
             state: the value of `get_host_state`.
             version: of the plugin that wrote it.
         """
-        self._set_progress(read_progress(_Progress, state))
+        object.__setattr__(self, "_progress", read_progress(_Progress, state))
 
     def check_metric(self, run: fg.Run) -> fg.StopTraining | fg.ReplaceState | None:
         """Note the value at this step, and return what follows from it."""
@@ -303,7 +303,7 @@ class EarlyStopping:
         return self._is_better(value, best, self.min_delta)
 
     def _is_better(self, value: float, other: float | None, margin: float = 0.0) -> bool:
-        return is_better(value, other, self.mode or "min", atol=margin)
+        return is_better(value, other, self.mode or self._class_mode or "min", atol=margin)
 
     def _find_mode_of_class(self, run: fg.Run) -> Mode:
         """Return the mode that the class of the metric tells."""
@@ -347,9 +347,6 @@ class EarlyStopping:
     @property
     def _full_name(self) -> str:
         return f"{self.plugin_name}:{self.instance}"
-
-    def _set_progress(self, progress: _Progress) -> None:
-        object.__setattr__(self, "_progress", progress)
 
 
 def _select_arrays(module: Any, model_state: Any) -> dict[str, Any]:

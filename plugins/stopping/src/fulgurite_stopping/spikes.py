@@ -77,8 +77,8 @@ class SpikeDetection:
     window: int = 100
     _: KW_ONLY
     action: SpikeAction = "warn"
-    _progress: _Progress = field(default_factory=_Progress, init=False, repr=False)
-    _num_skipped: int = field(default=0, init=False, repr=False)
+    _progress = fg.PerFit(_Progress)
+    _num_skipped = fg.PerFit(int)
 
     def __post_init__(self) -> None:
         if not isinstance(self.monitor, str) or not self.monitor.startswith("train/"):
@@ -125,11 +125,10 @@ class SpikeDetection:
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Forget the spikes of another fit."""
+        """Begin behind the spikes that the state has seen, as the one that a fit continues from."""
         if not run.is_resumed:
             num_spikes = int(run.state.plugin_states[self.plugin_name].num_spikes)
             object.__setattr__(self, "_progress", _Progress(num_spikes, [run.step, run.step]))
-        object.__setattr__(self, "_num_skipped", 0)
         if self.action == "skip" and run.engine.on_nonfinite != "skip":
             raise ConfigurationError(
                 "SpikeDetection: action='skip' leaves an update out as one that is not finite: "

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from numbers import Real
 from threading import Timer
@@ -62,7 +62,7 @@ class TimeLimit:
     plugin_name = "time_limit"
 
     limit: float | str | timedelta
-    _clock: _Clock = field(default_factory=_Clock, init=False, repr=False)
+    _clock = fg.PerFit(_Clock)
 
     def __post_init__(self) -> None:
         parse_duration(self.limit)
@@ -76,8 +76,6 @@ class TimeLimit:
     def on_fit_start(self, run: fg.Run) -> None:
         """Start the clock, with what is left of the time."""
         clock = self._clock
-        if not run.is_resumed:
-            clock.seconds_before = 0.0
         clock.started = monotonic()
         if run.is_complete:
             return

@@ -21,6 +21,7 @@ from fulgurite_testing.run_checks import (
     check_streams,
     check_trains,
 )
+from fulgurite_testing.sharing_checks import check_failed_start, check_shared
 from fulgurite_testing.subject import CheckError, PluginUnderTest, format_error
 from fulgurite_testing.tiny import TinyModel, tiny_data
 from fulgurite_testing.trace_checks import (
@@ -44,6 +45,8 @@ CHECKS: dict[str, Callable[[PluginUnderTest], None]] = {
         check_resume,
         check_host_state,
         check_interruptions,
+        check_failed_start,
+        check_shared,
         check_fused_steps,
         check_no_sync,
         check_closes,

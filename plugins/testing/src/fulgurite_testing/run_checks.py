@@ -115,8 +115,8 @@ def check_deterministic(subject: PluginUnderTest) -> None:
     difference = find_difference(first, get_state_and_records(repeated))
     if difference:
         raise CheckError(
-            f"the second fit with one instance is not like the first: {difference}. Reset what it "
-            "keeps on the host in on_fit_start, unless run.is_resumed"
+            f"the second fit with one instance is not like the first: {difference}. Keep what "
+            "belongs to one fit in fg.PerFit(...), which begins with each fit"
         )
 
 

@@ -4,7 +4,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +23,19 @@ EXTRA_TIMEOUT = 30.0
 """Seconds for which wandb may do nothing, besides those that a connection may take."""
 
 Mode = Literal["online", "offline", "disabled"]
+
+
+@dataclass
+class _Identity:
+    """Which run at Weights & Biases it is.
+
+    Attributes:
+        id: of the run; None before there is one.
+        best: its best values so far by metric.
+    """
+
+    id: str | None = None
+    best: dict[str, float] = field(default_factory=dict)
 
 
 @hide_constructor_frames
@@ -66,13 +79,14 @@ class WandbLogger(RunPlugin):
     required: bool = False
     plugin_name = "wandb"
     after = ("jsonl",)  # its file is cut back to the checkpoint before it is read
-    _id: str | None = field(default=None, init=False, repr=False)
-    _best: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    # That of the fit, and that of the newest fit that began, with which one of its state continues.
+    _identity = fg.PerFit(_Identity)
+    _newest_identity: _Identity = field(default_factory=_Identity, init=False, repr=False)
     # Whether a checkpoint gave the id, and whether it is one of this run and not of another.
-    _has_restored_id: bool = field(default=False, init=False, repr=False)
-    _is_resumed: bool = field(default=False, init=False, repr=False)
-    _writer: BackgroundWriter | None = field(default=None, init=False, repr=False)
-    _backend: Backend | None = field(default=None, init=False, repr=False)
+    _has_restored_id = fg.PerFit(bool)
+    _is_resumed = fg.PerFit(bool)
+    _writer = fg.PerFit[BackgroundWriter | None](lambda: None)
+    _backend = fg.PerFit[Backend | None](lambda: None)
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -102,34 +116,39 @@ class WandbLogger(RunPlugin):
     @property
     def id(self) -> str | None:
         """The id of the run at Weights & Biases; None before the first fit."""
-        return self._id
+        return self._newest_identity.id
 
     @fg.hookimpl
     def open_logger(self, run: fg.LoggedRun) -> None:
         """Begin the run, or go on with it."""
-        self._writer = None
         if self.mode == "disabled":
             return
         is_new_fit_of_state = run.step == run.step_range.start > 0
-        continues_state = is_new_fit_of_state and self._id is not None and not self._has_restored_id
+        continues_state = is_new_fit_of_state and not self._has_restored_id
         resume_point = None
-        if self._is_resumed or continues_state:
+        if self._is_resumed:
             resume_point = _find_resume_point(run)
+        elif continues_state and self._newest_identity.id is not None:
+            resume_point = _find_resume_point(run)
+            self._identity = self._newest_identity
         else:
-            self._id = secrets.token_hex(4)
-            self._best = {}
+            self._identity = _Identity(secrets.token_hex(4))
+        identity = self._newest_identity = self._identity
         folder = Path() if self.directory is None else Path(expand_path(self.directory))
         check_lock: Callable[[], None] = _do_nothing
         if self.directory is None and run.run_dir is not None:
             folder = run.run_dir.path
             # Another run may have begun there in the meantime.
             check_lock = partial(run.run_dir.assert_locked, within=1.0)
-        settings = {"project": self.project, "id": self._id, **_describe_run(run), **self.settings}
+        settings = {
+            "project": self.project,
+            "id": identity.id,
+            **_describe_run(run),
+            **self.settings,
+        }
         self._backend = Backend(settings, self.mode, folder, self.timeout, resume_point, check_lock)
         self._writer = BackgroundWriter(self.plugin_name, self._backend, pre_write=check_lock)
         self._writer.timeout = self.timeout + EXTRA_TIMEOUT
-        self._is_resumed = False
-        self._has_restored_id = False
 
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
@@ -140,7 +159,7 @@ class WandbLogger(RunPlugin):
         for name, value in record.values.items():
             key = f"{record.source}/{name}"
             if key in self.best and isinstance(value, int | float) and self._is_better(key, value):
-                self._best[key] = value
+                self._identity.best[key] = value
                 self._writer.put(fg.Record("config", "best", record.step, {key: value}))
 
     @fg.hookimpl
@@ -179,7 +198,7 @@ class WandbLogger(RunPlugin):
         """Return the run's id. wandb cannot be asked to make anything durable, and is not waited
         for."""
         future: Future[Any] = Future()
-        future.set_result(self._id)
+        future.set_result(self._identity.id)
         return future
 
     @fg.hookimpl
@@ -188,12 +207,12 @@ class WandbLogger(RunPlugin):
 
         It is not called for a run that starts from the checkpoint of another one.
         """
-        self._is_resumed = self._has_restored_id and self._id is not None
+        self._is_resumed = self._has_restored_id and self._identity.id is not None
 
     @fg.hookimpl
     def get_host_state(self) -> Any:
         """Return the run's id and the best values."""
-        return {"id": self._id, "best": dict(self._best)}
+        return asdict(self._identity)
 
     @fg.hookimpl
     def set_host_state(self, state: Any, version: int) -> None:
@@ -204,8 +223,7 @@ class WandbLogger(RunPlugin):
         best = dict(state.get("best", {}))
         if not all(type(value) in (float, int) for value in best.values()):
             raise ValueError(f"the best values are {best!r:.100}, which should be numbers")
-        self._id = identity
-        self._best = best
+        self._identity = _Identity(identity, best)
         self._has_restored_id = True
 
     def _put(self, record: fg.Record) -> None:
@@ -213,7 +231,7 @@ class WandbLogger(RunPlugin):
             self._writer.put(record)
 
     def _is_better(self, key: str, value: float) -> bool:
-        return is_better(value, self._best.get(key), self.best[key])
+        return is_better(value, self._identity.best.get(key), self.best[key])
 
 
 def _do_nothing() -> None:

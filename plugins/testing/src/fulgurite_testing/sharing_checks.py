@@ -1,0 +1,143 @@
+"""Checks of what an instance keeps: after a start that failed, and while another fit is running."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import fulgurite as fg
+from fulgurite.errors import PluginError
+
+from fulgurite_testing.compare import find_difference
+from fulgurite_testing.memory import InMemoryCheckpointer
+from fulgurite_testing.run_checks import get_state_and_records, read_files
+from fulgurite_testing.subject import HALF, CheckError, FitRecord, PluginUnderTest
+
+# The last one is that of which plugins are told least: nothing calls their `on_exception`.
+PLACES = ("on_fit_start", "on_restore", "fit_context")
+
+
+def check_failed_start(subject: PluginUnderTest) -> None:
+    """After a resume that failed before the first step, at several places, the next fit with the
+    instance is like its first: with the same bits, exact records and files."""
+    plugin = subject.make()
+    first = subject.fit(plugin)
+    files = read_files(subject, first.run_dir)
+    others = read_files(subject, subject.watched_fit.fit_record.run_dir)
+    for place in PLACES:
+        _fail_to_resume(subject, plugin, first, place)
+    second = subject.fit(plugin)
+    difference = find_difference(get_state_and_records(first), get_state_and_records(second))
+    new_files = read_files(subject, second.run_dir)
+    for name, content in files.items():
+        # Files with times in them differ between any two runs.
+        is_exact = others.get(name) == content
+        if not difference and is_exact and new_files.get(name) != content:
+            difference = f"{name} in the run directory has another content"
+    if difference:
+        raise CheckError(
+            "a fit with an instance whose last starts failed, by another plugin, is not like its "
+            f"first: {difference}. Keep what belongs to one fit in fg.PerFit(...), which begins "
+            "with each fit, whatever became of the one before"
+        )
+
+
+def check_shared(subject: PluginUnderTest) -> None:
+    """Two fits with an instance each, one in the middle of the other, are as they are alone. One
+    instance in both is refused."""
+    first = get_state_and_records(subject.first_fit)
+    plugin = subject.make()
+    within = _FitWithin(subject, plugin)
+    outer = subject.fit(plugin, others=[within])
+    if not within.is_refused:
+        raise CheckError("one instance takes part in two fits at once")
+    for name, record in (("within another", within.record), ("around another", outer)):
+        assert record is not None
+        difference = find_difference(first, get_state_and_records(record))
+        if difference:
+            raise CheckError(
+                f"a fit {name}, each with an instance of its own, is not as it is alone: "
+                f"{difference}. What an instance keeps belongs into its own attributes, not into "
+                "the class or the module"
+            )
+
+
+def _fail_to_resume(subject: PluginUnderTest, plugin: Any, first: FitRecord, place: str) -> None:
+    """Resume a fit with an instance, and have another plugin fail.
+
+    Args:
+        subject: the plugin that is checked.
+        plugin: the instance.
+        first: the fit.
+        place: the hook in which it fails.
+    """
+    try:
+        subject.fit(
+            plugin,
+            run_dir=first.run_dir,
+            memory=InMemoryCheckpointer(dict(first.memory.checkpoints)),
+            resume=HALF,
+            others=[_FailingStart(place)],
+        )
+    except _StartError:
+        return
+    raise CheckError(f"a fit starts though another plugin raises an exception in {place}")
+
+
+class _StartError(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class _FailingStart:
+    """Raises an exception before the first step, after all other plugins.
+
+    Attributes:
+        place: the hook that raises it.
+    """
+
+    place: str
+    # It has the loggers go back to the checkpoint.
+    after = (InMemoryCheckpointer.plugin_name,)
+
+    @fg.hookimpl
+    def fit_context(self) -> None:
+        self._raise_at("fit_context")
+
+    @fg.hookimpl
+    def on_restore(self) -> None:
+        self._raise_at("on_restore")
+
+    @fg.hookimpl
+    def on_fit_start(self) -> None:
+        self._raise_at("on_fit_start")
+
+    def _raise_at(self, place: str) -> None:
+        if place == self.place:
+            raise _StartError(f"on purpose, in {place}")
+
+
+@dataclass(eq=False)
+class _FitWithin:
+    """Runs another fit in the middle of one.
+
+    Attributes:
+        subject: the plugin that is checked.
+        plugin: the instance that takes part in the outer fit.
+        is_refused: whether that instance may not take part in the inner one.
+        record: the inner fit, with another instance.
+    """
+
+    subject: PluginUnderTest
+    plugin: Any
+    is_refused: bool = field(default=False, init=False)
+    record: FitRecord | None = field(default=None, init=False)
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("fit", fg.At(HALF - 1), self._fit)]
+
+    def _fit(self, run: fg.Run) -> None:
+        try:
+            self.subject.fit(self.plugin)
+        except PluginError:
+            self.is_refused = True
+        self.record = self.subject.fit(self.subject.make())

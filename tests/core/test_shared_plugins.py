@@ -1,0 +1,138 @@
+"""An instance of a plugin serves one fit at a time, and what it keeps begins with each fit."""
+
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import fulgurite as fg
+import pytest
+from fulgurite.errors import PluginError
+from models import Act, Counting, numbers
+
+DATA = numbers([0], [0])
+
+
+@dataclass(frozen=True)
+class Count:
+    """Counts the actions of a fit, and asks to stop after `limit` of them."""
+
+    limit: int = 10**9
+    steps = fg.PerFit[list[int]](list)
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("count", 10, self.count)]
+
+    def count(self, run: fg.Run) -> fg.StopTraining | None:
+        self.steps.append(run.step)
+        return fg.StopTraining("counted") if len(self.steps) == self.limit else None
+
+
+def make_engine(*plugins: Any, steps: int = 50, **settings: Any) -> fg.Engine:
+    return fg.Engine(steps=steps, plugins=plugins, autoload=False, log_every=None, **settings)
+
+
+def fit(*plugins: Any, **settings: Any) -> int:
+    """Return the number of updates, which the weight counts downwards."""
+    return -int(make_engine(*plugins, **settings).fit(Counting, DATA).module.weight)
+
+
+def test_an_instance_in_an_inner_fit_is_refused_by_name_and_both_fits_are_named() -> None:
+    count = Count(limit=3)
+
+    def fit_within(run: fg.Run) -> None:
+        message = (
+            f"plugin 'count' (module {__name__}): this instance is in use by the fit of "
+            "50 steps (no run_dir, thread 'MainThread'), so the fit of 20 steps (run_dir "
+            "'runs/inner', thread 'MainThread') cannot use it at the same time: what it holds "
+            "would mix. Give each engine an instance of its own, Count(...)"
+        )
+        context = fg.LambdaPlugin("context", fit_context=lambda run: None)
+        with pytest.raises(PluginError, match=f"^{re.escape(message)}"):
+            fit(count, context, steps=20, run_dir="runs/inner")
+        assert fit(Count(limit=1), steps=20) == 10
+
+    assert fit(count, Act(20, fit_within)) == 30
+    assert count.steps == [10, 20, 30]
+    # It is free again.
+    assert fit(count, steps=20) == 20
+    assert count.steps == [10, 20]
+
+
+def test_an_instance_in_a_fit_of_another_thread_is_refused() -> None:
+    count = Count(limit=3)
+    is_running, may_continue = threading.Event(), threading.Event()
+
+    def wait(run: fg.Run) -> None:
+        is_running.set()
+        assert may_continue.wait(60)
+
+    updates: list[int] = []
+    waits = Act(fg.At(15), wait)
+    thread = threading.Thread(target=lambda: updates.append(fit(count, waits)), name="first")
+    thread.start()
+    try:
+        assert is_running.wait(60)
+        with pytest.raises(PluginError, match=r"'count'.* thread 'first'\), so .*'MainThread'"):
+            fit(count)
+    finally:
+        may_continue.set()
+        thread.join()
+    assert updates == [30]
+    assert count.steps == [10, 20, 30]
+
+
+def test_an_engine_in_its_own_fit_evaluates_and_steps_but_does_not_fit() -> None:
+    done: list[str] = []
+
+    def use(run: fg.Run) -> None:
+        assert engine.evaluate(Counting(), DATA)["updates"] == 0
+        assert len(engine.predict(Counting(), DATA)) == 2
+        state, _ = engine.step(engine.init_state(Counting, DATA), DATA[0])
+        assert int(state.step) == 1
+        with pytest.raises(PluginError, match="^the engine is in use by the fit of 50 steps"):
+            engine.fit(Counting, DATA, steps=1)
+        done.append("all")
+
+    engine = make_engine(Act(20, use))
+    result = engine.fit(Counting, DATA)
+    assert float(result.module.weight) == -50.0
+    assert done == ["all", "all"]
+    assert result.timings is engine.plugins.timings
+
+
+def raise_error(run: Any = None) -> None:
+    raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        fg.LambdaPlugin(around_fit=lambda: raise_error()),
+        fg.LambdaPlugin(fit_context=raise_error),
+        fg.LambdaPlugin(on_fit_start=raise_error),
+        fg.LambdaPlugin(every={15: raise_error}),
+    ],
+    ids=["around_fit", "fit_context", "on_fit_start", "action"],
+)
+def test_however_a_fit_ends_its_instances_are_free_and_begin_anew(failing: Any) -> None:
+    count = Count(limit=3)
+    count.steps.append(-1)
+    with pytest.raises(ValueError, match="on purpose"):
+        fit(count, failing)
+    count.steps.append(-2)
+    assert fit(count) == 30
+    assert count.steps == [10, 20, 30]
+
+
+def test_per_fit_attributes_belong_to_the_instance_and_are_inherited() -> None:
+    class More(Count):
+        others = fg.PerFit(dict)
+
+    first, second = More(), More()
+    first.steps.append(1)
+    object.__setattr__(first, "others", {"a": 1})
+    assert second.steps == [] and second.others == {}
+    assert fit(first, steps=10) == 10
+    assert first.steps == [10] and first.others == {}
