@@ -11,7 +11,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.errors import CheckpointError, ConfigurationError, SaveError, did_you_mean
 from fulgurite.fit.monitor import find_module_view
 from fulgurite.redact import format_error
 from fulgurite.waits import WaitAbandoned
@@ -28,19 +28,6 @@ from fulgurite_checkpoint.writing import PendingCheckpoint
 
 MAX_FAILURES = 3
 """So many failed saves in a row end the run; the message says so in words."""
-
-
-class SaveError(CheckpointError):
-    """Checkpoints repeatedly could not be written. This ends the fit, but what was trained is in
-    `result`.
-
-    Attributes:
-        result: what `fit` would have returned at that step.
-    """
-
-    def __init__(self, message: str, result: fg.FitResult) -> None:
-        super().__init__(message)
-        self.result = result
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,13 +138,13 @@ class RunDirectory:
         """
         with self._wrap_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.path / "lock", self.num_attempts + 1)
+            lock = Lock(self.path / "lock", self.num_attempts + 1)
+        self._lock = lock
         try:
-            yield
+            with lock:
+                yield
         finally:
-            lock = self._lock
             self._lock = None
-            lock.release()
 
     def assert_locked(self, within: float = 0.0) -> None:
         """Raise `CheckpointError` if another process has taken the run over; called before
