@@ -32,7 +32,7 @@ from typing import Any, Literal
 from fulgurite.errors import CheckpointError
 from fulgurite.metrics.direction import Mode, is_better
 from fulgurite_runs.directory import get_folder, is_link
-from fulgurite_runs.json_codec import dumps, loads
+from fulgurite_runs.json_codec import dumps, encode_readable, loads
 
 from fulgurite_checkpoint.files import (
     DamagedError,
@@ -225,7 +225,7 @@ def write_commit(path: Path, commit: Commit) -> None:
         commit: what it holds.
     """
     # What is read is what is hashed: a tuple is a list in JSON.
-    content = loads(dumps({"format": FORMAT} | asdict(commit)))
+    content = loads(encode_readable({"format": FORMAT} | asdict(commit), "COMMIT"))
     sha256 = compute_sha256(dumps(content).encode())
     write_durably(path / "COMMIT", dumps(content | {"sha256": sha256}).encode())
 
@@ -290,8 +290,9 @@ def write_hashes(
             note_file(name)
             hashes[name] = list(compute_checksum(file))
             sync(file)
-    raw = dumps(hashes).encode()
-    write_durably(path / f"hashes-{process}.json", raw)
+    name = f"hashes-{process}.json"
+    raw = encode_readable(hashes, name).encode()
+    write_durably(path / name, raw)
     return compute_sha256(raw)
 
 

@@ -16,10 +16,11 @@ from fulgurite.fit.monitor import find_module_view
 from fulgurite.redact import format_error
 from fulgurite.waits import WaitAbandoned
 from fulgurite_runs.hyperparameters import takes_program
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.json_codec import encode_readable
 from fulgurite_runs.loggers import flush_loggers
 
 from fulgurite_checkpoint import arrays, format
+from fulgurite_checkpoint.contents import check_contents, encode_host, make_index
 from fulgurite_checkpoint.format import Commit, Entry
 from fulgurite_checkpoint.history import HistoryEncoder
 from fulgurite_checkpoint.restoring import SavedCheckpoint
@@ -186,16 +187,7 @@ class Saver:
         }
         self._check_monitor(metrics)
         arrays_by_path = self._list_arrays(snapshot.state)
-        host = {"host_states": snapshot.host_states, "data_position": snapshot.data_position}
-        texts = {f"host-{process}.json": _encode_host(host)}
-        if process == 0:
-            texts["manifest.json"] = dumps(self._make_manifest(run))
-            index = _make_index(snapshot, arrays_by_path)
-            index["weights_only"] = bool(self.weights_only)
-            index["module_views"] = _find_module_views(run, metrics)
-            index["data_restarted"] = self._has_data_restarted(run)
-            texts["index.json"] = dumps(index)
-            texts["history.json"] = self._history_encoder.encode(snapshot.history)
+        texts, failure = self._try_encoding(run, snapshot, metrics, arrays_by_path)
         policy = self.policy
         commit = Commit(
             step=step,
@@ -212,6 +204,8 @@ class Saver:
         path = format.get_checkpoint_folder(self.root) / f"saving-step-{step}"
         get_positions: dict[str, Callable[[], Any]] = {}
         try:
+            if failure is not None:
+                raise failure
             if process == 0:
                 clear(path)
                 path.mkdir(parents=True)
@@ -234,6 +228,45 @@ class Saver:
         pending.start()
         self._saving = content, pending
 
+    def _try_encoding(
+        self,
+        run: fg.Run,
+        snapshot: fg.Snapshot,
+        metrics: dict[str, dict[str, Any]],
+        arrays_by_path: dict[str, Any],
+    ) -> tuple[dict[str, str], Exception | None]:
+        """Return the small files of a checkpoint by name, and what went wrong.
+
+        Before anything is saved, that ends the fit; later, when a state has grown too large, it is
+        a save that fails, because what was trained since is worth more.
+
+        Args:
+            run: the run.
+            snapshot: of it.
+            metrics: those measured at this step, by source.
+            arrays_by_path: what is saved of the state.
+        """
+        process = jax.process_index()
+        is_first = self._saved is None and self._num_failures == 0
+        try:
+            texts = {f"host-{process}.json": encode_host(snapshot)}
+            if process != 0:
+                return texts, None
+            index = make_index(snapshot, arrays_by_path)
+            index["weights_only"] = bool(self.weights_only)
+            index["module_views"] = _find_module_views(run, metrics)
+            index["data_restarted"] = self._has_data_restarted(run)
+            texts["index.json"] = encode_readable(index, "index.json")
+            texts["manifest.json"] = encode_readable(self._make_manifest(run), "manifest.json")
+            if is_first:
+                check_contents(self.root, run.step, texts)
+            texts["history.json"] = self._history_encoder.encode(snapshot.history)
+        except ConfigurationError as error:
+            if is_first:
+                raise
+            return {}, error
+        return texts, None
+
     def _make_manifest(self, run: fg.Run) -> dict[str, Any]:
         """Return what made the state: where no step was taken since the resume, that of the
         checkpoint."""
@@ -252,7 +285,9 @@ class Saver:
         there."""
         if self.resumed_from is None:
             return False
-        return run.data_iterator.resume == "restart" or self.resumed_from.has_data_restarted
+        return (
+            run.data_iterator.resume == "restart" or self.resumed_from.contents.has_data_restarted
+        )
 
     def _sum_timings(self, run: fg.Run) -> dict[str, float]:
         timings = dict(self.previous_timings)
@@ -316,11 +351,17 @@ def try_saving(run: fg.Run) -> None:
     text what a checkpoint holds as text.
 
     Raises:
-        ConfigurationError: a host state or the data's state cannot be written as JSON.
+        ConfigurationError: a host state or the data's state cannot be written as JSON, or no run
+            could resume from it.
     """
     snapshot = run.snapshot()
-    _encode_host({"host_states": snapshot.host_states, "data_position": snapshot.data_position})
-    dumps(_make_index(snapshot, arrays.flatten_state(snapshot.state)))
+    index = make_index(snapshot, arrays.flatten_state(snapshot.state))
+    texts = {
+        "host-0.json": encode_host(snapshot),
+        "index.json": encode_readable(index, "index.json"),
+        "manifest.json": encode_readable(run.manifest, "manifest.json"),
+    }
+    check_contents(Path("checkpoints"), run.step, texts)
     HistoryEncoder().encode(snapshot.history)
 
 
@@ -343,35 +384,10 @@ def check_place(root: Path) -> None:
         )
 
 
-def _make_index(snapshot: fg.Snapshot, arrays_by_path: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "arrays": {name: arrays.get_spec(array) for name, array in arrays_by_path.items()},
-        "step_range": snapshot.step_range.to_json(),
-        "pending_actions": snapshot.pending_actions,
-        "metrics": snapshot.metrics,
-        "stop_reason": snapshot.stop_reason,
-    }
-
-
 def _find_module_views(run: fg.Run, sources: Iterable[str]) -> dict[str, str]:
     """Return the module view whose weights each source has measured, where it is not the module."""
     views = {source: find_module_view(run.engine, source) for source in sources}
     return {source: view for source, view in views.items() if view != "current"}
-
-
-def _encode_host(host: dict[str, Any]) -> str:
-    """Return the JSON of what belongs to the host; an error for a host state names its plugin."""
-    try:
-        return dumps(host)
-    except ConfigurationError:
-        for name, state in host["host_states"].items():
-            try:
-                dumps(state)
-            except ConfigurationError as error:
-                raise ConfigurationError(
-                    f"plugin {name!r}, hook get_host_state: {error}"
-                ) from error
-        raise
 
 
 def _format_failure(step: int, error: BaseException) -> str:

@@ -14,15 +14,13 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 
-from fulgurite_runs.json_codec import check_memory
+from fulgurite_runs.json_codec import check_memory, check_readable, check_size
 from fulgurite_runs.lock import Lock, Owner, check_unused, read_owner
 
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _RECORDS = re.compile(r"(?!telemetry\.)[a-z][a-z0-9_-]{0,63}\.(jsonl|csv)")
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
-# In bytes, far beyond any manifest.
-_MAX_MANIFEST_SIZE = 16 * 2**20
 
 
 class RunDirectory:
@@ -86,8 +84,9 @@ class RunDirectory:
             raise CheckpointError(f"there is no run in {self.path}: check the path")
         path = self.path / "attempts" / str(self.num_attempts)
         try:
-            if not _is_file(path) or path.stat().st_size > _MAX_MANIFEST_SIZE:
-                raise ValueError("it is not a file, or too large")
+            if not _is_file(path):
+                raise ValueError("it is not a file")
+            check_size(path.stat().st_size)
             raw = path.read_bytes()
             check_memory(raw)
             manifest = json.loads(raw)
@@ -164,7 +163,11 @@ class RunDirectory:
             manifest: of the attempt, as JSON.
             step: of this directory from which the attempt continues; None if from nothing there.
             is_latest: whether no checkpoint is later than `step`; later ones may be elsewhere.
+
+        Raises:
+            ConfigurationError: the manifest is too large to be read again.
         """
+        check_readable(manifest, "the description of the run")
         with self._wrap_write_errors():
             self.assert_locked()
             number = self._lock.attempt if self._lock else self.num_attempts + 1
