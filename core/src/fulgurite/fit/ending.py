@@ -20,7 +20,10 @@ class ResultKeeper(AbstractContextManager["ResultKeeper", None]):
         self.loop: Loop | None = None
 
     def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
-        result = None if self.loop is None else self.loop.result
+        result = None
+        # Nobody wants what a trial has trained.
+        if self.loop is not None and self.loop.engine.fast_dev_run is None:
+            result = self.loop.result
         if result is None or not isinstance(error, Exception) or isinstance(error, SaveError):
             return
         notes = "; ".join(getattr(error, "__notes__", []))

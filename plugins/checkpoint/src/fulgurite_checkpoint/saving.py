@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +355,9 @@ def try_saving(run: fg.Run) -> None:
             could resume from it.
     """
     snapshot = run.snapshot()
+    # A trial of a run that resumes ends elsewhere than the run.
+    step_range = replace(snapshot.step_range, stop=run.step)
+    snapshot = replace(snapshot, step_range=step_range, stop_reason="the trial ends")
     index = make_index(snapshot, arrays.flatten_state(snapshot.state))
     texts = {
         "host-0.json": encode_host(snapshot),
