@@ -73,6 +73,8 @@ class Commit:
             or None.
         timings: seconds by name, over all attempts.
         wall_time: when it was saved, in seconds since 1970.
+        run: the directory of its run; None if that has none, or a version saved it that did not
+            tell.
     """
 
     step: int
@@ -83,6 +85,7 @@ class Commit:
     monitor: tuple[str, Mode] | None
     timings: dict[str, float]
     wall_time: float
+    run: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +23,8 @@ from fulgurite.fit.monitor import check_exists
 from fulgurite.fit.run import EngineView
 from fulgurite.metrics.direction import Mode, resolve_mode
 from fulgurite.triggers import as_trigger
-from fulgurite_runs import RunPlugin, get_run_directory
+from fulgurite_runs import RunDirectory, RunPlugin, get_run_directory, open_run
+from fulgurite_runs.directory import expand_path
 from fulgurite_runs.loggers import rewind_loggers
 
 from fulgurite_checkpoint import arrays, format, restoring
@@ -32,6 +35,7 @@ from fulgurite_checkpoint.differences import (
 )
 from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.format import Entry, Verify
+from fulgurite_checkpoint.ownership import check_owner, check_unused, is_at, lock_directory
 from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import (
@@ -40,7 +44,7 @@ from fulgurite_checkpoint.retention import (
     recover,
     supersede_later,
 )
-from fulgurite_checkpoint.saving import Saver, check_lock, check_place, try_saving
+from fulgurite_checkpoint.saving import Saver, check_place, try_saving
 from fulgurite_checkpoint.validation import list_unexpected_actions
 
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
@@ -55,9 +59,11 @@ class _FitState:
         saver: writes the checkpoints.
         resumed_from: the checkpoint that the fit resumes from, or None.
         is_same_run: whether that one is of this run.
+        directory: that of the checkpoints, where it is not the run's and has a lock of its own.
     """
 
     saver: Saver | None = None
+    directory: RunDirectory | None = None
     resumed_from: SavedCheckpoint | None = None
     is_same_run: bool = False
 
@@ -81,7 +87,8 @@ class Checkpointer(RunPlugin):
     Args:
         every: when to save: an interval in steps, or a trigger; by default every ten minutes. The
             end of a run, and a stop, are always saved.
-        directory: where to save: a local path or `gs://...`; the run's directory if None.
+        directory: where to save: a local path or `gs://...`, where no other run saves; the run's
+            directory if None.
         max_to_keep: how many of the newest to keep; None for all.
         keep_period: checkpoints whose step is a multiple of this are never removed.
         monitor: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept,
@@ -156,6 +163,18 @@ class Checkpointer(RunPlugin):
         )
 
     @fg.hookimpl
+    def fit_context(self, run: fg.Run) -> AbstractContextManager[None]:
+        """Open the run directory, unless another plugin has done it, and lock a directory of the
+        checkpoints' own."""
+        return self._open(run)
+
+    @contextmanager
+    def _open(self, run: fg.Run) -> Iterator[None]:
+        with open_run(run), lock_directory(run, self._get_root(run.engine)) as directory:
+            self._fit.directory = directory
+            yield
+
+    @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Save, after everything else of a step."""
         return [fg.ScheduledAction("save", self.every, self._save_or_try, "save")]
@@ -182,16 +201,13 @@ class Checkpointer(RunPlugin):
         """
         reference = as_checkpoint_ref(resume)
         directory = get_run_directory(engine)
-        is_same_run = reference.path is None or (
-            directory is not None and directory.is_at(reference.path)
-        )
+        is_same_run = self._is_of_run(reference, engine)
         num_attempts = None if directory is None else directory.num_attempts
+        root = self._get_root(engine) if is_same_run else resolve_root(reference.path or "")
         # Its owner deletes checkpoints while they are read. Of several processes, the first one may
         # hold the lock already.
-        if directory is not None and is_same_run and reference.map is None:
-            if jax.process_index() == 0:
-                directory.check_unused()
-        root = self._get_root(engine) if is_same_run else resolve_root(reference.path or "")
+        if is_same_run and reference.map is None and jax.process_index() == 0:
+            check_unused(root, directory)
         if root is None:
             if reference.optional:
                 return None
@@ -206,7 +222,7 @@ class Checkpointer(RunPlugin):
                 f"there is no checkpoint {reference.step!r} in {root}: check the path"
             )
         checkpoint, snapshot = result
-        snapshot = replace(snapshot, run_dir=reference.path)
+        snapshot = replace(snapshot, run_dir=None if is_same_run else reference.path)
         if reference.step == "best":
             view = checkpoint.find_module_view(self._best_by)
             snapshot = replace(snapshot, module_view=view)
@@ -216,6 +232,16 @@ class Checkpointer(RunPlugin):
             has_later = is_same_run and bool(list_later(root, checkpoint.commit.step))
             snapshot = replace(snapshot, is_latest=not has_later, num_attempts=num_attempts)
         return snapshot
+
+    def _is_of_run(self, reference: fg.CheckpointRef, engine: EngineView) -> bool:
+        """Return whether a reference is to the run itself, by its directory or by that of its
+        checkpoints."""
+        if reference.path is None:
+            return True
+        directory = get_run_directory(engine)
+        root = self._get_root(engine)
+        is_of_run = directory is not None and directory.is_at(reference.path)
+        return is_of_run or (root is not None and is_at(root, expand_path(reference.path)))
 
     @property
     def _best_by(self) -> tuple[str, Mode] | None:
@@ -260,6 +286,9 @@ class Checkpointer(RunPlugin):
         verify = self.verify if decides else "size"
 
         def read(entry: Entry) -> tuple[SavedCheckpoint, fg.Snapshot]:
+            # Who names the directory itself continues a run that was moved.
+            if self.directory is not None and reference.path is None and reference.map is None:
+                check_owner([entry], get_run_directory(engine))
             checkpoint = restoring.read_checkpoint(entry, verify)
             if rewound_engine is not None:
                 restoring.check_logger_positions(checkpoint, rewound_engine)
@@ -353,6 +382,7 @@ class Checkpointer(RunPlugin):
             metrics_by_source=_list_metrics(run, checkpoint),
             resumed_from=checkpoint,
             weights_only=self.weights_only,
+            directory=self._fit.directory,
         )
         if checkpoint is not None:
             report_hyperparameters(run)
@@ -371,8 +401,8 @@ class Checkpointer(RunPlugin):
         """Save; at the end of a run, and where it stops, return when the checkpoint is complete."""
         if self._is_saved_already(run):
             return
-        check_lock(run)
         if self._fit.saver is not None:
+            self._fit.saver.check_lock(run)
             is_last = run.stop_reason is not None or run.step == run.step_range.stop
             self._fit.saver.save(run, wait=is_last)
 
@@ -394,7 +424,7 @@ class Checkpointer(RunPlugin):
         saver = self._fit.saver
         try:
             if saver is not None and self._should_save_after(exception):
-                check_lock(run)
+                saver.check_lock(run)
                 saver.save(run, wait=True)
         except StateError as error:
             warnings.warn(
@@ -430,6 +460,9 @@ class Checkpointer(RunPlugin):
             return None
         if run.run_dir is not None and run.run_dir.is_at(root):
             return None
+        is_new = self._fit.resumed_here is None
+        entries = format.list_entries(root) if is_new else list_later(root, step)
+        check_owner(entries, run.run_dir)
         try:
             return supersede_later(root, step)
         except OSError as error:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, SaveError, did
 from fulgurite.fit.monitor import find_module_view
 from fulgurite.redact import format_error
 from fulgurite.waits import WaitAbandoned
+from fulgurite_runs import RunDirectory
 from fulgurite_runs.hyperparameters import takes_program
 from fulgurite_runs.json_codec import encode_readable
 from fulgurite_runs.loggers import flush_loggers
@@ -23,6 +25,7 @@ from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.contents import check_contents, encode_host, make_index
 from fulgurite_checkpoint.format import Commit, Entry
 from fulgurite_checkpoint.history import HistoryEncoder
+from fulgurite_checkpoint.ownership import get_run_path
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import RetentionPolicy, clear
 from fulgurite_checkpoint.writing import PendingCheckpoint
@@ -71,6 +74,7 @@ class Saver:
         resumed_from: the checkpoint that the fit resumes from, or None.
         weights_only: whether to leave out what only training needs; a selector is what to save of
             the module.
+        directory: that of the checkpoints, where it is not the run's and has a lock of its own.
     """
 
     root: Path
@@ -80,6 +84,7 @@ class Saver:
     metrics_by_source: dict[str, tuple[int, dict[str, Any]]]
     resumed_from: SavedCheckpoint | None = None
     weights_only: bool | fg.Selector = False
+    directory: RunDirectory | None = None
 
     def __post_init__(self) -> None:
         self._saving: tuple[_Content, PendingCheckpoint] | None = None
@@ -130,13 +135,23 @@ class Saver:
             self.settle(run)
             if not content.is_same(self._saved):
                 # The save before may have taken long, and the next one creates a folder.
-                check_lock(run)
+                self.check_lock(run)
                 self._start(run, snapshot, content)
             if self.is_async and not wait:
                 return
             self.settle(run)
             if content.is_same(self._saved) or not wait:
                 return
+
+    def check_lock(self, run: fg.Run) -> None:
+        """Raise `CheckpointError`, on all processes, if this run may not write to its directories
+        any more."""
+        run.engine.sharding.sync.broadcast(partial(self._assert_locked, run))
+
+    def _assert_locked(self, run: fg.Run) -> None:
+        for directory in (run.run_dir, self.directory):
+            if directory is not None:
+                directory.assert_locked()
 
     def _list_arrays(self, state: fg.TrainState) -> dict[str, Any]:
         """Return what to save of a state, by path."""
@@ -198,6 +213,7 @@ class Saver:
             monitor=policy.best_by,
             timings=self._sum_timings(run),
             wall_time=time.time(),
+            run=get_run_path(run.run_dir),
         )
         # Renamed when complete: so a `step-N` without COMMIT is damage, and the same step can be
         # saved again while the old checkpoint stays until its successor is there.
@@ -222,7 +238,7 @@ class Saver:
             get_positions,
             commit,
             policy,
-            _do_nothing if run.run_dir is None else run.run_dir.assert_locked,
+            partial(self._assert_locked, run),
             run.engine.sharding.sync,
         )
         pending.start()
@@ -339,13 +355,6 @@ class Saver:
         run.log_text("checkpoints", {"message": reason, "failed": "save"}, stream="telemetry")
 
 
-def check_lock(run: fg.Run) -> None:
-    """Raise `CheckpointError`, on all processes, if this run may not write to its directory any
-    more."""
-    if run.run_dir is not None:
-        run.engine.sharding.sync.broadcast(run.run_dir.assert_locked)
-
-
 def try_saving(run: fg.Run) -> None:
     """Do everything of a save that writes nothing: collect the state of all plugins, and turn into
     text what a checkpoint holds as text.
@@ -412,7 +421,3 @@ def _make_result(run: fg.Run, reason: str) -> fg.FitResult:
         messages=[reason],
         shared=run.shared,
     )
-
-
-def _do_nothing() -> None:
-    pass

@@ -364,6 +364,7 @@ def check_commit_fields(content: Mapping[str, Any]) -> None:
     for name, seconds in check_object(content["timings"], "timings").items():
         _check_seconds(seconds, f"timings.{name}")
     _check_seconds(content["wall_time"], "wall_time")
+    check_optional_text(content.get("run"), "run")
     monitor = content["monitor"]
     is_pair = isinstance(monitor, list) and len(monitor) == 2
     is_valid = is_pair and isinstance(monitor[0], str) and monitor[1] in get_args(Mode)
