@@ -8,6 +8,7 @@ from pathlib import Path
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import RunDirectory
+from fulgurite_runs.directory import expand_path
 
 from fulgurite_checkpoint.format import Entry
 from fulgurite_checkpoint.retention import list_later
@@ -18,11 +19,20 @@ def get_run_path(directory: RunDirectory | None) -> str | None:
     return None if directory is None else str(directory.path)
 
 
-def is_at(root: Path, path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is that of the directory of checkpoints `root`."""
+def is_resumed_from(root: Path, run: fg.Run) -> bool:
+    """Return whether a run resumes from a checkpoint of which the user has named the directory.
+
+    Args:
+        root: a directory of checkpoints.
+        run: the run.
+    """
+    path = None if run.resumed_from is None else run.resumed_from.run_dir
+    if path is None:
+        return False
+    text = expand_path(os.fspath(path))
     if not isinstance(root, Path):
-        return os.fspath(root) == os.fspath(path).rstrip("/")
-    return os.path.realpath(root) == os.path.realpath(path)
+        return os.fspath(root) == text.rstrip("/")
+    return os.path.realpath(root) == os.path.realpath(text)
 
 
 def check_unused(root: Path | None, directory: RunDirectory | None) -> None:
@@ -50,7 +60,7 @@ def check_owner(entries: Iterable[Entry], directory: RunDirectory | None) -> Non
     """
     for entry in entries:
         owner = None if entry.commit is None else entry.commit.run
-        if owner is None or (directory is not None and is_at(directory.path, owner)):
+        if owner is None or (directory is not None and _is_same(directory.path, owner)):
             continue
         this_run = "this run has no run_dir"
         if directory is not None:
@@ -62,6 +72,10 @@ def check_owner(entries: Iterable[Entry], directory: RunDirectory | None) -> Non
             f"Checkpointer(directory=...). If that run was moved here, fit(resume={str(folder)!r}) "
             "continues it"
         )
+
+
+def _is_same(path: Path, owner: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(owner)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from fulgurite.fit.run import EngineView
 from fulgurite.metrics.direction import Mode, resolve_mode
 from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunDirectory, RunPlugin, get_run_directory, open_run
-from fulgurite_runs.directory import expand_path
 from fulgurite_runs.loggers import rewind_loggers
 
 from fulgurite_checkpoint import arrays, format, restoring
@@ -35,7 +34,12 @@ from fulgurite_checkpoint.differences import (
 )
 from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.format import Entry, Verify
-from fulgurite_checkpoint.ownership import check_owner, check_unused, is_at, lock_directory
+from fulgurite_checkpoint.ownership import (
+    check_owner,
+    check_unused,
+    is_resumed_from,
+    lock_directory,
+)
 from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import (
@@ -201,7 +205,9 @@ class Checkpointer(RunPlugin):
         """
         reference = as_checkpoint_ref(resume)
         directory = get_run_directory(engine)
-        is_same_run = self._is_of_run(reference, engine)
+        is_same_run = reference.path is None or (
+            directory is not None and directory.is_at(reference.path)
+        )
         num_attempts = None if directory is None else directory.num_attempts
         root = self._get_root(engine) if is_same_run else resolve_root(reference.path or "")
         # Its owner deletes checkpoints while they are read. Of several processes, the first one may
@@ -222,7 +228,7 @@ class Checkpointer(RunPlugin):
                 f"there is no checkpoint {reference.step!r} in {root}: check the path"
             )
         checkpoint, snapshot = result
-        snapshot = replace(snapshot, run_dir=None if is_same_run else reference.path)
+        snapshot = replace(snapshot, run_dir=reference.path)
         if reference.step == "best":
             view = checkpoint.find_module_view(self._best_by)
             snapshot = replace(snapshot, module_view=view)
@@ -232,16 +238,6 @@ class Checkpointer(RunPlugin):
             has_later = is_same_run and bool(list_later(root, checkpoint.commit.step))
             snapshot = replace(snapshot, is_latest=not has_later, num_attempts=num_attempts)
         return snapshot
-
-    def _is_of_run(self, reference: fg.CheckpointRef, engine: EngineView) -> bool:
-        """Return whether a reference is to the run itself, by its directory or by that of its
-        checkpoints."""
-        if reference.path is None:
-            return True
-        directory = get_run_directory(engine)
-        root = self._get_root(engine)
-        is_of_run = directory is not None and directory.is_at(reference.path)
-        return is_of_run or (root is not None and is_at(root, expand_path(reference.path)))
 
     @property
     def _best_by(self) -> tuple[str, Mode] | None:
@@ -286,7 +282,6 @@ class Checkpointer(RunPlugin):
         verify = self.verify if decides else "size"
 
         def read(entry: Entry) -> tuple[SavedCheckpoint, fg.Snapshot]:
-            # Who names the directory itself continues a run that was moved.
             if self.directory is not None and reference.path is None and reference.map is None:
                 check_owner([entry], get_run_directory(engine))
             checkpoint = restoring.read_checkpoint(entry, verify)
@@ -460,9 +455,11 @@ class Checkpointer(RunPlugin):
             return None
         if run.run_dir is not None and run.run_dir.is_at(root):
             return None
-        is_new = self._fit.resumed_here is None
-        entries = format.list_entries(root) if is_new else list_later(root, step)
-        check_owner(entries, run.run_dir)
+        # Who names the directory itself continues a run that was moved.
+        if not is_resumed_from(root, run):
+            is_new = self._fit.resumed_here is None
+            entries = format.list_entries(root) if is_new else list_later(root, step)
+            check_owner(entries, run.run_dir)
         try:
             return supersede_later(root, step)
         except OSError as error:
