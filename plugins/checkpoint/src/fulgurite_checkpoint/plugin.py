@@ -43,6 +43,7 @@ from fulgurite_checkpoint.ownership import (
 from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import (
+    Leftovers,
     RetentionPolicy,
     list_later,
     recover,
@@ -357,21 +358,11 @@ class Checkpointer(RunPlugin):
             check_exists(run, self.monitor, "Checkpointer")
         checkpoint = self._fit.resumed_from
         resumed_here = self._fit.resumed_here
-        if jax.process_index() == 0:
-            _prepare_folder(root, run.step)
-        if resumed_here is None:
-            # Without a checkpoint, the fit may continue from the state that it was given.
-            continued_step = run.step if checkpoint is None and run.step > 0 else None
-            target = self._supersede_later(run, continued_step)
-            if target is not None:
-                warnings.warn(
-                    f"{root} held checkpoints that this run does not resume from: they are now in "
-                    f"{target}",
-                    stacklevel=2,
-                )
+        policy = RetentionPolicy(self.max_to_keep, self.keep_period, self._best_by)
+        leftovers = self._prepare_place(run, root, policy)
         self._fit.saver = Saver(
             root,
-            RetentionPolicy(self.max_to_keep, self.keep_period, self._best_by),
+            policy,
             self.async_save,
             previous_timings={} if resumed_here is None else resumed_here.commit.timings,
             metrics_by_source=_list_metrics(run, checkpoint),
@@ -379,6 +370,7 @@ class Checkpointer(RunPlugin):
             weights_only=self.weights_only,
             directory=self._fit.directory,
         )
+        self._fit.saver.report_leftovers(leftovers)
         if checkpoint is not None:
             report_hyperparameters(run)
         if resumed_here is not None:
@@ -390,6 +382,33 @@ class Checkpointer(RunPlugin):
             kind = "smallest" if mode == "min" else "largest"
             message = f"the best checkpoint is that with the {kind} {metric}"
             run.notify("checkpoints", message)
+
+    def _prepare_place(self, run: fg.Run, root: Path, policy: RetentionPolicy) -> Leftovers:
+        """Make the folder, and leave in it what the run goes on from and what is to stay of that;
+        return what could not be removed.
+
+        Args:
+            run: the run.
+            root: of its checkpoints.
+            policy: which of them stay.
+        """
+        leftovers: Leftovers = {}
+        if jax.process_index() == 0:
+            leftovers |= _prepare_folder(root, run.step)
+        if self._fit.resumed_here is None:
+            # Without a checkpoint, the fit may continue from the state that it was given.
+            has_state = self._fit.resumed_from is None and run.step > 0
+            target = self._supersede_later(run, run.step if has_state else None)
+            if target is not None:
+                warnings.warn(
+                    f"{root} held checkpoints that this run does not resume from: they are now in "
+                    f"{target}",
+                    stacklevel=2,
+                )
+        if jax.process_index() == 0:
+            # A process may be killed between its last checkpoint and this.
+            leftovers |= policy.apply(root)
+        return leftovers
 
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
@@ -501,8 +520,9 @@ def _is_metric_name(monitor: object) -> bool:
     return isinstance(monitor, str) and all(monitor.partition("/"))
 
 
-def _prepare_folder(root: Path, step: int) -> None:
-    """Create the folder for checkpoints, and complete or remove what an earlier process left in it.
+def _prepare_folder(root: Path, step: int) -> Leftovers:
+    """Create the folder for checkpoints, and complete or remove what an earlier process left in it;
+    return what could not be removed.
 
     Args:
         root: of the run.
@@ -517,7 +537,7 @@ def _prepare_folder(root: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if isinstance(folder, Path) and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"no permission to write to {folder}")
-        recover(root, step)
+        return recover(root, step)
     except OSError as error:
         raise CheckpointError(
             f"checkpoints cannot be written to {root}: {error}. Make it writable, or choose "

@@ -27,7 +27,7 @@ from fulgurite_checkpoint.format import Commit, Entry
 from fulgurite_checkpoint.history import HistoryEncoder
 from fulgurite_checkpoint.ownership import get_run_path
 from fulgurite_checkpoint.restoring import SavedCheckpoint
-from fulgurite_checkpoint.retention import RetentionPolicy, clear
+from fulgurite_checkpoint.retention import Leftovers, RetentionPolicy, clear
 from fulgurite_checkpoint.writing import PendingCheckpoint
 
 MAX_FAILURES = 3
@@ -93,6 +93,7 @@ class Saver:
         self._has_warned_of_monitor = False
         self._history_encoder = HistoryEncoder()
         self._num_own_records = 0
+        self._told_leftovers: set[Path] = set()
         self._best: Entry | None = None
         if self.policy.best_by is not None and jax.process_index() == 0:
             self._best = format.find_best(format.list_entries(self.root), *self.policy.best_by)
@@ -105,6 +106,17 @@ class Saver:
         else:
             values = dict(record.values)
         self.metrics_by_source[record.source] = (record.step, values)
+
+    def report_leftovers(self, leftovers: Leftovers) -> None:
+        """Warn, once for each, of older checkpoints that could not be removed."""
+        for path, reason in leftovers.items():
+            if path not in self._told_leftovers:
+                self._told_leftovers.add(path)
+                warnings.warn(
+                    f"{path} need not stay, and could not be removed: {reason}. The others are; "
+                    "remove it yourself",
+                    stacklevel=2,
+                )
 
     def report_best(self, run: fg.Run) -> None:
         """Tell the loggers which checkpoint is the best, if any is: services show where it is."""
@@ -175,6 +187,7 @@ class Saver:
         else:
             self._saved = content
             self._num_failures = 0
+            self.report_leftovers(pending.leftovers)
             self._note_best(run, commit)
 
     def close(self) -> None:
@@ -185,6 +198,7 @@ class Saver:
         self._saving = None
         try:
             pending.wait_for_commit()
+            self.report_leftovers(pending.leftovers)
         except Exception as error:
             warnings.warn(_format_failure(content.step, error), stacklevel=2)
         except WaitAbandoned as wait:

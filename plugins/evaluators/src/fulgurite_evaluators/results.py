@@ -8,7 +8,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import hash_commit, sync_folder
+from fulgurite_runs.directory import hash_commit, list_superseded, sync_folder
 from fulgurite_runs.json_codec import dumps, loads
 
 FOLDER = "evaluations"
@@ -130,9 +130,7 @@ def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationR
     """
     if not isinstance(run, RunDirectory):
         run = RunDirectory(run)
-    set_aside = {
-        hash_commit(checkpoint) for checkpoint in run.get_folder("superseded").glob("*/step-*")
-    }
+    set_aside = {hash_commit(checkpoint) for checkpoint in list_superseded(run.path)}
     # Training may have come to the very same checkpoint again.
     set_aside -= {hash_commit(checkpoint) for _, checkpoint in run.list_checkpoints()}
     newest: dict[tuple[str, int], EvaluationRecord] = {}

@@ -1,5 +1,6 @@
 """The run directory: what a run leaves behind on disk, and who may write there."""
 
+import errno
 import hashlib
 import json
 import os
@@ -257,7 +258,7 @@ def supersede(
     root: Path, moved: Iterable[Path], copied: Iterable[Path] = (), attempt: int | None = None
 ) -> Path:
     """Set aside what a run does not continue from, and return the folder `superseded/N` in which it
-    is now.
+    is now, or in `checkpoints/superseded/N` if `checkpoints/` is a mount of its own.
 
     Args:
         root: of the run, or of its checkpoints; a local or remote path.
@@ -278,8 +279,27 @@ def supersede(
     for path in copied:
         shutil.copyfile(path, target / path.name, follow_symlinks=False)
     for path in moved:
-        path.rename(target / path.name)
+        _move_into(path, target)
     return target
+
+
+def list_superseded(run: Path) -> list[Path]:
+    """Return the checkpoints that attempts of a run have set aside."""
+    folders = [get_folder(run, "superseded"), get_folder(run, "checkpoints") / "superseded"]
+    return [path for folder in folders for path in folder.glob("*/step-*")]
+
+
+def _move_into(path: Path, folder: Path) -> None:
+    """Move a file or folder of a run; to `superseded/` beside it where `checkpoints/` is a mount of
+    its own, which has the room and where a move is one rename, whole or not at all."""
+    try:
+        path.rename(folder / path.name)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = get_folder(path.parent, "superseded") / folder.name
+        beside.mkdir(parents=True, exist_ok=True)
+        path.rename(beside / path.name)
 
 
 def hash_commit(checkpoint: Path) -> str | None:
