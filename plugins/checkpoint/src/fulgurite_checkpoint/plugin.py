@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import fulgurite as fg
 import jax
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import (
     CheckpointError,
     ConfigurationError,
@@ -26,7 +25,7 @@ from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunDirectory, RunPlugin, get_run_directory, open_run
 from fulgurite_runs.loggers import rewind_loggers
 
-from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint import format, restoring
 from fulgurite_checkpoint.differences import (
     describe_differences,
     describe_hyperparameter_changes,
@@ -46,10 +45,15 @@ from fulgurite_checkpoint.retention import (
     Leftovers,
     RetentionPolicy,
     list_later,
-    recover,
     supersede_later,
 )
 from fulgurite_checkpoint.saving import Saver, check_place, try_saving
+from fulgurite_checkpoint.starting import (
+    check_data,
+    list_metrics,
+    prepare_folder,
+    report_changed_loggers,
+)
 from fulgurite_checkpoint.validation import list_unexpected_actions
 
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
@@ -353,7 +357,7 @@ class Checkpointer(RunPlugin):
                 "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or "
                 "Checkpointer(directory=...)"
             )
-        _check_data(run.data_iterator)
+        check_data(run.data_iterator)
         if self.monitor is not None:
             check_exists(run, self.monitor, "Checkpointer")
         checkpoint = self._fit.resumed_from
@@ -365,7 +369,7 @@ class Checkpointer(RunPlugin):
             policy,
             self.async_save,
             previous_timings={} if resumed_here is None else resumed_here.commit.timings,
-            metrics_by_source=_list_metrics(run, checkpoint),
+            metrics_by_source=list_metrics(run, checkpoint),
             resumed_from=checkpoint,
             weights_only=self.weights_only,
             directory=self._fit.directory,
@@ -374,7 +378,7 @@ class Checkpointer(RunPlugin):
         if checkpoint is not None:
             report_hyperparameters(run)
         if resumed_here is not None:
-            _report_changed_loggers(run, resumed_here)
+            report_changed_loggers(run, resumed_here)
         # Again, because a process may be killed between a checkpoint and what it says of it.
         self._fit.saver.report_best(run)
         if self._best_by is not None:
@@ -394,7 +398,7 @@ class Checkpointer(RunPlugin):
         """
         leftovers: Leftovers = {}
         if jax.process_index() == 0:
-            leftovers |= _prepare_folder(root, run.step)
+            leftovers |= prepare_folder(root, run.step)
         if self._fit.resumed_here is None:
             # Without a checkpoint, the fit may continue from the state that it was given.
             has_state = self._fit.resumed_from is None and run.step > 0
@@ -495,84 +499,8 @@ class Checkpointer(RunPlugin):
             saver.close()
 
 
-def _check_data(batches: BatchIterator) -> None:
-    """Raise `ConfigurationError` for data of which nobody knows whether a run can resume."""
-    if batches.resume is not None:
-        return
-    if not batches.is_resumable:
-        raise ConfigurationError(
-            "no run could resume in the middle of this data: it is an iterator, which can be used "
-            "up once, or has get_state() and set_state() and is cut off by "
-            "Engine(limit_train_batches=). Pass what can be iterated again, without a limit, or "
-            "say fg.DataSource(data, resume='restart') (not exact)"
-        )
-    raise ConfigurationError(
-        f"nothing is known of how a run resumes in the middle of this data "
-        f"({batches.description}), so that it could see other batches than an uninterrupted one. "
-        "Pass fg.ArrayData, a list, or a source with get_state() and set_state(); or say "
-        "fg.DataSource(data, resume='replay') if each pass over it is the same (the batches "
-        f"already seen are read again and skipped), or resume='restart' (not exact). "
-        f"{batches.resume_hint}".rstrip()
-    )
-
-
 def _is_metric_name(monitor: object) -> bool:
     return isinstance(monitor, str) and all(monitor.partition("/"))
-
-
-def _prepare_folder(root: Path, step: int) -> Leftovers:
-    """Create the folder for checkpoints, and complete or remove what an earlier process left in it;
-    return what could not be removed.
-
-    Args:
-        root: of the run.
-        step: that the fit begins with.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    folder = format.get_checkpoint_folder(root)
-    arrays.check_writable(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if isinstance(folder, Path) and not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"no permission to write to {folder}")
-        return recover(root, step)
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoints cannot be written to {root}: {error}. Make it writable, or choose "
-            f"another place"
-        ) from error
-
-
-def _list_metrics(
-    run: fg.Run, checkpoint: SavedCheckpoint | None
-) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Return what was measured at the step of a run, by source, with the step.
-
-    If nothing comes after that step, it is saved again, with these metrics.
-
-    Args:
-        run: the run.
-        checkpoint: from which it resumes, if it does.
-    """
-    if checkpoint is None or checkpoint.commit.step != run.step:
-        return {}
-    return {source: (run.step, values) for source, values in checkpoint.commit.metrics.items()}
-
-
-def _report_changed_loggers(run: fg.Run, checkpoint: SavedCheckpoint) -> None:
-    """Log which loggers were added or removed since a checkpoint, because their records have a
-    gap."""
-    hooks = run.engine.plugins.implementations("flush_logger")
-    active = {hook.plugin.name for hook in hooks}
-    for name in sorted(active ^ checkpoint.logger_positions.keys()):
-        if name in active:
-            change = "was not active when the checkpoint was saved: it may lack earlier records"
-        else:
-            change = "is gone"
-        message = f"logger {name!r} {change}, step {run.step}"
-        run.notify("checkpoints", message)
 
 
 def _check_entry(entry: Entry, verify: Verify, rewound_engine: EngineView | None) -> int:
