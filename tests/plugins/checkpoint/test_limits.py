@@ -134,12 +134,12 @@ def test_a_state_that_grows_too_large_is_a_save_that_fails(small: None, tmp_path
 def test_a_description_of_the_run_that_could_not_be_read_again_is_an_error_at_its_start(
     small: None, tmp_path: Path
 ) -> None:
-    described = engine(tmp_path, Checkpointer(1), steps=2)
-    described.config = {"names": LONG_TEXT, "seed": 0}
+    trainer = engine(tmp_path, Checkpointer(1), steps=2)
+    trainer.config = {"names": LONG_TEXT, "seed": 0}
     with pytest.raises(
         ConfigurationError, match=r"description of the run .*most of it in configuration\.names"
     ):
-        described.fit(Counting, ZEROS)
+        trainer.fit(Counting, ZEROS)
     with pytest.raises(CheckpointError, match="there is no run"):
         RunDirectory(tmp_path).read_manifest()
 
