@@ -28,6 +28,7 @@ from fulgurite.errors import (
     NonFiniteError,
     PathError,
     PluginError,
+    SaveError,
 )
 from jax.core import Tracer
 from models import (
@@ -1278,6 +1279,30 @@ def test_around_fit_encloses_the_start_of_a_fit_even_if_it_fails() -> None:
     with pytest.raises(DataError):
         trained.fit(Counting(), fg.DataSource([], prefetch=0))
     assert events == [("enter", [], {}), ("leave", 1)]
+
+
+@pytest.mark.parametrize("hook", ["on_fit_end", "fit_context", "around_fit"])
+def test_what_fails_after_the_last_step_names_its_plugin_and_hands_the_result_on(hook: str) -> None:
+    """An error of a step before stays as it is."""
+
+    def end(self: Any) -> None:
+        raise OSError("the disk is gone")
+
+    @contextmanager
+    def context(self: Any) -> Iterator[None]:
+        yield
+        raise OSError("the disk is gone")
+
+    def fail(run: fg.Run) -> None:
+        raise RuntimeError("on purpose")
+
+    failing = plugin("failing", **{hook: end if hook == "on_fit_end" else context})
+    with pytest.raises(SaveError, match=rf"OSError: the disk is gone.*'failing'.*{hook}") as caught:
+        engine(failing, steps=2).fit(Counting(), numbers([0]))
+    assert float(caught.value.result.module.weight) == -2
+    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine(failing, Act(1, fail), steps=2).fit(Counting(), numbers([0]))
 
 
 def test_run_directory_that_no_plugin_opens_is_an_error(tmp_path: Any) -> None:

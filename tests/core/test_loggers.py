@@ -14,7 +14,7 @@ from fulgurite.errors import (
     FulguriteError,
     PathError,
     PluginError,
-    StateError,
+    SaveError,
 )
 from fulgurite_logging import media
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression, trained
@@ -172,7 +172,7 @@ def test_loggers_are_closed_once_however_a_fit_ends() -> None:
         def on_fit_end(self) -> None:
             raise Trouble
 
-    with pytest.raises(Trouble):
+    with pytest.raises(SaveError, match="Trouble"):
         engine(Closing(), steps=1).fit(Counting(), numbers([0]))
     assert closed == ["closed"]
 
@@ -554,7 +554,7 @@ def test_a_record_after_the_last_is_an_error() -> None:
         def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
             run.log_scalars("late", {"a": 1})
 
-    with pytest.raises(StateError, match="before `on_fit_end`"):
+    with pytest.raises(SaveError, match="before `on_fit_end`"):
         engine(Late(), steps=1).fit(Counting(), numbers([0]))
 
 

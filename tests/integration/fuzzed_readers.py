@@ -170,7 +170,7 @@ def read_checkpoint(path: Path) -> Any:
     entry = format.Entry(STEPS, path.parent, format.read_commit(path.parent))
     checkpoint = restoring.read_checkpoint(entry, "full")
     state: Any = None  # its arrays are files of another kind
-    snapshot = checkpoint.make_snapshot(state)
+    snapshot = checkpoint.contents.make_snapshot(state)
     inspecting.format_checkpoint(checkpoint)
     return len(snapshot.history), snapshot.step_range.stop, len(checkpoint.manifest["plugins"])
 

@@ -55,6 +55,7 @@ from fulgurite.execution.debugging import check_jit_enabled
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.executables import keep_compiled_programs
 from fulgurite.execution.program import Program
+from fulgurite.fit.ending import PluginContext, ResultKeeper
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.losses import try_losses, try_padding
 from fulgurite.fit.run import FitResult
@@ -342,6 +343,7 @@ class Engine:
 
         Raises:
             NonFiniteError: a loss, gradient or update was not finite.
+            SaveError: something failed after the last step; its `result` is what was trained.
             DataError: the data ended early or changed its structure.
             PluginError: another fit uses this engine, or an instance of one of its plugins.
             KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM has stopped the fit before this one;
@@ -359,23 +361,25 @@ class Engine:
         with (
             reserve_plugins(self, request),
             StopRequests(sync.signals, timeout) as signals,
+            ResultKeeper() as keeper,
             ExitStack() as stack,
         ):
             self.plugins.timings = Timings()
             for hook in self.plugins.implementations("around_fit"):
                 context = hook(timings=self.plugins.timings)
                 if context is not None:
-                    stack.enter_context(context)
+                    stack.enter_context(PluginContext(hook, context))
             with self.plugins.timings.time("start"):
                 plan = self._plan_fit(request, stack)
             loop = Loop(self, plan, signals)
+            keeper.loop = loop
             # What opens the run's directory compares it with the snapshot, and closes it last. It
             # describes the run before host states are restored, which may be in the fields that
             # are settings of plugins.
             for hook in self.plugins.implementations("fit_context"):
                 context = hook(loop.step, run=loop.run)
                 if context is not None:
-                    stack.enter_context(context)
+                    stack.enter_context(PluginContext(hook, context, loop.step))
             restore_host_states(self.plugins, plan.resumed_from)
             result = loop.run_to_end()
             signals.stopped_by = result.stop_reason

@@ -48,6 +48,22 @@ class CheckpointError(FulguriteError):
     """A run directory or checkpoint that is missing, damaged, locked, or does not fit."""
 
 
+class SaveError(CheckpointError):
+    """What was trained could not be saved, or something failed after the last step.
+
+    Attributes:
+        result: what `fit` would have returned.
+
+    Args:
+        message: what failed.
+        result: becomes an attribute.
+    """
+
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 class EvaluationInterrupted(FulguriteError):
     """Raised between two batches of an evaluation, or at the end of a fit within an action of
     another, because training is to stop.

@@ -10,6 +10,7 @@ from edits import write_signed
 from fulgurite.errors import CheckpointError
 from fulgurite_checkpoint import commands
 from fulgurite_checkpoint.comparing import compare_runs
+from fulgurite_checkpoint.contents import Contents
 from fulgurite_checkpoint.format import Commit, Entry, list_entries, read_commit, write_commit
 from fulgurite_checkpoint.inspecting import format_checkpoint, parse_dtype
 from fulgurite_checkpoint.restoring import SavedCheckpoint
@@ -75,7 +76,8 @@ def test_a_metric_that_is_an_array_is_shown(tmp_path: Path) -> None:
     commit = Commit(1, 1, ["0" * 64], [{}], metrics, None, {}, 0)
     index = {"step_range": {"start": 0, "stop": 1, "epoch_ends": []}}
     make_snapshot: Any = None
-    checkpoint = SavedCheckpoint(tmp_path, commit, {}, index, {}, {}, True, make_snapshot)
+    contents = Contents({}, {}, True, make_snapshot)
+    checkpoint = SavedCheckpoint(tmp_path, commit, {}, index, contents)
     assert '"confusion"' in format_checkpoint(checkpoint)
 
 

@@ -1,9 +1,8 @@
 """The history in a checkpoint: as much of it as can be read again."""
 
 import fulgurite as fg
-from fulgurite_checkpoint.files import MAX_JSON_SIZE
 from fulgurite_checkpoint.history import HistoryEncoder, decode_history
-from fulgurite_runs.json_codec import MAX_MEMORY, estimate_memory, loads
+from fulgurite_runs.json_codec import MAX_MEMORY, MAX_SIZE, estimate_memory, loads
 
 
 def make_records(num_records: int, num_scalars: int, name: str) -> list[fg.Record]:
@@ -21,7 +20,7 @@ def test_a_history_of_many_scalars_is_read_back_without_its_oldest_records() -> 
     """10,000 records of 200 scalars were 85 MiB, and no run could resume from that checkpoint."""
     records = make_records(10_000, 200, "block/gradient_norm")
     text = HistoryEncoder().encode(records)
-    assert len(text) < MAX_JSON_SIZE
+    assert len(text) < MAX_SIZE
     decoded = list(decode_history(loads(text)))
     assert 1_000 < len(decoded) < 10_000
     assert decoded == records[-len(decoded) :]
@@ -38,5 +37,5 @@ def test_a_history_of_many_small_values_is_read_back_without_its_oldest_records(
 
 
 def test_a_record_that_alone_is_too_large_is_left_out() -> None:
-    record = fg.Record("scalars", "train", 1, {"text": "x" * MAX_JSON_SIZE})
+    record = fg.Record("scalars", "train", 1, {"text": "x" * MAX_SIZE})
     assert loads(HistoryEncoder().encode([record])) == {"records": []}

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,60 @@ def test_full_disk_is_reported_and_saving_is_retried(
     assert float(counting(tmp_path, steps=7, resume="auto").module.weight) == -7
     gc.collect()  # what Orbax left shows in this test
     assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.fixture
+def allow_no_bytes() -> Iterator[Callable[..., None]]:
+    """A function after which no file can grow or be overwritten, until the test has ended."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def forbid(*_: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+
+    yield forbid
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_takes_nothing_more_leaves_the_result_in_hand(
+    tmp_path: Path, allow_no_bytes: Callable[..., None]
+) -> None:
+    """The lock is the last that is written to, and its error hides no other."""
+    with (
+        pytest.warns(UserWarning, match="could not be written"),
+        pytest.raises(SaveError, match=r"third failure in a row") as caught,
+    ):
+        counting(tmp_path, Act(fg.At(3), allow_no_bytes), steps=5)
+    assert float(caught.value.result.module.weight) == -5
+    notes = "; ".join(caught.value.__notes__)
+    assert f"{tmp_path / 'lock'} could not be updated" in notes and "File too large" in notes
+
+
+def test_a_last_write_of_the_lock_that_fails_is_a_warning(
+    tmp_path: Path, allow_no_bytes: Callable[..., None]
+) -> None:
+    at_end = fg.LambdaPlugin(on_fit_end=lambda result: allow_no_bytes())
+    with pytest.warns(UserWarning, match=rf"{tmp_path / 'lock'} could not be updated.*too large"):
+        result = counting(tmp_path, at_end, steps=5)
+    assert float(result.module.weight) == -5
+    assert RunDirectory(tmp_path).is_complete
+
+
+def test_a_last_save_that_cannot_begin_leaves_the_result_in_hand(tmp_path: Path) -> None:
+    """Of a host state that JSON cannot hold, and of a run whose lock is lost."""
+    states: list[Any] = []
+
+    def fill(run: fg.Run) -> None:
+        states.append(object())
+
+    unwritable = fg.LambdaPlugin(get_host_state=lambda: list(states))
+    with pytest.raises(SaveError, match="hook get_host_state: object cannot be written") as caught:
+        counting(tmp_path / "a", unwritable, Act(fg.At(3), fill), steps=3)
+    assert float(caught.value.result.module.weight) == -3
+
+    delete = Act(fg.At(3), lambda run: shutil.rmtree(tmp_path / "b"))
+    with pytest.raises(SaveError, match="lock was deleted or replaced") as caught:
+        counting(tmp_path / "b", delete, steps=3, async_save=False)
+    assert float(caught.value.result.module.weight) == -3
 
 
 @pytest.mark.full

@@ -1,8 +1,10 @@
 """The file of results of standalone evaluators: what it says is read, and nothing else."""
 
 import os
+import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError
 from fulgurite_evaluators import EvaluationRecord, read_results
@@ -46,6 +48,26 @@ def test_a_line_that_is_no_result_is_an_error_naming_it(
     results.write_text(LINE + line)
     with pytest.raises(CheckpointError, match=rf"side\.jsonl, line 2 is not a result.*{message}"):
         read_results(tmp_path)
+
+
+def test_a_result_that_cannot_be_written_or_read_again_is_an_error_naming_it(
+    results: Path, tmp_path: Path
+) -> None:
+    writer = ResultWriter(RunDirectory(tmp_path), "side")
+    writer.append(EvaluationRecord("test", 4, "00", {"loss": 1.5}), {})
+    where = r"side\.jsonl: the result of 'test' at step 8"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(LINE) + 9, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=rf"{where} could not be written: .*only 9 of"):
+            writer.append(EvaluationRecord("test", 8, "00", {"loss": 1.0}), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    large = {"matrix": np.zeros(2**23, np.int8)}
+    with pytest.raises(CheckpointError, match=rf"{where} has 16,777,\d+ bytes"):
+        writer.append(EvaluationRecord("test", 8, "00", large), {})
+    writer.close()
+    assert results.read_text() == LINE
 
 
 def test_a_commit_that_is_a_pipe_is_passed_over(results: Path, tmp_path: Path) -> None:

@@ -257,3 +257,11 @@ def test_every_small_float_is_read_back() -> None:
         assert read.dtype == dtype
         with np.errstate(invalid="ignore"):  # signalling NaNs
             assert np.array_equal(read.astype(float), array.astype(float), equal_nan=True)
+
+
+def test_what_is_nested_too_deeply_is_an_error_when_it_is_written() -> None:
+    value: Any = 0
+    for _ in range(2000):
+        value = [value]
+    with pytest.raises(ConfigurationError, match="nested too deeply cannot be written"):
+        dumps(value)

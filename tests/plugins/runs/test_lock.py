@@ -4,6 +4,7 @@ heartbeat."""
 import json
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -132,6 +133,29 @@ def test_fits_of_one_process_follow_one_another(tmp_path: Path):
     assert RunDirectory(tmp_path).num_attempts == 2
     owner = RunDirectory(tmp_path).read_owner()
     assert owner and owner[0].ended and (owner[0].pid, owner[0].attempt) == (os.getpid(), 2)
+
+
+@pytest.mark.parametrize("kind", ["run", "group"])
+def test_a_lock_whose_end_cannot_be_noted_hides_no_error_and_is_free(tmp_path: Path, kind: str):
+    """As `fulgurite mlflow` holds that of a run, and a follower that of a group."""
+    path = tmp_path / "lock"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def hold() -> Any:
+        return RunDirectory(tmp_path).lock() if kind == "run" else Lock(path, attempt=1)
+
+    try:
+        with pytest.raises(RuntimeError, match="on purpose") as caught, hold():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+            raise RuntimeError("on purpose")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (note,) = caught.value.__notes__
+    assert f"{path} could not be updated at the end of attempt 1" in note
+    owner = read_owner(path)
+    assert owner is not None and not owner[0].ended
+    with hold():
+        pass
 
 
 def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):

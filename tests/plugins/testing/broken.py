@@ -371,6 +371,15 @@ class NoJson:
     def set_host_state(self, state: Any) -> None: ...
 
 
+class KeepsTooMuch:
+    @fg.hookimpl
+    def get_host_state(self) -> Any:
+        return {"seen": "x" * (65 * 2**20)}
+
+    @fg.hookimpl
+    def set_host_state(self, state: Any) -> None: ...
+
+
 class RestoresNothing:
     count = 0
 

@@ -55,6 +55,7 @@ BROKEN = [
         "losses.txt in the run directory is not the same after a run was resumed from step 5",
     ),
     ("host_state", broken.NoJson, "get_host_state returned something that is not JSON"),
+    ("host_state", broken.KeepsTooMuch, "too large to be read again, most of it in seen"),
     (
         "host_state",
         broken.RestoresNothing,

@@ -87,6 +87,7 @@ class Loop:
         dispatcher: hands records to the loggers.
         run: what plugins see.
         resumed_from: the snapshot that the fit goes on from, or None.
+        result: of the fit, once its last step is taken and only saves and ends are left.
 
     Args:
         engine: the engine.
@@ -94,6 +95,7 @@ class Loop:
         signals: the signals that were received.
     """
 
+    result: FitResult | None = None
     _before_action: HostSnapshot | None = None
     _num_records_before_action: int = 0
     _pending_error: Exception | None = None
@@ -166,8 +168,7 @@ class Loop:
         self.is_between_steps = False
         try:
             with callback_error_context(self._name_failed_steps):
-                self._fit()
-            result = self._build_result()
+                result = self._fit()
             self._call_event("on_fit_end", result=result)
             return result
         except BaseException as error:
@@ -304,7 +305,7 @@ class Loop:
         newly_due = self._scheduler.list_newly_due(self.step, snapshot.step_range, self.step_range)
         self._pending_actions = tuple(dict.fromkeys((*self._pending_actions, *newly_due)))
 
-    def _fit(self) -> None:
+    def _fit(self) -> FitResult:
         if self.engine.evaluators and self._should_train():
             with self._timings.time("check"):
                 self.engine.check_evaluators(self.state())
@@ -341,8 +342,10 @@ class Loop:
         self.state()
         self.dispatcher.flush(wait=True)
         self._check_skipped()
+        self.result = self._build_result()
         self.save()
         self.dispatcher.close(self.step)
+        return self.result
 
     def _check_skipped(self) -> None:
         """Tell the user if the fit has trained nothing, because every step was skipped."""
@@ -679,6 +682,8 @@ class Loop:
             self.dispatcher.flush(wait=True)
             self._loop_state = LoopState.SAVING
             self._pending_actions = due_point.list_remaining(action)
+            if not self._should_train():
+                self.result = self._build_result()
         self._num_records_before_action = self.dispatcher.num_records
         # An evaluation in the middle of an action takes minutes, and a signal or an error of its
         # data ends it. Until then the action, and the hooks that it calls, may have changed what

@@ -1,9 +1,10 @@
 """Checkpoints for Fulgurite, on Orbax: exact resume, the best and the latest, weights of other
 runs."""
 
+from fulgurite.errors import SaveError as SaveError
+
 from fulgurite_checkpoint.loading import load as load
 from fulgurite_checkpoint.plugin import Checkpointer as Checkpointer
-from fulgurite_checkpoint.saving import SaveError as SaveError
 from fulgurite_checkpoint.states import (
     restore_state as restore_state,
     save_state as save_state,

@@ -11,10 +11,8 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_runs.directory import expand_path, is_link
-from fulgurite_runs.json_codec import loads
+from fulgurite_runs.json_codec import MAX_SIZE, loads
 
-MAX_JSON_SIZE = 64 * 2**20
-"""The most bytes that are read of a JSON file."""
 CHUNK_SIZE = 4 * 2**20
 
 
@@ -133,11 +131,11 @@ def read_bytes(path: Path) -> bytes:
         if isinstance(path, Path) and not stat.S_ISREG(path.lstat().st_mode):
             raise DamagedError(f"{path} is not a regular file")
         with path.open("rb") as file:
-            raw = file.read(MAX_JSON_SIZE + 1)
+            raw = file.read(MAX_SIZE + 1)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
-    if len(raw) > MAX_JSON_SIZE:
-        raise DamagedError(f"{path} is larger than {MAX_JSON_SIZE:,} bytes")
+    if len(raw) > MAX_SIZE:
+        raise DamagedError(f"{path} is larger than {MAX_SIZE:,} bytes")
     return raw
 
 

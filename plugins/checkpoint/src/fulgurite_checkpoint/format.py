@@ -32,7 +32,7 @@ from typing import Any, Literal
 from fulgurite.errors import CheckpointError
 from fulgurite.metrics.direction import Mode, is_better
 from fulgurite_runs.directory import get_folder, is_link
-from fulgurite_runs.json_codec import dumps, loads
+from fulgurite_runs.json_codec import dumps, encode_readable, loads
 
 from fulgurite_checkpoint.files import (
     DamagedError,
@@ -76,6 +76,8 @@ class Commit:
             or None for a comparison of the program's own; or None.
         timings: seconds by name, over all attempts.
         wall_time: when it was saved, in seconds since 1970.
+        run: the directory of its run; None if that has none, or a version saved it that did not
+            tell.
         better: the name of such a comparison, or None.
         best: the step of the best checkpoint so far by it; None if there is none.
     """
@@ -88,6 +90,7 @@ class Commit:
     monitor: Monitor | None
     timings: dict[str, float]
     wall_time: float
+    run: str | None = None
     better: str | None = None
     best: int | None = None
 
@@ -246,7 +249,7 @@ def write_commit(path: Path, commit: Commit) -> None:
         commit: what it holds.
     """
     # What is read is what is hashed: a tuple is a list in JSON.
-    content = loads(dumps({"format": FORMAT} | asdict(commit)))
+    content = loads(encode_readable({"format": FORMAT} | asdict(commit), "COMMIT"))
     sha256 = compute_sha256(dumps(content).encode())
     write_durably(path / "COMMIT", dumps(content | {"sha256": sha256}).encode())
 
@@ -311,8 +314,9 @@ def write_hashes(
             note_file(name)
             hashes[name] = list(compute_checksum(file))
             sync(file)
-    raw = dumps(hashes).encode()
-    write_durably(path / f"hashes-{process}.json", raw)
+    name = f"hashes-{process}.json"
+    raw = encode_readable(hashes, name).encode()
+    write_durably(path / name, raw)
     return compute_sha256(raw)
 
 

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
-from fulgurite_runs.json_codec import MAX_MEMORY, dumps, estimate_memory
+from fulgurite_runs.json_codec import MAX_MEMORY, MAX_SIZE, dumps, estimate_memory
 
-from fulgurite_checkpoint.files import MAX_JSON_SIZE
 from fulgurite_checkpoint.validation import check_count, check_list, check_object, check_text
 
 # Half of what is read again of one file. 10,000 records of 20 scalars are 8.5 MiB, and of 200
 # scalars 85 MiB: no run could resume from those.
-_MAX_SIZE = MAX_JSON_SIZE // 2
+_MAX_SIZE = MAX_SIZE // 2
 _MAX_ESTIMATE = MAX_MEMORY // 2
 
 

@@ -2,13 +2,14 @@
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import fulgurite as fg
 import jax
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import (
     CheckpointError,
     ConfigurationError,
@@ -22,10 +23,10 @@ from fulgurite.fit.run import EngineView
 from fulgurite.metrics.direction import Mode, resolve_mode
 from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.triggers import as_trigger
-from fulgurite_runs import RunPlugin, get_run_directory
+from fulgurite_runs import RunDirectory, RunPlugin, get_run_directory, open_run
 from fulgurite_runs.loggers import rewind_loggers
 
-from fulgurite_checkpoint import arrays, format, restoring
+from fulgurite_checkpoint import format, restoring
 from fulgurite_checkpoint.comparison import Better, Comparison, make_comparison
 from fulgurite_checkpoint.differences import (
     describe_differences,
@@ -34,15 +35,27 @@ from fulgurite_checkpoint.differences import (
 )
 from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.format import Entry, Monitor, Verify
+from fulgurite_checkpoint.ownership import (
+    check_owner,
+    check_unused,
+    is_resumed_from,
+    lock_directory,
+)
 from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import (
+    Leftovers,
     RetentionPolicy,
     list_later,
-    recover,
     supersede_later,
 )
-from fulgurite_checkpoint.saving import Saver, check_lock, check_place, try_saving
+from fulgurite_checkpoint.saving import Saver, check_place, try_saving
+from fulgurite_checkpoint.starting import (
+    check_data,
+    list_metrics,
+    prepare_folder,
+    report_changed_loggers,
+)
 from fulgurite_checkpoint.validation import list_unexpected_actions
 
 MissingPluginPolicy = Literal["error", "warn", "ignore"]
@@ -57,9 +70,11 @@ class _FitState:
         saver: writes the checkpoints.
         resumed_from: the checkpoint that the fit resumes from, or None.
         is_same_run: whether that one is of this run.
+        directory: that of the checkpoints, where it is not the run's and has a lock of its own.
     """
 
     saver: Saver | None = None
+    directory: RunDirectory | None = None
     resumed_from: SavedCheckpoint | None = None
     is_same_run: bool = False
 
@@ -84,7 +99,8 @@ class Checkpointer(RunPlugin):
     Args:
         every: when to save: an interval in steps, or a trigger; by default every ten minutes. The
             end of a run, and a stop, are always saved.
-        directory: where to save: a local path or `gs://...`; the run's directory if None.
+        directory: where to save: a local path or `gs://...`, where no other run saves; the run's
+            directory if None.
         max_to_keep: how many of the newest to keep; None for all.
         keep_period: checkpoints whose step is a multiple of this are never removed.
         monitor: a metric `SOURCE/NAME`, such as `test/accuracy`; the best checkpoint by it is kept,
@@ -165,6 +181,18 @@ class Checkpointer(RunPlugin):
         )
 
     @fg.hookimpl
+    def fit_context(self, run: fg.Run) -> AbstractContextManager[None]:
+        """Open the run directory, unless another plugin has done it, and lock a directory of the
+        checkpoints' own."""
+        return self._open(run)
+
+    @contextmanager
+    def _open(self, run: fg.Run) -> Iterator[None]:
+        with open_run(run), lock_directory(run, self._get_root(run.engine)) as directory:
+            self._fit.directory = directory
+            yield
+
+    @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Save, after everything else of a step."""
         return [fg.ScheduledAction("save", self.every, self._save_or_try, "save")]
@@ -195,12 +223,11 @@ class Checkpointer(RunPlugin):
             directory is not None and directory.is_at(reference.path)
         )
         num_attempts = None if directory is None else directory.num_attempts
+        root = self._get_root(engine) if is_same_run else resolve_root(reference.path or "")
         # Its owner deletes checkpoints while they are read. Of several processes, the first one may
         # hold the lock already.
-        if directory is not None and is_same_run and reference.map is None:
-            if jax.process_index() == 0:
-                directory.check_unused()
-        root = self._get_root(engine) if is_same_run else resolve_root(reference.path or "")
+        if is_same_run and reference.map is None and jax.process_index() == 0:
+            check_unused(root, directory)
         if root is None:
             if reference.optional:
                 return None
@@ -275,6 +302,8 @@ class Checkpointer(RunPlugin):
         verify = self.verify if decides else "size"
 
         def read(entry: Entry) -> tuple[SavedCheckpoint, fg.Snapshot]:
+            if self.directory is not None and reference.path is None and reference.map is None:
+                check_owner([entry], get_run_directory(engine))
             checkpoint = restoring.read_checkpoint(entry, verify)
             if rewound_engine is not None:
                 restoring.check_logger_positions(checkpoint, rewound_engine)
@@ -343,37 +372,29 @@ class Checkpointer(RunPlugin):
                 "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or "
                 "Checkpointer(directory=...)"
             )
-        _check_data(run.data_iterator)
+        check_data(run.data_iterator)
         if self.monitor is not None:
             check_exists(run, self.monitor, "Checkpointer")
         checkpoint = self._fit.resumed_from
         resumed_here = self._fit.resumed_here
-        if jax.process_index() == 0:
-            _prepare_folder(root, run.step)
-        if resumed_here is None:
-            # Without a checkpoint, the fit may continue from the state that it was given.
-            continued_step = run.step if checkpoint is None and run.step > 0 else None
-            target = self._supersede_later(run, continued_step)
-            if target is not None:
-                warnings.warn(
-                    f"{root} held checkpoints that this run does not resume from: they are now in "
-                    f"{target}",
-                    stacklevel=2,
-                )
+        policy = RetentionPolicy(self.max_to_keep, self.keep_period, self._best_by)
+        leftovers = self._prepare_place(run, root, policy)
         self._fit.saver = Saver(
             root,
-            RetentionPolicy(self.max_to_keep, self.keep_period, self._best_by),
+            policy,
             self.async_save,
             previous_timings={} if resumed_here is None else resumed_here.commit.timings,
-            metrics_by_source=_list_metrics(run, checkpoint),
+            metrics_by_source=list_metrics(run, checkpoint),
             resumed_from=checkpoint,
             weights_only=self.weights_only,
             comparison=self._comparison,
+            directory=self._fit.directory,
         )
+        self._fit.saver.report_leftovers(leftovers)
         if checkpoint is not None:
             report_hyperparameters(run)
         if resumed_here is not None:
-            _report_changed_loggers(run, resumed_here)
+            report_changed_loggers(run, resumed_here)
         # Again, because a process may be killed between a checkpoint and what it says of it.
         self._fit.saver.report_best(run)
         self._report_choice(run)
@@ -389,13 +410,40 @@ class Checkpointer(RunPlugin):
             return
         run.notify("checkpoints", f"the best checkpoint is that with {chosen_by}")
 
+    def _prepare_place(self, run: fg.Run, root: Path, policy: RetentionPolicy) -> Leftovers:
+        """Make the folder, and leave in it what the run goes on from and what is to stay of that;
+        return what could not be removed.
+
+        Args:
+            run: the run.
+            root: of its checkpoints.
+            policy: which of them stay.
+        """
+        leftovers: Leftovers = {}
+        if jax.process_index() == 0:
+            leftovers |= prepare_folder(root, run.step)
+        if self._fit.resumed_here is None:
+            # Without a checkpoint, the fit may continue from the state that it was given.
+            has_state = self._fit.resumed_from is None and run.step > 0
+            target = self._supersede_later(run, run.step if has_state else None)
+            if target is not None:
+                warnings.warn(
+                    f"{root} held checkpoints that this run does not resume from: they are now in "
+                    f"{target}",
+                    stacklevel=2,
+                )
+        if jax.process_index() == 0:
+            # A process may be killed between its last checkpoint and this.
+            leftovers |= policy.apply(root)
+        return leftovers
+
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
         """Save; at the end of a run, and where it stops, return when the checkpoint is complete."""
         if self._is_saved_already(run):
             return
-        check_lock(run)
         if self._fit.saver is not None:
+            self._fit.saver.check_lock(run)
             is_last = run.stop_reason is not None or run.step == run.step_range.stop
             self._fit.saver.save(run, wait=is_last)
 
@@ -417,7 +465,7 @@ class Checkpointer(RunPlugin):
         saver = self._fit.saver
         try:
             if saver is not None and self._should_save_after(exception):
-                check_lock(run)
+                saver.check_lock(run)
                 saver.save(run, wait=True)
         except StateError as error:
             warnings.warn(
@@ -453,6 +501,11 @@ class Checkpointer(RunPlugin):
             return None
         if run.run_dir is not None and run.run_dir.is_at(root):
             return None
+        # Who names the directory itself continues a run that was moved.
+        if not is_resumed_from(root, run):
+            is_new = self._fit.resumed_here is None
+            entries = format.list_entries(root) if is_new else list_later(root, step)
+            check_owner(entries, run.run_dir)
         try:
             return supersede_later(root, step)
         except OSError as error:
@@ -469,83 +522,8 @@ class Checkpointer(RunPlugin):
             saver.close()
 
 
-def _check_data(batches: BatchIterator) -> None:
-    """Raise `ConfigurationError` for data of which nobody knows whether a run can resume."""
-    if batches.resume is not None:
-        return
-    if not batches.is_resumable:
-        raise ConfigurationError(
-            "no run could resume in the middle of this data: it is an iterator, which can be used "
-            "up once, or has get_state() and set_state() and is cut off by "
-            "Engine(limit_train_batches=). Pass what can be iterated again, without a limit, or "
-            "say fg.DataSource(data, resume='restart') (not exact)"
-        )
-    raise ConfigurationError(
-        f"nothing is known of how a run resumes in the middle of this data "
-        f"({batches.description}), so that it could see other batches than an uninterrupted one. "
-        "Pass fg.ArrayData, a list, or a source with get_state() and set_state(); or say "
-        "fg.DataSource(data, resume='replay') if each pass over it is the same (the batches "
-        f"already seen are read again and skipped), or resume='restart' (not exact). "
-        f"{batches.resume_hint}".rstrip()
-    )
-
-
 def _is_metric_name(monitor: object) -> bool:
     return isinstance(monitor, str) and all(monitor.partition("/"))
-
-
-def _prepare_folder(root: Path, step: int) -> None:
-    """Create the folder for checkpoints, and complete or remove what an earlier process left in it.
-
-    Args:
-        root: of the run.
-        step: that the fit begins with.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    folder = format.get_checkpoint_folder(root)
-    arrays.check_writable(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if isinstance(folder, Path) and not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"no permission to write to {folder}")
-        recover(root, step)
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoints cannot be written to {root}: {error}. Make it writable, or choose "
-            f"another place"
-        ) from error
-
-
-def _list_metrics(
-    run: fg.Run, checkpoint: SavedCheckpoint | None
-) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Return what was measured at the step of a run, by source, with the step.
-
-    If nothing comes after that step, it is saved again, with these metrics.
-
-    Args:
-        run: the run.
-        checkpoint: from which it resumes, if it does.
-    """
-    if checkpoint is None or checkpoint.commit.step != run.step:
-        return {}
-    return {source: (run.step, values) for source, values in checkpoint.commit.metrics.items()}
-
-
-def _report_changed_loggers(run: fg.Run, checkpoint: SavedCheckpoint) -> None:
-    """Log which loggers were added or removed since a checkpoint, because their records have a
-    gap."""
-    hooks = run.engine.plugins.implementations("flush_logger")
-    active = {hook.plugin.name for hook in hooks}
-    for name in sorted(active ^ checkpoint.logger_positions.keys()):
-        if name in active:
-            change = "was not active when the checkpoint was saved: it may lack earlier records"
-        else:
-            change = "is gone"
-        message = f"logger {name!r} {change}, step {run.step}"
-        run.notify("checkpoints", message)
 
 
 def _check_entry(entry: Entry, verify: Verify, rewound_engine: EngineView | None) -> int:

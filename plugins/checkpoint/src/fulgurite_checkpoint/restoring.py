@@ -1,40 +1,23 @@
 """Reading checkpoints: the requested one, whole and as it was written, or an error."""
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import fulgurite as fg
 import jax
 from fulgurite.data.iterator import BatchIterator
-from fulgurite.errors import CheckpointError, PathError
+from fulgurite.errors import CheckpointError
 from fulgurite.fit.run import EngineView
 from fulgurite.tree.paths import Path as TreePath
 from fulgurite_runs.manifest import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
+from fulgurite_checkpoint.contents import Contents, parse_contents
 from fulgurite_checkpoint.files import DamagedError, read_json
 from fulgurite_checkpoint.format import Commit, Entry, Monitor, Verify
-from fulgurite_checkpoint.history import decode_history
-from fulgurite_checkpoint.validation import (
-    check_bool,
-    check_data_position,
-    check_manifest,
-    check_optional_text,
-    check_stop,
-    check_texts_by_name,
-    parse_array_specs,
-    parse_data_position,
-    parse_host_states,
-    parse_metrics,
-    parse_pending_actions,
-    parse_requested_length,
-    parse_step_range,
-)
 
 T = TypeVar("T")
 
@@ -48,22 +31,19 @@ class SavedCheckpoint:
         commit: what `COMMIT` holds.
         manifest: what the run was made of.
         index: what `index.json` holds.
-        specs: shape and dtype of the arrays by path.
-        module_views: the module view whose weights a source of metrics has measured, by source,
-            where it is not the module.
-        has_data_restarted: whether its position in the data may count from a resume, at which the
-            data began anew.
-        make_snapshot: makes the snapshot, called with its state.
+        contents: what its small files say.
     """
 
     path: Path
     commit: Commit
     manifest: dict[str, Any]
     index: dict[str, Any]
-    specs: dict[str, arrays.Spec]
-    module_views: dict[str, str]
-    has_data_restarted: bool
-    make_snapshot: Callable[[fg.TrainState], fg.Snapshot]
+    contents: Contents
+
+    @property
+    def specs(self) -> dict[str, arrays.Spec]:
+        """Shape and dtype of the arrays, by path."""
+        return self.contents.specs
 
     def find_module_view(self, monitor: Monitor | None) -> str:
         """Return the module view by whose weights this is the best checkpoint.
@@ -73,7 +53,7 @@ class SavedCheckpoint:
         """
         monitor = _resolve_monitor(monitor, self.commit)
         source = "" if monitor is None else monitor[0].partition("/")[0]
-        return self.module_views.get(source, "current")
+        return self.contents.module_views.get(source, "current")
 
     @property
     def logger_positions(self) -> dict[str, Any]:
@@ -218,68 +198,14 @@ def read_checkpoint(entry: Entry, verify: Verify) -> SavedCheckpoint:
         format.verify_files(
             path, commit, "size" if verify == "none" else verify, format.SMALL_FILES
         )
-        manifest = read_json(path / "manifest.json")
-        index = read_json(path / "index.json")
-        host = read_json(path / f"host-{process}.json")
-        history = read_json(path / "history.json")
+        files = {
+            name: read_json(path / name)
+            for name in ("manifest.json", "index.json", f"host-{process}.json", "history.json")
+        }
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
-    with _blame(path / "manifest.json"):
-        check_manifest(manifest)
-        requested_length = parse_requested_length(manifest["settings"])
-    with _blame(path / "index.json"):
-        specs = parse_array_specs(index["arrays"])
-        weights_only = _parse_weights_only(index, specs)
-        # Checkpoints of earlier versions do not tell.
-        views = check_texts_by_name(index.get("module_views", {}), "module_views")
-        has_restarted = check_bool(index.get("data_restarted", True), "data_restarted")
-        step_range = parse_step_range(index["step_range"], commit.step)
-        pending_actions = parse_pending_actions(index["pending_actions"], step_range, commit.step)
-        metrics = parse_metrics(index["metrics"])
-        stop_reason = check_optional_text(index.get("stop_reason"), "stop_reason")
-        # No run resumes from weights alone, and a mean of them is of no step.
-        if not weights_only:
-            check_stop(step_range, commit.step, requested_length, stop_reason)
-    with _blame(path / f"host-{process}.json"):
-        data_position = parse_data_position(host["data_position"])
-        host_states = parse_host_states(host["host_states"])
-        if process == 0 and not weights_only:
-            check_data_position(data_position, step_range, commit.step, has_restarted=has_restarted)
-    with _blame(path / "history.json"):
-        records = decode_history(history)
-    make_snapshot = partial(
-        fg.Snapshot,
-        step_range=step_range,
-        data_position=data_position,
-        pending_actions=pending_actions,
-        host_states=host_states,
-        metrics=metrics,
-        requested_length=requested_length,
-        history=records,
-        stop_reason=stop_reason,
-    )
-    return SavedCheckpoint(
-        path, commit, manifest, index, specs, views, has_restarted, make_snapshot
-    )
-
-
-@contextmanager
-def _blame(file: Path) -> Iterator[None]:
-    """Turn what a block raises, if a file holds what is never written there, into a `DamagedError`
-    that names the file."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, PathError) as error:
-        raise DamagedError(
-            f"{file} was not written by fulgurite-checkpoint: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _parse_weights_only(index: dict[str, Any], specs: dict[str, arrays.Spec]) -> bool:
-    weights_only = check_bool(index.get("weights_only", False), "weights_only")
-    if weights_only and len(arrays.drop_training_arrays(specs)) < len(specs):
-        raise ValueError("weights_only is true, and there are arrays that only training needs")
-    return weights_only
+    contents = parse_contents(path, commit.step, process, files)
+    return SavedCheckpoint(path, commit, files["manifest.json"], files["index.json"], contents)
 
 
 def restore_whole(
@@ -330,7 +256,7 @@ def restore_whole(
             f"{checkpoint.path} is of step {checkpoint.commit.step}, and its array `step` is "
             f"{state_step}"
         )
-    return checkpoint.make_snapshot(arrays.unflatten_state(template, loaded))
+    return checkpoint.contents.make_snapshot(arrays.unflatten_state(template, loaded))
 
 
 def check_logger_positions(checkpoint: SavedCheckpoint, engine: EngineView) -> None:
@@ -382,7 +308,7 @@ def restore_part(
     specs = {saved_name: needed[name] for name, saved_name in names.items()}
     loaded = load_verified(checkpoint, specs, verify)
     parts = {name: loaded[saved_name] for name, saved_name in names.items()}
-    return checkpoint.make_snapshot(arrays.unflatten_state(template, parts))
+    return checkpoint.contents.make_snapshot(arrays.unflatten_state(template, parts))
 
 
 @dataclass(frozen=True)

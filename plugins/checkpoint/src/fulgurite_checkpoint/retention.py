@@ -1,5 +1,6 @@
 """Which checkpoints stay, and how the others go."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from fulgurite_checkpoint.format import (
     list_entries,
     read_replacing_commit,
 )
+
+Leftovers = dict[Path, str]
+"""Folders that could not be removed, and why not: the others were."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,19 @@ class RetentionPolicy:
             stays |= {entry.step for entry in complete if entry.step % self.keep_period == 0}
         return [entry for entry in complete if entry.step not in stays]
 
-    def apply(self, root: Path) -> None:
-        """Remove what need not stay of the run at `root`."""
+    def apply(self, root: Path) -> Leftovers:
+        """Remove what need not stay of the run at `root`; return what could not be removed."""
         if self.max_to_keep is None:
-            return  # listing would read each commit for nothing
+            return {}  # listing would read each commit for nothing
+        leftovers: Leftovers = {}
         for entry in self.select_superfluous(list_entries(root)):
-            remove(entry.path)
+            leftovers |= _try_to(remove, entry.path)
+        return leftovers
 
 
-def publish(path: Path, commit: Commit) -> None:
-    """Give the complete checkpoint in `path` its name, in place of an earlier one of the same step.
+def publish(path: Path, commit: Commit) -> Leftovers:
+    """Give the complete checkpoint in `path` its name, in place of an earlier one of the same step;
+    return what could not be removed of that one.
 
     Args:
         path: the folder in which it was written.
@@ -77,26 +84,28 @@ def publish(path: Path, commit: Commit) -> None:
         target.rename(target.with_name(f"damaged-{target.name}-{commit.attempt}"))
     path.rename(target)
     sync(target.parent)
-    if trash is not None:
-        clear(trash)
+    return {} if trash is None else _try_to(clear, trash)
 
 
-def recover(root: Path, step: int) -> None:
-    """Complete or remove what an earlier process of a run was writing or removing.
+def recover(root: Path, step: int) -> Leftovers:
+    """Complete or remove what an earlier process of a run was writing or removing; return what
+    could not be removed.
 
     Args:
         root: of the run, whose own process alone calls this.
         step: that the run resumes from.
     """
     folder = get_checkpoint_folder(root)
+    leftovers: Leftovers = {}
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if not UNFINISHED_NAME.fullmatch(path.name) or is_link(path) or not path.is_dir():
             continue
         commit = read_replacing_commit(path)
         if commit is not None and commit.step <= step:
-            publish(path, commit)
+            leftovers |= publish(path, commit)
         else:
-            clear(path)
+            leftovers |= _try_to(clear, path)
+    return leftovers
 
 
 def list_later(root: Path, step: int | None) -> list[Entry]:
@@ -132,6 +141,15 @@ def remove(path: Path) -> None:
         clear(trash)
         path.rename(trash)
         clear(trash)
+
+
+def _try_to(function: Callable[[Path], None], path: Path) -> Leftovers:
+    """Call a function that removes a path, and return that with the reason if it cannot."""
+    try:
+        function(path)
+    except (OSError, CheckpointError) as error:
+        return {path: str(error)}
+    return {}
 
 
 def clear(path: Path) -> None:

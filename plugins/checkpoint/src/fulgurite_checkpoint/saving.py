@@ -6,42 +6,33 @@ import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.errors import CheckpointError, ConfigurationError, SaveError, did_you_mean
 from fulgurite.fit.monitor import find_module_view
 from fulgurite.redact import format_error
 from fulgurite.waits import WaitAbandoned
+from fulgurite_runs import RunDirectory
 from fulgurite_runs.hyperparameters import takes_program
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.json_codec import encode_readable
 from fulgurite_runs.loggers import flush_loggers
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.comparison import Comparison
+from fulgurite_checkpoint.contents import check_contents, encode_host, make_index
 from fulgurite_checkpoint.format import Commit, Entry
 from fulgurite_checkpoint.history import HistoryEncoder
+from fulgurite_checkpoint.ownership import get_run_path
 from fulgurite_checkpoint.restoring import SavedCheckpoint
-from fulgurite_checkpoint.retention import RetentionPolicy, clear
+from fulgurite_checkpoint.retention import Leftovers, RetentionPolicy, clear
 from fulgurite_checkpoint.writing import PendingCheckpoint
 
 MAX_FAILURES = 3
 """So many failed saves in a row end the run; the message says so in words."""
-
-
-class SaveError(CheckpointError):
-    """Checkpoints repeatedly could not be written. This ends the fit, but what was trained is in
-    `result`.
-
-    Attributes:
-        result: what `fit` would have returned at that step.
-    """
-
-    def __init__(self, message: str, result: fg.FitResult) -> None:
-        super().__init__(message)
-        self.result = result
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +76,7 @@ class Saver:
         weights_only: whether to leave out what only training needs; a selector is what to save of
             the module.
         comparison: by which the best is chosen, instead of a mode; None for that of the policy.
+        directory: that of the checkpoints, where it is not the run's and has a lock of its own.
     """
 
     root: Path
@@ -95,6 +87,7 @@ class Saver:
     resumed_from: SavedCheckpoint | None = None
     weights_only: bool | fg.Selector = False
     comparison: Comparison | None = None
+    directory: RunDirectory | None = None
 
     def __post_init__(self) -> None:
         self._saving: tuple[_Content, PendingCheckpoint] | None = None
@@ -103,6 +96,7 @@ class Saver:
         self._has_warned_of_monitor = False
         self._history_encoder = HistoryEncoder()
         self._num_own_records = 0
+        self._told_leftovers: set[Path] = set()
         self._best: Entry | None = None
         if self.policy.best_by is not None and jax.process_index() == 0:
             entries = format.list_entries(self.root)
@@ -119,6 +113,17 @@ class Saver:
         else:
             values = dict(record.values)
         self.metrics_by_source[record.source] = (record.step, values)
+
+    def report_leftovers(self, leftovers: Leftovers) -> None:
+        """Warn, once for each, of older checkpoints that could not be removed."""
+        for path, reason in leftovers.items():
+            if path not in self._told_leftovers:
+                self._told_leftovers.add(path)
+                warnings.warn(
+                    f"{path} need not stay, and could not be removed: {reason}. The others are; "
+                    "remove it yourself",
+                    stacklevel=2,
+                )
 
     def report_best(self, run: fg.Run) -> None:
         """Tell the loggers which checkpoint is the best, if any is: services show where it is."""
@@ -149,13 +154,23 @@ class Saver:
             self.settle(run)
             if not content.is_same(self._saved):
                 # The save before may have taken long, and the next one creates a folder.
-                check_lock(run)
+                self.check_lock(run)
                 self._start(run, snapshot, content)
             if self.is_async and not wait:
                 return
             self.settle(run)
             if content.is_same(self._saved) or not wait:
                 return
+
+    def check_lock(self, run: fg.Run) -> None:
+        """Raise `CheckpointError`, on all processes, if this run may not write to its directories
+        any more."""
+        run.engine.sharding.sync.broadcast(partial(self._assert_locked, run))
+
+    def _assert_locked(self, run: fg.Run) -> None:
+        for directory in (run.run_dir, self.directory):
+            if directory is not None:
+                directory.assert_locked()
 
     def _list_arrays(self, state: fg.TrainState) -> dict[str, Any]:
         """Return what to save of a state, by path."""
@@ -179,6 +194,7 @@ class Saver:
         else:
             self._saved = content
             self._num_failures = 0
+            self.report_leftovers(pending.leftovers)
             self._note_best(run, commit)
 
     def close(self) -> None:
@@ -189,6 +205,7 @@ class Saver:
         self._saving = None
         try:
             pending.wait_for_commit()
+            self.report_leftovers(pending.leftovers)
         except Exception as error:
             warnings.warn(_format_failure(content.step, error), stacklevel=2)
         except WaitAbandoned as wait:
@@ -206,16 +223,7 @@ class Saver:
         }
         self._check_monitor(metrics)
         arrays_by_path = self._list_arrays(snapshot.state)
-        host = {"host_states": snapshot.host_states, "data_position": snapshot.data_position}
-        texts = {f"host-{process}.json": _encode_host(host)}
-        if process == 0:
-            texts["manifest.json"] = dumps(self._make_manifest(run))
-            index = _make_index(snapshot, arrays_by_path)
-            index["weights_only"] = bool(self.weights_only)
-            index["module_views"] = _find_module_views(run, metrics)
-            index["data_restarted"] = self._has_data_restarted(run)
-            texts["index.json"] = dumps(index)
-            texts["history.json"] = self._history_encoder.encode(snapshot.history)
+        texts, failure = self._try_encoding(run, snapshot, metrics, arrays_by_path)
         policy = self.policy
         commit = Commit(
             step=step,
@@ -226,6 +234,7 @@ class Saver:
             monitor=policy.best_by,
             timings=self._sum_timings(run),
             wall_time=time.time(),
+            run=get_run_path(run.run_dir),
         )
         commit = self._record_best(commit)
         # Renamed when complete: so a `step-N` without COMMIT is damage, and the same step can be
@@ -233,6 +242,8 @@ class Saver:
         path = format.get_checkpoint_folder(self.root) / f"saving-step-{step}"
         get_positions: dict[str, Callable[[], Any]] = {}
         try:
+            if failure is not None:
+                raise failure
             if process == 0:
                 clear(path)
                 path.mkdir(parents=True)
@@ -249,11 +260,50 @@ class Saver:
             get_positions,
             commit,
             policy,
-            _do_nothing if run.run_dir is None else run.run_dir.assert_locked,
+            partial(self._assert_locked, run),
             run.engine.sharding.sync,
         )
         pending.start()
         self._saving = content, pending
+
+    def _try_encoding(
+        self,
+        run: fg.Run,
+        snapshot: fg.Snapshot,
+        metrics: dict[str, dict[str, Any]],
+        arrays_by_path: dict[str, Any],
+    ) -> tuple[dict[str, str], Exception | None]:
+        """Return the small files of a checkpoint by name, and what went wrong.
+
+        Before anything is saved, that ends the fit; later, when a state has grown too large, it is
+        a save that fails, because what was trained since is worth more.
+
+        Args:
+            run: the run.
+            snapshot: of it.
+            metrics: those measured at this step, by source.
+            arrays_by_path: what is saved of the state.
+        """
+        process = jax.process_index()
+        is_first = self._saved is None and self._num_failures == 0
+        try:
+            texts = {f"host-{process}.json": encode_host(snapshot)}
+            if process != 0:
+                return texts, None
+            index = make_index(snapshot, arrays_by_path)
+            index["weights_only"] = bool(self.weights_only)
+            index["module_views"] = _find_module_views(run, metrics)
+            index["data_restarted"] = self._has_data_restarted(run)
+            texts["index.json"] = encode_readable(index, "index.json")
+            texts["manifest.json"] = encode_readable(self._make_manifest(run), "manifest.json")
+            if is_first:
+                check_contents(self.root, run.step, texts)
+            texts["history.json"] = self._history_encoder.encode(snapshot.history)
+        except ConfigurationError as error:
+            if is_first:
+                raise
+            return {}, error
+        return texts, None
 
     def _make_manifest(self, run: fg.Run) -> dict[str, Any]:
         """Return what made the state: where no step was taken since the resume, that of the
@@ -273,7 +323,9 @@ class Saver:
         there."""
         if self.resumed_from is None:
             return False
-        return run.data_iterator.resume == "restart" or self.resumed_from.has_data_restarted
+        return (
+            run.data_iterator.resume == "restart" or self.resumed_from.contents.has_data_restarted
+        )
 
     def _sum_timings(self, run: fg.Run) -> dict[str, float]:
         timings = dict(self.previous_timings)
@@ -343,23 +395,25 @@ class Saver:
         run.log_text("checkpoints", {"message": reason, "failed": "save"}, stream="telemetry")
 
 
-def check_lock(run: fg.Run) -> None:
-    """Raise `CheckpointError`, on all processes, if this run may not write to its directory any
-    more."""
-    if run.run_dir is not None:
-        run.engine.sharding.sync.broadcast(run.run_dir.assert_locked)
-
-
 def try_saving(run: fg.Run) -> None:
     """Do everything of a save that writes nothing: collect the state of all plugins, and turn into
     text what a checkpoint holds as text.
 
     Raises:
-        ConfigurationError: a host state or the data's state cannot be written as JSON.
+        ConfigurationError: a host state or the data's state cannot be written as JSON, or no run
+            could resume from it.
     """
     snapshot = run.snapshot()
-    _encode_host({"host_states": snapshot.host_states, "data_position": snapshot.data_position})
-    dumps(_make_index(snapshot, arrays.flatten_state(snapshot.state)))
+    # A trial of a run that resumes ends elsewhere than the run.
+    step_range = replace(snapshot.step_range, stop=run.step)
+    snapshot = replace(snapshot, step_range=step_range, stop_reason="the trial ends")
+    index = make_index(snapshot, arrays.flatten_state(snapshot.state))
+    texts = {
+        "host-0.json": encode_host(snapshot),
+        "index.json": encode_readable(index, "index.json"),
+        "manifest.json": encode_readable(run.manifest, "manifest.json"),
+    }
+    check_contents(Path("checkpoints"), run.step, texts)
     HistoryEncoder().encode(snapshot.history)
 
 
@@ -382,35 +436,10 @@ def check_place(root: Path) -> None:
         )
 
 
-def _make_index(snapshot: fg.Snapshot, arrays_by_path: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "arrays": {name: arrays.get_spec(array) for name, array in arrays_by_path.items()},
-        "step_range": snapshot.step_range.to_json(),
-        "pending_actions": snapshot.pending_actions,
-        "metrics": snapshot.metrics,
-        "stop_reason": snapshot.stop_reason,
-    }
-
-
 def _find_module_views(run: fg.Run, sources: Iterable[str]) -> dict[str, str]:
     """Return the module view whose weights each source has measured, where it is not the module."""
     views = {source: find_module_view(run.engine, source) for source in sources}
     return {source: view for source, view in views.items() if view != "current"}
-
-
-def _encode_host(host: dict[str, Any]) -> str:
-    """Return the JSON of what belongs to the host; an error for a host state names its plugin."""
-    try:
-        return dumps(host)
-    except ConfigurationError:
-        for name, state in host["host_states"].items():
-            try:
-                dumps(state)
-            except ConfigurationError as error:
-                raise ConfigurationError(
-                    f"plugin {name!r}, hook get_host_state: {error}"
-                ) from error
-        raise
 
 
 def _format_failure(step: int, error: BaseException) -> str:
@@ -432,7 +461,3 @@ def _make_result(run: fg.Run, reason: str) -> fg.FitResult:
         messages=[reason],
         shared=run.shared,
     )
-
-
-def _do_nothing() -> None:
-    pass

@@ -17,23 +17,28 @@ from fulgurite.tree.specs import is_array, is_real_dtype
 from fulgurite.triggers import is_exact
 
 _LARGEST_COUNT = 2**31
+_LARGEST_DIMENSION = 2**48
 _LARGEST_SECONDS = 1e12
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def check_count(value: Any, name: str, *, smallest: int = 0) -> int:
+def check_count(value: Any, name: str, *, smallest: int = 0, largest: int = _LARGEST_COUNT) -> int:
     """Return a number of steps, batches or the like.
 
     Args:
         value: as it was read.
         name: of the field, for errors.
         smallest: that it may be.
+        largest: that it is less than.
 
     Raises:
         ValueError: it is not one.
     """
-    if type(value) is not int or not smallest <= value < _LARGEST_COUNT:
-        raise ValueError(f"{name} is {value!r}; it must be an integer from {smallest} to 2**31")
+    if type(value) is not int or not smallest <= value < largest:
+        power = largest.bit_length() - 1
+        raise ValueError(
+            f"{name} is {value!r}; it must be an integer from {smallest} to 2**{power}"
+        )
     return value
 
 
@@ -335,7 +340,10 @@ def parse_array_specs(value: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     specs = {}
     for name, spec in check_object(value, "arrays").items():
         shape, dtype = spec
-        sizes = [check_count(size, f"arrays.{name}") for size in check_list(shape, name)]
+        sizes = [
+            check_count(size, f"arrays.{name}", largest=_LARGEST_DIMENSION)
+            for size in check_list(shape, name)
+        ]
         specs[name] = tuple(sizes), check_text(dtype, f"arrays.{name}")
     return specs
 
@@ -356,6 +364,7 @@ def check_commit_fields(content: Mapping[str, Any]) -> None:
     for name, seconds in check_object(content["timings"], "timings").items():
         _check_seconds(seconds, f"timings.{name}")
     _check_seconds(content["wall_time"], "wall_time")
+    check_optional_text(content.get("run"), "run")
     monitor = content["monitor"]
     is_pair = isinstance(monitor, list) and len(monitor) == 2
     is_valid = is_pair and isinstance(monitor[0], str) and monitor[1] in (None, *get_args(Mode))

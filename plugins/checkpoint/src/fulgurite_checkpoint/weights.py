@@ -12,7 +12,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite.tree.specs import format_tree
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.directory import expand_path
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.json_codec import dumps, encode_readable
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import write_durably
@@ -122,7 +122,7 @@ def _write_checkpoint(
         "host-0.json": {"host_states": {}, "data_position": None},
     }
     for name, content in contents.items():
-        write_durably(path / name, dumps(content).encode())
+        write_durably(path / name, encode_readable(content, name).encode())
     commit = Commit(
         step=step,
         attempt=1,

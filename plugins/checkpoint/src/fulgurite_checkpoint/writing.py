@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ from fulgurite.waits import Wait, WaitAbandoned
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.format import Commit
-from fulgurite_checkpoint.retention import RetentionPolicy, publish
+from fulgurite_checkpoint.retention import Leftovers, RetentionPolicy, publish
 
 T = TypeVar("T")
 MEASURE_INTERVAL = 1.0
@@ -41,6 +40,7 @@ class PendingCheckpoint:
         assert_locked: raises if another process has taken the run over.
         sync: how processes agree.
         awaited: what is waited for at present, for messages.
+        leftovers: older checkpoints that could not be removed.
     """
 
     path: Path
@@ -52,6 +52,7 @@ class PendingCheckpoint:
     assert_locked: Callable[[], None]
     sync: fg.ProcessSync
     awaited: str = "its arrays"
+    leftovers: Leftovers = field(default_factory=dict, init=False)
     _written: Future[Commit] = field(default_factory=Future, init=False)
     _is_abandoned: bool = field(default=False, init=False)
 
@@ -100,13 +101,7 @@ class PendingCheckpoint:
         _run_on_all_processes(self.sync, "checkpoint complete", partial(self._complete, parts))
         if jax.process_index() == 0:
             self._go_on_with("the removal of older ones")
-            try:
-                self.policy.apply(self.path.parent.parent)
-            except OSError as error:
-                warnings.warn(
-                    f"an old checkpoint in {self.path.parent} could not be removed: {error}",
-                    stacklevel=1,
-                )
+            self.leftovers |= self.policy.apply(self.path.parent.parent)
         return self.commit
 
     def _write_files(self) -> list[Any]:
@@ -152,7 +147,7 @@ class PendingCheckpoint:
         format.write_commit(
             self.path, replace(self.commit, hashes=hashes, logger_positions=positions)
         )
-        publish(self.path, self.commit)
+        self.leftovers |= publish(self.path, self.commit)
 
 
 def _measure_size(folder: Path) -> int:

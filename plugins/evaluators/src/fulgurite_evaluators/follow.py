@@ -188,14 +188,13 @@ class Follower:
         if heartbeat is not None:
             former_owner, _ = heartbeat
             attempt = former_owner.attempt + 1
-        lock = Lock(self._lock_path, attempt)
-        try:
-            with closing(ResultWriter(self._run, self._group)) as results:
-                directory = EvaluationDirectory(self._run, self._group, lock)
-                with closing(self._open_loggers(results, directory)) as logger:
-                    yield results, logger
-        finally:
-            lock.release()
+        with (
+            Lock(self._lock_path, attempt) as lock,
+            closing(ResultWriter(self._run, self._group)) as results,
+        ):
+            directory = EvaluationDirectory(self._run, self._group, lock)
+            with closing(self._open_loggers(results, directory)) as logger:
+                yield results, logger
 
     def _open_loggers(self, results: ResultWriter, directory: EvaluationDirectory) -> ResultLogger:
         """Have the loggers go on behind the last result that counts."""

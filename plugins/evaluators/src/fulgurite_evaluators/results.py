@@ -1,5 +1,6 @@
 """The results of standalone evaluators: lines in the run's directory, each there once."""
 
+import errno
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import hash_commit, sync_folder
+from fulgurite_runs.directory import hash_commit, list_superseded, sync_folder
 from fulgurite_runs.json_codec import dumps, loads
 
 FOLDER = "evaluations"
@@ -83,18 +84,30 @@ class ResultWriter:
             logger_state: where the loggers are, which already have it.
 
         Raises:
-            OSError: it could not be written; nothing of it is left.
+            CheckpointError: it could not be written, or not be read again; nothing of it is left.
         """
         data = f"{dumps({**asdict(record), _LOGGERS: logger_state})}\n".encode()
+        if len(data) > _LONGEST_LINE:
+            raise CheckpointError(
+                f"{self._path}: the result of {record.evaluator!r} at step {record.step} has "
+                f"{len(data):,} bytes, and {_LONGEST_LINE:,} are the most that can be read again: "
+                "return smaller metrics"
+            )
+        try:
+            self._append(data)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._path}: the result of {record.evaluator!r} at step {record.step} could not "
+                f"be written: {error}. Make room, and start this again; nothing is evaluated twice"
+            ) from error
+        self.done.add(record.key)
+
+    def _append(self, data: bytes) -> None:
         num_written = os.write(self._file, data)
         if num_written != len(data):
             os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
-            raise OSError(
-                f"{self._path}: only {num_written} of {len(data)} bytes of a result could be "
-                "written"
-            )
+            raise OSError(errno.ENOSPC, f"only {num_written} of {len(data)} bytes were written")
         os.fsync(self._file)
-        self.done.add(record.key)
 
     def close(self) -> None:
         """Close the file."""
@@ -117,9 +130,7 @@ def read_results(run: str | os.PathLike[str] | RunDirectory) -> list[EvaluationR
     """
     if not isinstance(run, RunDirectory):
         run = RunDirectory(run)
-    set_aside = {
-        hash_commit(checkpoint) for checkpoint in run.get_folder("superseded").glob("*/step-*")
-    }
+    set_aside = {hash_commit(checkpoint) for checkpoint in list_superseded(run.path)}
     # Training may have come to the very same checkpoint again.
     set_aside -= {hash_commit(checkpoint) for _, checkpoint in run.list_checkpoints()}
     newest: dict[tuple[str, int], EvaluationRecord] = {}

@@ -135,6 +135,8 @@ def load_evaluations(run: Path) -> list[tuple[str, int, dict[str, Any]]]:
     attempt has superseded are left out.
     """
     superseded = _hash_commits(run, "superseded/*")
+    # There, if `checkpoints` is a mount of its own.
+    superseded |= _hash_commits(run, "checkpoints/superseded/*")
     current = _hash_commits(run, "checkpoints")
     types = {"evaluator": str, "step": int, "commit": str, "metrics": dict}
     metrics: dict[tuple[str, int], dict[str, Any]] = {}

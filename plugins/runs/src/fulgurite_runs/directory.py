@@ -1,5 +1,6 @@
 """The run directory: what a run leaves behind on disk, and who may write there."""
 
+import errno
 import hashlib
 import json
 import os
@@ -14,15 +15,13 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 
-from fulgurite_runs.json_codec import check_memory
+from fulgurite_runs.json_codec import check_memory, check_readable, check_size
 from fulgurite_runs.lock import Lock, Owner, check_unused, read_owner
 
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _RECORDS = re.compile(r"(?!telemetry\.)[a-z][a-z0-9_-]{0,63}\.(jsonl|csv)")
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,11})")
-# In bytes, far beyond any manifest.
-_MAX_MANIFEST_SIZE = 16 * 2**20
 
 
 class RunDirectory:
@@ -86,8 +85,9 @@ class RunDirectory:
             raise CheckpointError(f"there is no run in {self.path}: check the path")
         path = self.path / "attempts" / str(self.num_attempts)
         try:
-            if not _is_file(path) or path.stat().st_size > _MAX_MANIFEST_SIZE:
-                raise ValueError("it is not a file, or too large")
+            if not _is_file(path):
+                raise ValueError("it is not a file")
+            check_size(path.stat().st_size)
             raw = path.read_bytes()
             check_memory(raw)
             manifest = json.loads(raw)
@@ -138,13 +138,13 @@ class RunDirectory:
         """
         with self._wrap_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.path / "lock", self.num_attempts + 1)
+            lock = Lock(self.path / "lock", self.num_attempts + 1)
+        self._lock = lock
         try:
-            yield
+            with lock:
+                yield
         finally:
-            lock = self._lock
             self._lock = None
-            lock.release()
 
     def assert_locked(self, within: float = 0.0) -> None:
         """Raise `CheckpointError` if another process has taken the run over; called before
@@ -164,7 +164,11 @@ class RunDirectory:
             manifest: of the attempt, as JSON.
             step: of this directory from which the attempt continues; None if from nothing there.
             is_latest: whether no checkpoint is later than `step`; later ones may be elsewhere.
+
+        Raises:
+            ConfigurationError: the manifest is too large to be read again.
         """
+        check_readable(manifest, "the description of the run")
         with self._wrap_write_errors():
             self.assert_locked()
             number = self._lock.attempt if self._lock else self.num_attempts + 1
@@ -254,7 +258,7 @@ def supersede(
     root: Path, moved: Iterable[Path], copied: Iterable[Path] = (), attempt: int | None = None
 ) -> Path:
     """Set aside what a run does not continue from, and return the folder `superseded/N` in which it
-    is now.
+    is now, or in `checkpoints/superseded/N` if `checkpoints/` is a mount of its own.
 
     Args:
         root: of the run, or of its checkpoints; a local or remote path.
@@ -275,8 +279,27 @@ def supersede(
     for path in copied:
         shutil.copyfile(path, target / path.name, follow_symlinks=False)
     for path in moved:
-        path.rename(target / path.name)
+        _move_into(path, target)
     return target
+
+
+def list_superseded(run: Path) -> list[Path]:
+    """Return the checkpoints that attempts of a run have set aside."""
+    folders = [get_folder(run, "superseded"), get_folder(run, "checkpoints") / "superseded"]
+    return [path for folder in folders for path in folder.glob("*/step-*")]
+
+
+def _move_into(path: Path, folder: Path) -> None:
+    """Move a file or folder of a run; to `superseded/` beside it where `checkpoints/` is a mount of
+    its own, which has the room and where a move is one rename, whole or not at all."""
+    try:
+        path.rename(folder / path.name)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = get_folder(path.parent, "superseded") / folder.name
+        beside.mkdir(parents=True, exist_ok=True)
+        path.rename(beside / path.name)
 
 
 def hash_commit(checkpoint: Path) -> str | None:

@@ -11,6 +11,9 @@ import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.tree.specs import is_real_dtype
 
+MAX_SIZE = 64 * 2**20
+"""The most bytes of one piece of JSON that is read. Whoever writes one checks it, by
+`encode_readable`: nothing can be written that cannot be read."""
 MAX_MEMORY = 2**28
 """The most bytes of memory for the values in one piece of JSON, as `estimate_memory` counts."""
 _MAX_GROWTH = 32
@@ -33,10 +36,18 @@ def dumps(value: Any, *, sort_keys: bool = False) -> str:
         sort_keys: whether the keys of dictionaries are sorted.
 
     Raises:
-        ConfigurationError: `value` holds something else.
+        ConfigurationError: `value` holds something else, is nested too deeply, or holds an integer
+            of thousands of digits.
     """
     options: Any = {"allow_nan": False, "separators": (",", ":"), "ensure_ascii": False}
-    text = json.dumps(_encode(value), sort_keys=sort_keys, **options)
+    try:
+        text = json.dumps(_encode(value), sort_keys=sort_keys, **options)
+    except RecursionError as error:
+        raise ConfigurationError("what is nested too deeply cannot be written as JSON") from error
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"a number cannot be written as JSON: {error}") from error
     if text.isascii():
         return text
     # A lone surrogate, as in a file name of another encoding, can only be written as its escape.
@@ -54,6 +65,60 @@ def loads(text: str | bytes) -> Any:
         return json.loads(text, object_hook=_decode_object)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def encode_readable(content: Any, name: str) -> str:
+    """Return the JSON of a value that `loads` can read again.
+
+    Args:
+        content: as for `dumps`.
+        name: what the value is, for errors.
+
+    Raises:
+        ConfigurationError: it cannot be written, or not be read again.
+    """
+    text = dumps(content)
+    check_readable(text, name)
+    return text
+
+
+def check_readable(text: str, name: str) -> None:
+    """Raise `ConfigurationError` for JSON that is too large to be read again; it says which part is
+    the largest.
+
+    Args:
+        text: the JSON.
+        name: what it is.
+    """
+    try:
+        check_size(len(text) if text.isascii() else len(text.encode(errors="surrogatepass")))
+        check_memory(text)
+    except ValueError as error:
+        largest = _find_largest(json.loads(text))
+        place = f", most of it in {'.'.join(largest)}" if largest else ""
+        raise ConfigurationError(
+            f"{name} is too large to be read again{place}: {error}. Keep less there"
+        ) from error
+
+
+def check_size(num_bytes: int) -> None:
+    """Raise `ValueError` if a piece of JSON has more than `MAX_SIZE` bytes."""
+    if num_bytes > MAX_SIZE:
+        raise ValueError(f"it has {num_bytes:,} bytes; the most is {MAX_SIZE:,}")
+
+
+def _find_largest(content: Any) -> list[str]:
+    """Return the names that lead to the value that makes up more than half of the JSON of an
+    object; an empty list if there is none."""
+    names = []
+    while isinstance(content, dict):
+        sizes = {name: len(json.dumps(value)) for name, value in content.items()}
+        name = max(sizes, key=sizes.__getitem__, default="")
+        if not sizes or name.startswith("$") or 2 * sizes[name] < sum(sizes.values()):
+            break
+        names.append(name)
+        content = content[name]
+    return names
 
 
 def check_memory(text: str | bytes) -> None:

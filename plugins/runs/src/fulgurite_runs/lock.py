@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 import weakref
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,8 @@ def read_owner(path: Path) -> tuple[Owner, float] | None:
         os.close(descriptor)
 
 
-class Lock:
-    """Holds a lock file from its making until `release`.
+class Lock(AbstractContextManager["Lock", None]):
+    """Holds a lock file from its making until the end of the block, or until `release`.
 
     On one machine the kernel's lock decides; it is free as soon as its owner is gone. An owner on
     another machine, where that lock may not be seen, counts as dead after 60 s without a heartbeat,
@@ -96,9 +97,8 @@ class Lock:
     heartbeat.
 
     Example:
-        lock = Lock(Path("runs/a/lock"), attempt=1)
-        lock.check()
-        lock.release()
+        with Lock(Path("runs/a/lock"), attempt=1) as lock:
+            lock.check()
 
     Args:
         path: the lock file; it is made where it is missing.
@@ -153,16 +153,46 @@ class Lock:
         self._checked = now
 
     def release(self) -> None:
-        """End the heartbeat and let go of the lock."""
+        """End the heartbeat and let go of the lock; warn if the file could not say so."""
+        failure = self._release()
+        if failure is not None:
+            warnings.warn(failure, stacklevel=2)
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        failure = self._release()
+        if failure is None:
+            return
+        if error is None:
+            warnings.warn(failure, stacklevel=2)
+        else:
+            error.add_note(failure)
+
+    def _release(self) -> str | None:
+        """Let go of the lock, and return what could not be written.
+
+        That is no error: all that was to be done under the lock is done, and its end alone is not
+        noted. An error would hide the one that ends the block, often of the same disk.
+        """
         self._released.set()
         self._thread.join()
         entry = read_owner(self._path)
+        failure = None
         try:
             if entry is not None and entry[0] == self._owner:
                 self._write(replace(self._owner, ended=True))
-        finally:
-            _HELD.discard(self)
+        except OSError as error:
+            failure = error
+        _HELD.discard(self)
+        try:
             os.close(self._descriptor)
+        except OSError as error:
+            failure = failure or error
+        if failure is None:
+            return None
+        return (
+            f"{self._path} could not be updated at the end of {self._owner}: {failure}. The lock "
+            f"is free; another machine waits for up to {DEAD:.0f} s before it takes it"
+        )
 
     def _read_successor(self) -> Owner | None:
         """Return who owns the run instead of this lock."""
@@ -262,7 +292,12 @@ class Lock:
                 has_warned = True
 
     def _write(self, owner: Owner) -> None:
-        os.pwrite(self._descriptor, json.dumps(asdict(owner)).encode().ljust(_SIZE), 0)
+        content = json.dumps(asdict(owner)).encode().ljust(_SIZE)
+        num_written = os.pwrite(self._descriptor, content, 0)
+        if num_written != len(content):
+            raise OSError(
+                errno.ENOSPC, f"only {num_written} of {_SIZE} bytes were written", str(self._path)
+            )
         os.fsync(self._descriptor)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import FulguriteError
+from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite_runs.json_codec import check_readable
 
 from fulgurite_testing.compare import find_difference, find_rough_difference
 from fulgurite_testing.memory import InMemoryCheckpointer
@@ -155,7 +156,7 @@ def check_resume(subject: PluginUnderTest) -> None:
 
 
 def check_host_state(subject: PluginUnderTest) -> None:
-    """Its host state is JSON, and is restored."""
+    """Its host state is JSON, not too large to be read again, and is restored."""
     missing = {"get_host_state", "set_host_state"} - subject.hooks
     if len(missing) == 1:
         raise CheckError(
@@ -165,6 +166,10 @@ def check_host_state(subject: PluginUnderTest) -> None:
         return
     plugin = subject.first_fit.plugin
     text = json.dumps(plugin.get_host_state())
+    try:
+        check_readable(text, "its host state")
+    except ConfigurationError as error:
+        raise CheckError(f"{error}; arrays belong into init_plugin_state") from error
     new_plugin = subject.make()
     engine = tiny_engine(new_plugin, *subject.other_plugins())
     for hook in engine.plugins.implementations("set_host_state"):
