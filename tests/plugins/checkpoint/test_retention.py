@@ -38,7 +38,7 @@ def test_what_cannot_be_removed_is_told_once_and_the_others_go(
     (message,) = [str(warning.message) for warning in caught]
     assert f"{tmp_path}/checkpoints/step-1 need not stay" in message
     assert f"{tmp_path}/checkpoints/trash-step-1 was not written by a Checkpointer" in message
-    # The run that continues tells it, too, and goes on.
+    # The next start removes it as soon as that is possible.
     (tmp_path / "checkpoints" / "trash-step-1").unlink()
     counting(tmp_path, steps=9, max_to_keep=2, resume="auto")
     assert list_names(tmp_path) == ["step-8", "step-9"]

@@ -45,7 +45,7 @@ class Contents:
         module_views: the module view whose weights a source of metrics has measured, by source,
             where it is not the module.
         has_data_restarted: whether its position in the data may count from a resume, at which the
-            data began anew.
+            data began again.
         make_snapshot: makes the snapshot, called with its state.
     """
 

@@ -411,7 +411,7 @@ class Checkpointer(RunPlugin):
         run.notify("checkpoints", f"the best checkpoint is that with {chosen_by}")
 
     def _prepare_place(self, run: fg.Run, root: Path, policy: RetentionPolicy) -> Leftovers:
-        """Make the folder, and leave in it what the run goes on from and what is to stay of that;
+        """Make the folder, and leave in it what the run continues from and what is to stay of that;
         return what could not be removed.
 
         Args:
