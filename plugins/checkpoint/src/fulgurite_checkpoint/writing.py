@@ -169,6 +169,8 @@ def _start_thread(name: str, function: Callable[[], T]) -> "Future[T]":
     """Call a function on a thread that does not keep the process from its end, as one of a
     `ThreadPoolExecutor` does that hangs.
 
+    Where the system starts no further thread, it is called at once: whoever started it waits.
+
     Args:
         name: of the thread.
         function: what is called.
@@ -181,7 +183,10 @@ def _start_thread(name: str, function: Callable[[], T]) -> "Future[T]":
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        run()
     return future
 
 

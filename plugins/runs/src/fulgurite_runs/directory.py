@@ -1,5 +1,6 @@
 """The run directory: what a run leaves behind on disk, and who may write there."""
 
+import errno
 import hashlib
 import json
 import os
@@ -362,3 +363,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_in_place(descriptor: int, path: Path) -> None:
+    """Raise `FileNotFoundError` if an open file is no longer the one at its path.
+
+    Args:
+        descriptor: of the file.
+        path: at which it was opened.
+    """
+    try:
+        is_in_place = os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        is_in_place = False
+    if not is_in_place:
+        raise FileNotFoundError(
+            errno.ENOENT, "it was deleted or replaced while it was written to", str(path)
+        )

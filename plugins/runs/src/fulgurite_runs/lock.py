@@ -115,15 +115,15 @@ class Lock:
         self._last_heartbeat: float | None = None
         self._descriptor = self._acquire()
         self._owner = Owner(platform.node(), _read_boot_id(), os.getpid(), time.time(), attempt)
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
         try:
             self._write(self._owner)
-        except OSError:
+            self._start_heartbeat()
+        except BaseException:
             os.close(self._descriptor)
             raise
         _HELD.add(self)
-        self._released = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
-        self._thread.start()
 
     def check(self, within: float = 0.0) -> None:
         """Raise `CheckpointError` if another attempt owns the run now, or nobody keeps others out.
@@ -131,6 +131,11 @@ class Lock:
         A lock file that was deleted or replaced is lost: another process can lock the new one.
         Nothing is read if that was done less than `within` seconds ago.
         """
+        if self._descriptor == _NOT_INHERITED:
+            raise CheckpointError(
+                f"{self._path.parent} is in use by {self._owner}, from which this process was "
+                "forked: only that one may write there"
+            )
         now = time.clock_gettime(_CLOCK)
         if now - self._checked < within:
             return
@@ -154,6 +159,8 @@ class Lock:
 
     def release(self) -> None:
         """End the heartbeat and let go of the lock."""
+        if self._descriptor == _NOT_INHERITED:
+            return
         self._released.set()
         self._thread.join()
         entry = read_owner(self._path)
@@ -247,6 +254,15 @@ class Lock:
         self._last_heartbeat = file.st_mtime
         return False
 
+    def _start_heartbeat(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{self._path.parent} cannot be locked: the system starts no thread for the "
+                f"heartbeat ({error}). End other processes, or raise the limit of `ulimit -u`"
+            ) from error
+
     def _beat(self) -> None:
         has_warned = False
         while not self._released.wait(HEARTBEAT):
@@ -269,11 +285,15 @@ class Lock:
 # A forked process would keep the kernel's lock for as long as it lives, longer perhaps than the one
 # that trains.
 _HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_NOT_INHERITED = -1
 
 
 def _close_inherited_locks() -> None:
     for lock in _HELD:
         os.close(lock._descriptor)
+        # A file that the forked process opens later gets the same number.
+        lock._descriptor = _NOT_INHERITED
+    _HELD.clear()
 
 
 os.register_at_fork(after_in_child=_close_inherited_locks)
