@@ -316,20 +316,14 @@ class Engine:
         # One of several processes cannot stop alone.
         timeout = self.stop_timeout if sync is SINGLE_PROCESS else None
         with StopRequests(sync.signals, timeout) as signals, ExitStack() as stack:
-            for hook in self.plugins.implementations("around_fit"):
-                context = hook(timings=self.plugins.timings)
-                if context is not None:
-                    stack.enter_context(context)
+            self.plugins.enter_contexts("around_fit", stack, timings=self.plugins.timings)
             with self.plugins.timings.time("start"):
                 plan = self._plan_fit(request, stack)
             loop = Loop(self, plan, signals)
             # What opens the run's directory compares it with the snapshot, and closes it last. It
             # describes the run before host states are restored, which may be in the fields that
             # are settings of plugins.
-            for hook in self.plugins.implementations("fit_context"):
-                context = hook(loop.step, run=loop.run)
-                if context is not None:
-                    stack.enter_context(context)
+            self.plugins.enter_contexts("fit_context", stack, loop.step, run=loop.run)
             restore_host_states(self.plugins, plan.resumed_from)
             result = loop.run_to_end()
             signals.stopped_by = result.stop_reason
