@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fulgurite.waits import WaitAbandoned
 from fulgurite_runs.hyperparameters import takes_program
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers
+from fulgurite_runs.waiting import call_abandonable
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.format import Commit, Entry
@@ -226,8 +228,7 @@ class Saver:
         get_positions: dict[str, Callable[[], Any]] = {}
         try:
             if process == 0:
-                clear(path)
-                path.mkdir(parents=True)
+                call_abandonable(f"the folder {path}", partial(_make_folder, path))
                 get_positions = flush_loggers(run.engine.plugins, run.step)
             arrays_written = arrays.start_saving(path / "arrays", arrays_by_path)
         except Exception as error:
@@ -315,6 +316,12 @@ class Saver:
             f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2
         )
         run.log_text("checkpoints", {"message": reason, "failed": "save"}, stream="telemetry")
+
+
+def _make_folder(path: Path) -> None:
+    """Make an empty folder, in place of one that an earlier save has left."""
+    clear(path)
+    path.mkdir(parents=True)
 
 
 def check_lock(run: fg.Run) -> None:

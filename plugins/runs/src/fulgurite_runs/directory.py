@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 
 from fulgurite_runs.json_codec import check_memory
 from fulgurite_runs.lock import Lock, Owner, check_unused, read_owner
+from fulgurite_runs.waiting import call_abandonable
 
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -138,8 +140,8 @@ class RunDirectory:
             CheckpointError: another fit writes there, or the directory cannot be written.
         """
         with self._wrap_write_errors():
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.path / "lock", self.num_attempts + 1)
+            attempt = call_abandonable(f"the directory {self.path}", self._make)
+            self._lock = Lock(self.path / "lock", attempt)
         try:
             yield
         finally:
@@ -168,19 +170,33 @@ class RunDirectory:
         """
         with self._wrap_write_errors():
             self.assert_locked()
-            number = self._lock.attempt if self._lock else self.num_attempts + 1
-            self.get_folder("attempts").mkdir(parents=True, exist_ok=True)
-            (self.path / "COMPLETE").unlink(missing_ok=True)
-            _create(self.path / "attempts" / str(number), manifest)
-            self._supersede(number, step, is_latest)
-            return number
+            return call_abandonable(
+                f"the directory {self.path}",
+                partial(self._start_attempt, manifest, step, is_latest),
+            )
 
     def mark_complete(self) -> None:
         """Note that the run has reached its planned end."""
         with self._wrap_write_errors():
             self.assert_locked()
-            if not self.is_complete:
-                _create(self.path / "COMPLETE", "")
+            call_abandonable(f"the directory {self.path}", self._create_mark)
+
+    def _make(self) -> int:
+        """Make the directory, and return the number of its next attempt."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return self.num_attempts + 1
+
+    def _start_attempt(self, manifest: str, step: int | None, is_latest: bool) -> int:
+        number = self._lock.attempt if self._lock else self.num_attempts + 1
+        self.get_folder("attempts").mkdir(parents=True, exist_ok=True)
+        (self.path / "COMPLETE").unlink(missing_ok=True)
+        _create(self.path / "attempts" / str(number), manifest)
+        self._supersede(number, step, is_latest)
+        return number
+
+    def _create_mark(self) -> None:
+        if not self.is_complete:
+            _create(self.path / "COMPLETE", "")
 
     def _supersede(self, attempt: int, step: int | None, is_latest: bool) -> None:
         # A run can be resumed from what is left at each moment of this: the newest checkpoint moves

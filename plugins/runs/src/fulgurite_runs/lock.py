@@ -12,10 +12,14 @@ import time
 import warnings
 import weakref
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
+from fulgurite.waits import WaitAbandoned
+
+from fulgurite_runs.waiting import call_abandonable
 
 HEARTBEAT = 10.0
 """Seconds between two heartbeats."""
@@ -113,13 +117,15 @@ class Lock:
         self._path = path
         self._checked = time.clock_gettime(_CLOCK)
         self._last_heartbeat: float | None = None
-        self._descriptor = self._acquire()
+        self._descriptor = call_abandonable(f"the lock {path}", self._acquire)
         self._owner = Owner(platform.node(), _read_boot_id(), os.getpid(), time.time(), attempt)
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
         try:
-            self._write(self._owner)
+            call_abandonable(f"the lock {path}", partial(self._write, self._owner))
             self._start_heartbeat()
+        except WaitAbandoned:
+            raise  # to close the file would hang as well, and the process ends
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -139,6 +145,10 @@ class Lock:
         now = time.clock_gettime(_CLOCK)
         if now - self._checked < within:
             return
+        call_abandonable(f"the lock {self._path}", self._check)
+        self._checked = now
+
+    def _check(self) -> None:
         successor = self._read_successor()
         is_lost = self._is_lost()
         if successor is not None and (not is_lost or self._is_set_aside()):
@@ -155,12 +165,14 @@ class Lock:
                 f"to {self._path.parent}: nothing more is written there. Start the program again, "
                 f"with another run directory if that one is in use"
             ) from FileNotFoundError(errno.ENOENT, "the locked file is gone", str(self._path))
-        self._checked = now
 
     def release(self) -> None:
         """End the heartbeat and let go of the lock."""
-        if self._descriptor == _NOT_INHERITED:
-            return
+        if self._descriptor != _NOT_INHERITED:
+            # The heartbeat may hang, too.
+            call_abandonable(f"the lock {self._path}", self._release)
+
+    def _release(self) -> None:
         self._released.set()
         self._thread.join()
         entry = read_owner(self._path)
