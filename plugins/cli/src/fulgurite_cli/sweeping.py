@@ -23,7 +23,7 @@ from fulgurite_cli.swept import SweptRun
 
 POLL = 0.05
 """Seconds between two looks whether a run has ended."""
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGHUP: 129}
+EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGHUP: 129}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -100,7 +100,7 @@ def run_sweep(
     for name, code in failed.items():
         print(f"{name} failed with code {code}", file=sys.stderr)
     if received:
-        return EXIT_CODES.get(received[0], options.preempted_exit_code)
+        return (EXIT_CODES | {signal.SIGTERM: options.preempted_exit_code})[received[0]]
     return 1 if failed else 0
 
 
