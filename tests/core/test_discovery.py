@@ -398,6 +398,14 @@ def test_autoloaded_plugin_that_cannot_be_imported_is_reported_and_the_others_lo
     assert "plugin 'broken' (acme-broken 0.7) cannot be imported" in notice
 
 
+def test_a_plugin_that_ends_the_program_when_it_is_made_is_an_error(install: Install):
+    exiting = "import sys\nclass Logger:\n    def __init__(self): sys.exit(0)"
+    install("acme-exiting", exiting, ("exiting = acme_exiting:Logger",), version="0.7")
+    message = r"plugin 'exiting' \(acme-exiting 0\.7\) cannot be made .* SystemExit: 0"
+    with pytest.raises(PluginError, match=message):
+        fg.Engine(steps=1, plugins=["exiting"])
+
+
 def test_invalid_entry_point_does_not_affect_others(install: Install):
     install("acme-broken", LOGGER, ("broken = not a : valid value",), version="0.7")
     install("acme-loggers", LOGGER, ("acme = acme_loggers:Logger",))

@@ -365,3 +365,17 @@ def test_several_processes_end_at_the_same_fit(monkeypatch: pytest.MonkeyPatch) 
     assert ended.value.code == 143
     with pytest.raises(KeyboardInterrupt, match="SIGINT stopped the fit before this one"):
         fit(Processes(Together("SIGINT")), steps=3)
+
+
+def test_a_fit_for_which_no_thread_can_be_started_leaves_the_signals_as_they_were() -> None:
+    former = threading.stack_size(1 << 47)  # more than there are addresses
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            fit(steps=3)
+    finally:
+        threading.stack_size(former)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    result = fit(Act(fg.At(2), terminate))
+    assert result.stop_reason == "SIGTERM" and int(result.state.step) < 3000
+    fg.forget_stop_request()

@@ -4,10 +4,12 @@ A message says what was wrong, where it came from, and what to do. Catch `Fulgur
 exception of ours, or one of its subclasses for one kind.
 """
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral
+from traceback import walk_tb
 from typing import Any
 
 
@@ -134,6 +136,35 @@ def error_context(note: Callable[[], str]) -> Iterator[None]:
     except BaseException as error:
         error.add_note(note())
         raise
+
+
+@contextmanager
+def exit_as_error(error_class: type[FulguriteError], who: str) -> Iterator[None]:
+    """Raise an error for a `SystemExit` that leaves the block: the program would end without a
+    word, perhaps as if it had succeeded, and without having saved what was trained.
+
+    The exit of a signal handler of the program passes.
+
+    Args:
+        error_class: of the error.
+        who: what is called in the block.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if _is_raised_by_signal_handler(error):
+            raise
+        raise error_class(
+            f"{who} called sys.exit({error.code!r}), which would end the program in the middle of "
+            "a run: raise an exception that says what is wrong, or have an action return "
+            "fg.StopTraining(reason)"
+        ) from error
+
+
+def _is_raised_by_signal_handler(error: BaseException) -> bool:
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = [getattr(handler, "__code__", None) for handler in handlers if callable(handler)]
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

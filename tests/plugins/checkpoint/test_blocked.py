@@ -1,6 +1,7 @@
 """What never answers, and a signal: the run is saved at its last step, and what blocks is named
 (faults, 2)."""
 
+import importlib
 import os
 import signal
 import threading
@@ -30,7 +31,7 @@ def release() -> Iterator[None]:
     yield
     RELEASED.set()
     for thread in threading.enumerate():
-        if thread.name == "fulgurite-data":
+        if thread.name in ("fulgurite-data", "fulgurite disk", "fulgurite-heartbeat"):
             thread.join()
     RELEASED.clear()
 
@@ -230,6 +231,66 @@ def test_a_save_to_a_disk_that_hangs_is_abandoned(tmp_path: Path) -> None:
     blocked = BlockedFile(tmp_path)
     # Whoever reads the pipe lets go of the thread that writes to it.
     check_save_is_abandoned(tmp_path, blocked, "index.json", blocked.path.read_bytes)
+
+
+class HangingDisk:
+    """A plugin after one of whose hooks, at step 4, a function never returns, and cannot be
+    interrupted; SIGTERM comes at the same time."""
+
+    plugin_name = "disk"
+
+    def __init__(self, function: Callable[..., Any], hook: str) -> None:
+        self.function = function
+        self.hook = hook
+        self.is_hanging = False
+        self.has_returned = False
+
+    def call(self, *arguments: Any) -> Any:
+        until = time.monotonic() + 20
+        while self.is_hanging and time.monotonic() < until and not RELEASED.is_set():
+            try:
+                RELEASED.wait(20)
+            except BaseException:  # no signal handler ends a system call of such a disk
+                continue
+        self.has_returned = self.is_hanging
+        return self.function(*arguments)
+
+    @fg.hookimpl
+    def on_save(self, step: int) -> None:
+        self.hang_after("on_save", step)
+
+    @fg.hookimpl
+    def on_fit_end(self, result: fg.FitResult) -> None:
+        self.hang_after("on_fit_end", 4)
+
+    def hang_after(self, hook: str, step: int) -> None:
+        if hook == self.hook and step == 4:
+            self.is_hanging = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("place", "hook", "what"),
+    [
+        ("fulgurite_checkpoint.saving.clear", "on_save", "the folder .*saving-step-4"),
+        ("fulgurite_runs.lock.read_owner", "on_fit_end", "the lock .*lock"),
+        ("fulgurite_runs.directory._create", "on_fit_end", "the directory .*run"),
+    ],
+)
+def test_a_disk_that_hangs_where_the_main_thread_needs_it_is_abandoned(
+    place: str, hook: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = place.rpartition(".")
+    disk = HangingDisk(getattr(importlib.import_module(module), name), hook)
+    monkeypatch.setattr(place, disk.call)
+    train = engine(tmp_path / "run", Checkpointer(2), disk, steps=4, stop_timeout=0.3)
+    with (
+        pytest.warns(UserWarning, match=rf"{what} kept training waiting for 0.3 s after SIGTERM"),
+        pytest.raises(SystemExit) as ended,
+    ):
+        train.fit(Counting, ZEROS)
+    assert ended.value.code == 143
+    assert disk.is_hanging and not disk.has_returned
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), True, "30s"])

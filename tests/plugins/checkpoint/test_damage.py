@@ -1,6 +1,7 @@
 """Damage at every place in the newest checkpoint: the one before is taken, or that is an error;
 never wrong numbers."""
 
+import json
 import shutil
 import warnings
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from typing import Any
 import fulgurite as fg
 import jax
 import pytest
+from edits import write_commit
 from fulgurite.errors import CheckpointError
 from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint.files import compute_checksum
 from trained import ZEROS, Counting, counting, engine, steps_in
 
 
@@ -159,3 +162,32 @@ def test_checkpoint_of_another_format_is_an_error_naming_both(
     commit.write_text(commit.read_text().replace('"format":2', '"format":1'))
     with pytest.raises(CheckpointError, match="has format 1, and this version reads 2"):
         restore(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "reason"),
+    [
+        ("state/_METADATA", lambda text: "x", "does not say which arrays it has"),
+        (
+            "state/array_metadatas/process_0",
+            lambda text: text.replace("random_key_impl", "other"),
+            r"key is read as uint32\[2\], not as key<fry>\[\]",
+        ),
+    ],
+)
+def test_damaged_metadata_of_arrays_is_damage_though_hashes_fit(
+    saved: Path, tmp_path: Path, name: str, edit: Callable[[str], str], reason: str
+) -> None:
+    """Orbax reads what it can, says nothing, and returns none or other arrays."""
+    run = tmp_path / "run"
+    shutil.copytree(saved, run)
+    checkpoint = run / "checkpoints" / "step-2"
+    path = checkpoint / "arrays" / name
+    text = edit(path.read_text())
+    assert text != path.read_text()
+    path.write_text(text)
+    hashes = json.loads((checkpoint / "hashes-0.json").read_text())
+    hashes[f"arrays/{name}"] = list(compute_checksum(path))
+    write_commit(checkpoint, hashes, json.loads((checkpoint / "COMMIT").read_text()))
+    with pytest.warns(UserWarning, match=rf"{reason}.*step 1 is used instead"):
+        assert float(counting(run, steps=3, resume="auto").module.weight) == -3

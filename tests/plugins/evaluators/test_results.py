@@ -77,3 +77,18 @@ def test_a_commit_that_is_a_pipe_is_passed_over(results: Path, tmp_path: Path) -
     checkpoint.mkdir(parents=True)
     os.mkfifo(checkpoint / "COMMIT")
     assert len(read_results(tmp_path)) == 1
+
+
+def test_a_file_of_results_that_is_a_pipe_or_was_deleted_is_an_error(
+    results: Path, tmp_path: Path
+) -> None:
+    writer = ResultWriter(RunDirectory(tmp_path), "side")
+    results.unlink()
+    with pytest.raises(FileNotFoundError, match="was deleted or replaced while it was written to"):
+        writer.append(EvaluationRecord("test", 4, "00", {"loss": 1.5}), {})
+    writer.close()
+    os.mkfifo(results)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(CheckpointError, match=r"side\.jsonl is not a regular file: remove it"):
+        ResultWriter(RunDirectory(tmp_path), "side")
+    assert os.listdir("/proc/self/fd") == before

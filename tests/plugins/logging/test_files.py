@@ -351,5 +351,20 @@ def test_a_file_that_was_deleted_is_noticed_at_the_next_record(tmp_path: Path, l
     backend.write(scalars(1, a=1))
     for path in tmp_path.iterdir():
         path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"deleted while it was written to.*records\."):
+    with pytest.raises(FileNotFoundError, match=r"deleted or replaced while it was.*records\."):
         backend.write(scalars(2, a=1))
+
+
+@pytest.mark.parametrize("logger", [JSONLBackend, CSVBackend])
+def test_files_that_cannot_be_begun_leave_none_open(tmp_path: Path, logger: Any) -> None:
+    """The second of two, and the first one where its position is not that of a checkpoint."""
+    (tmp_path / "telemetry.jsonl").mkdir()
+    (tmp_path / "telemetry.csv").write_text("of another program\n")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises((OSError, CheckpointError), match="telemetry"):
+        logger(tmp_path, None)
+    (tmp_path / "telemetry.jsonl").rmdir()
+    (tmp_path / "telemetry.csv").unlink()
+    with pytest.raises(CheckpointError, match="does not tell of"):
+        logger(tmp_path, {})
+    assert os.listdir("/proc/self/fd") == before

@@ -4,6 +4,7 @@ heartbeat."""
 import json
 import os
 import platform
+import re
 import resource
 import signal
 import subprocess
@@ -422,3 +423,62 @@ def test_lock_that_is_not_a_regular_file_is_an_error(tmp_path: Path, make: Calla
             pass
     assert RunDirectory(tmp_path / "run").read_owner() is None
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+# --- processes that are forked, and threads that cannot be started
+
+
+FORK = """
+import os, sys
+from fulgurite.errors import CheckpointError
+from fulgurite_runs import RunDirectory
+def wait(child):
+    assert os.waitpid(child, 0)[1] == 0
+run = RunDirectory(sys.argv[1])
+with run.lock():
+    child = os.fork()
+    if child == 0:
+        # Of the number that the lock's file had.
+        own = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+        os.write(own, b"of the worker")
+        grandchild = os.fork()
+        if grandchild == 0:
+            os.fstat(own)
+            os._exit(0)
+        wait(grandchild)
+        try:
+            run.assert_locked()
+        except CheckpointError as error:
+            print(error)
+    else:
+        wait(child)
+        run.assert_locked()
+if child == 0:
+    os.fstat(own)
+"""
+
+
+def test_a_forked_process_has_no_lock_and_keeps_its_own_files(tmp_path: Path):
+    """Also where a worker forks in turn, and where it leaves the block that holds the run."""
+    command = [sys.executable, "-c", FORK, str(tmp_path / "run"), str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"in use by attempt 1, .* from which this process was forked", done.stdout)
+    assert (tmp_path / "file").read_text() == "of the worker"
+    owner = RunDirectory(tmp_path / "run").read_owner()
+    assert owner and owner[0].ended
+
+
+def test_a_lock_without_a_thread_for_its_heartbeat_is_an_error_and_free(
+    tmp_path: Path,
+):
+    run = RunDirectory(tmp_path)
+    former = threading.stack_size(1 << 47)  # more than there are addresses
+    try:
+        with pytest.raises(CheckpointError, match="the system starts no thread for the heartbeat"):
+            with run.lock():
+                pass
+    finally:
+        threading.stack_size(former)
+    with run.lock():
+        run.assert_locked()

@@ -496,8 +496,10 @@ def damaged(change: Callable[[Path], None], tmp_path: Path) -> None:
     ],
 )
 def test_file_unknown_to_the_checkpoint_is_an_error(change: Any, message: str, tmp_path: Path):
+    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CheckpointError, match=message):
         damaged(change, tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fulgurite.data.readers import (
 )
 from fulgurite.data.resume_hints import get_resume_hint
 from fulgurite.data.sources import ResumePromise, Seed, as_data
-from fulgurite.errors import DataError
+from fulgurite.errors import DataError, exit_as_error
 from fulgurite.sharding import ProcessShard
 from fulgurite.waits import Wait, WaitAbandoned
 
@@ -187,7 +187,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     def _read_item(self) -> BatchItem | None:
         """Return the next item, or None at the end."""
         try:
-            with self._wait:
+            with self._wait, exit_as_error(DataError, self.label):
                 return next(self._items, None)
         except WaitAbandoned:
             self._is_abandoned = True

@@ -15,7 +15,7 @@ import numpy as np
 from fulgurite.data.leaves import as_arrays
 from fulgurite.data.sources import ArrayData, DataSource, Seed, StatefulSource, iter_batches
 from fulgurite.data.unread import Unread, get_unread
-from fulgurite.errors import DataError
+from fulgurite.errors import DataError, exit_as_error
 from fulgurite.sharding import ProcessShard
 from fulgurite.tree.specs import is_array, is_real_dtype, shape_signature
 
@@ -331,7 +331,8 @@ def _mark_last(items: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
     while following is not None:
         item = following
         try:
-            following = next(items, None)
+            with exit_as_error(DataError, "the data source"):
+                following = next(items, None)
         except Exception:
             yield item, False
             raise

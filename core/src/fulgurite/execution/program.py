@@ -34,6 +34,7 @@ from fulgurite.model.module import (
     get_method,
     is_floating_array,
 )
+from fulgurite.plugins.answers import check_not_among, record_answers
 from fulgurite.plugins.manager import HookImpl, PluginManager
 from fulgurite.rng import fold_name, make_root_key
 from fulgurite.sharding import ShardingStrategy
@@ -433,12 +434,15 @@ class Program:
             arguments: with arrays, or with specs of them.
 
         Raises:
+            PluginError: a hook returned an array of another trace, one that is over.
             ModelError: the update rule holds an array of the module that it was built for, which
-                belongs to another trace, one that is over.
+                is such an array.
         """
-        program, arrays, static = eqx.filter_make_jaxpr(function)(*arguments)
+        with record_answers() as answers:
+            program, arrays, static = eqx.filter_make_jaxpr(function)(*arguments)
         held = [const for const in program.consts if isinstance(const, Tracer)]
         if held:
+            check_not_among(held, answers)
             raise ModelError(
                 f"{self._optimizer_source} gave an optimizer an array of the module, or one "
                 f"computed from it, {format_tree(held[0])}. {_HOW_WITHOUT_VALUES}"

@@ -48,6 +48,7 @@ from fulgurite.fit.snapshot import (
 )
 from fulgurite.fit.start import FitPlan
 from fulgurite.model.media import MEDIA_ACTION
+from fulgurite.plugins.answers import check_has_run
 from fulgurite.plugins.manager import plugin_error_context
 from fulgurite.timing import StepRate
 from fulgurite.training.nonfinite import SkippedSteps
@@ -749,6 +750,7 @@ class Loop:
                 answer = function(self.run)
             finally:
                 self.is_exact = True
+            check_has_run(where, answer)
             self._apply_answer(action, answer)
 
     def _apply_answer(self, action: BoundAction, answer: Any) -> None:

@@ -88,10 +88,10 @@ class StopRequests:
             self._listener = enclosing._listener
         if threading.current_thread() is not threading.main_thread():
             return self
-        StopRequests._innermost = self
-        self._enclosing = enclosing
         if enclosing is None:
             self._listen()
+        StopRequests._innermost = self
+        self._enclosing = enclosing
         return self
 
     def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
@@ -105,15 +105,16 @@ class StopRequests:
             self._give_up_action(self._enclosing, error)
 
     def _listen(self) -> None:
-        for number in self._signals:
-            # None is a handler in C, such as that of JAX, which could not be restored.
-            if signal.getsignal(number) is not None:
-                self._former[number] = signal.signal(number, self._receive)
         if self._timeout is not None:
             self._watcher = threading.Thread(
                 target=self._watch, args=(self._timeout,), name="fulgurite-signals", daemon=True
             )
+            # Before any handler is set: the system may start no further thread.
             self._watcher.start()
+        for number in self._signals:
+            # None is a handler in C, such as that of JAX, which could not be restored.
+            if signal.getsignal(number) is not None:
+                self._former[number] = signal.signal(number, self._receive)
 
     def _stop_listening(self) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ from fulgurite.errors import (
     set_ints,
 )
 from fulgurite.fit.records import Record, RecordKind, check_json_value
-from fulgurite.plugins.manager import PluginManager
+from fulgurite.plugins.manager import PluginManager, plugin_error_context
 from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import parse
@@ -174,13 +174,12 @@ def copy_host(
         shared: what plugins share.
         metrics: the newest metrics by source.
     """
-    host_states: dict[str, Any] = {
-        plugin.name: {
-            "version": getattr(plugin.plugin, "state_version", 1),
-            "state": deepcopy(state),
-        }
-        for plugin, state in plugins.call("get_host_state", step)
-    }
+    host_states: dict[str, Any] = {}
+    for plugin, state in plugins.call("get_host_state", step):
+        with plugin_error_context(plugin, "hook get_host_state", step):
+            state_copy = deepcopy(state)
+        version = getattr(plugin.plugin, "state_version", 1)
+        host_states[plugin.name] = {"version": version, "state": state_copy}
     shared_json = {name: _select_json(values) for name, values in shared.items()}
     if any(shared_json.values()):
         host_states[SHARED] = {"version": 1, "state": shared_json}

@@ -7,16 +7,23 @@ and calls and combines them itself, as the metadata of each hook says.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType, ModuleType
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import jax
 import pluggy
 
-from fulgurite.errors import ConfigurationError, PluginError, did_you_mean, error_context
+from fulgurite.errors import (
+    ConfigurationError,
+    PluginError,
+    did_you_mean,
+    error_context,
+    exit_as_error,
+)
+from fulgurite.plugins.answers import check_answer, note_answer
 from fulgurite.plugins.markers import PROJECT, Combine, HookMetadata, find_hookspecs
 from fulgurite.plugins.ordering import sort_topologically
 from fulgurite.plugins.selection import RegisteredPlugin, resolve_plugins
@@ -50,37 +57,23 @@ class HookImpl:
         hook: the name of the hook.
         function: the bound method.
         argnames: the arguments that it takes, of those that the hook gives.
-        returns: the class that an answer must have, or `list[X]`; None for any.
+        metadata: what is known of the hook.
     """
 
     plugin: RegisteredPlugin
     hook: str
     function: Callable[..., Any]
     argnames: tuple[str, ...]
-    returns: Any
+    metadata: HookMetadata
 
     def __call__(self, step: int | None = None, /, **arguments: Any) -> Any:
         """Call it with those of the arguments that it takes; `step` is for notes on errors."""
         with plugin_error_context(self.plugin, f"hook {self.hook}", step):
             answer = self.function(**{name: arguments[name] for name in self.argnames})
-            self._check_answer(answer)
+            is_traced = self.metadata.kind in ("build", "traced")
+            check_answer(self.hook, self.metadata.returns, answer, is_traced=is_traced)
+            note_answer(f"plugin {self.plugin.name!r}, hook {self.hook}", answer)
             return answer
-
-    def _check_answer(self, answer: Any) -> None:
-        if self.returns is None or answer is None:
-            return
-        container = get_origin(self.returns) or self.returns
-        if not isinstance(answer, container):
-            raise PluginError(
-                f"hook {self.hook} returns a {container.__name__} or None, not {answer!r}"
-            )
-        if container is list:
-            (item_class,) = get_args(self.returns)
-            for item in answer:
-                if not isinstance(item, item_class):
-                    raise PluginError(
-                        f"hook {self.hook}: return a list of {item_class.__name__}, not {item!r}"
-                    )
 
 
 class PluginManager:
@@ -179,6 +172,23 @@ class PluginManager:
                 answer = implementation(step, **arguments)
             answers.append((implementation.plugin, answer))
         return answers
+
+    def enter_contexts(
+        self, hook: str, stack: ExitStack, step: int | None = None, /, **arguments: Any
+    ) -> None:
+        """Enter the context managers that the implementations of a hook return.
+
+        Args:
+            hook: its name.
+            stack: which leaves them.
+            step: for notes on errors.
+            arguments: of the hook.
+        """
+        for implementation in self.implementations(hook):
+            context = implementation(step, **arguments)
+            if context is not None:
+                with plugin_error_context(implementation.plugin, f"hook {hook}", step):
+                    stack.enter_context(context)
 
     def ask(self, hook: str, /, **arguments: Any) -> Any:
         """Call every implementation of a build hook, and combine the answers as the hook says.
@@ -340,20 +350,19 @@ class PluginManager:
     def _order_impls(self, hook: str) -> tuple[HookImpl, ...]:
         caller = self._pluggy.hook.__dict__[hook]
         functions = {impl.plugin_name: impl.function for impl in caller.get_hookimpls()}
-        returns = self.hooks[hook].returns
+        metadata = self.hooks[hook]
         implementations = []
         for name, plugin in self.plugins.items():
             if name in functions:
                 function = functions[name]
                 argnames = tuple(signature(function).parameters)
-                implementations.append(HookImpl(plugin, hook, function, argnames, returns))
+                implementations.append(HookImpl(plugin, hook, function, argnames, metadata))
         return tuple(implementations)
 
 
-def plugin_error_context(
-    plugin: RegisteredPlugin, what: str, step: int | None
-) -> AbstractContextManager[None]:
-    """Add to an exception which plugin raised it.
+@contextmanager
+def plugin_error_context(plugin: RegisteredPlugin, what: str, step: int | None) -> Iterator[None]:
+    """Add to an exception which plugin raised it. A `sys.exit` in it is an error.
 
     Args:
         plugin: who is called.
@@ -361,7 +370,11 @@ def plugin_error_context(
         step: the number of completed updates, where there is one.
     """
     where = "" if step is None else f", step {step}"
-    return error_context(lambda: f"plugin {plugin.name!r} ({plugin.distribution}), {what}{where}")
+    with (
+        error_context(lambda: f"plugin {plugin.name!r} ({plugin.distribution}), {what}{where}"),
+        exit_as_error(PluginError, f"plugin {plugin.name!r}"),
+    ):
+        yield
 
 
 def _drop_shared(

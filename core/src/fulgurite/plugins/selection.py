@@ -310,7 +310,7 @@ def _instantiate(name: str, installed: InstalledPlugin, arguments: dict[str, Any
         return plugin_class(**arguments)
     except FulguriteError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
             f"plugin {name!r} ({installed.distribution}) cannot be made with arguments "
             f"{arguments}: {type(error).__name__}: {error}"

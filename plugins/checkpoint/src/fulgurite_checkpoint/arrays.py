@@ -151,6 +151,13 @@ def load(path: Path, specs: Mapping[str, Any]) -> dict[str, jax.Array]:
             loaded: Any = ocp.load(_as_epath(path), nonempty)
     except Exception as error:
         raise DamagedError(f"{path} cannot be read: {error.__cause__ or error}") from error
+    for name, spec in nonempty.items():
+        # With damaged metadata of arrays, Orbax takes a key for the integers that it consists of.
+        if get_spec(loaded[name]) != get_spec(spec):
+            raise DamagedError(
+                f"{path}: {name} is read as {_format_spec(get_spec(loaded[name]))}, not as "
+                f"{_format_spec(get_spec(spec))}"
+            )
     return arrays | loaded
 
 
@@ -170,6 +177,9 @@ def check_stored_dtypes(path: Path, specs: Mapping[str, Any]) -> None:
         stored: Any = ocp.metadata(_as_epath(path)).metadata
     except Exception as error:
         raise DamagedError(f"{path} cannot be read: {error.__cause__ or error}") from error
+    if not isinstance(stored, Mapping):
+        # Orbax has read none, and says so only by a warning in its log.
+        raise DamagedError(f"{path} cannot be read: its metadata does not say which arrays it has")
     for name, spec in specs.items():
         dtype = getattr(stored.get(name), "dtype", None)
         is_key = jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)

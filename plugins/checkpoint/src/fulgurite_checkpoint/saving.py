@@ -20,6 +20,7 @@ from fulgurite_runs import RunDirectory
 from fulgurite_runs.hyperparameters import takes_program
 from fulgurite_runs.json_codec import encode_readable
 from fulgurite_runs.loggers import flush_loggers
+from fulgurite_runs.waiting import call_abandonable
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.comparison import Comparison
@@ -245,8 +246,7 @@ class Saver:
             if failure is not None:
                 raise failure
             if process == 0:
-                clear(path)
-                path.mkdir(parents=True)
+                call_abandonable(f"the folder {path}", partial(_make_folder, path))
                 get_positions = flush_loggers(run.engine.plugins, run.step)
             arrays_written = arrays.start_saving(path / "arrays", arrays_by_path)
         except Exception as error:
@@ -393,6 +393,12 @@ class Saver:
             f"{reason}. Older checkpoints are unchanged; the next save tries again", stacklevel=2
         )
         run.log_text("checkpoints", {"message": reason, "failed": "save"}, stream="telemetry")
+
+
+def _make_folder(path: Path) -> None:
+    """Make an empty folder, in place of one that an earlier save has left."""
+    clear(path)
+    path.mkdir(parents=True)
 
 
 def try_saving(run: fg.Run) -> None:

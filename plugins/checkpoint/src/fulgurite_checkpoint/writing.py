@@ -1,7 +1,6 @@
 """Writing a checkpoint whose arrays have left the device, on a background thread."""
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -10,18 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
 from fulgurite.waits import Wait, WaitAbandoned
+from fulgurite_runs.waiting import start_thread
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.format import Commit
 from fulgurite_checkpoint.retention import Leftovers, RetentionPolicy, publish
 
-T = TypeVar("T")
 MEASURE_INTERVAL = 1.0
 """Seconds between two looks at how far a checkpoint has got that somebody waits for."""
 
@@ -58,7 +57,7 @@ class PendingCheckpoint:
 
     def start(self) -> None:
         """Begin to write the rest on a thread of its own."""
-        self._written = _start_thread("fulgurite checkpoint", self.finish)
+        self._written = start_thread("fulgurite checkpoint", self.finish)
 
     def wait_for_commit(self) -> Commit:
         """Return what it says when it is complete, or raise what went wrong.
@@ -80,7 +79,7 @@ class PendingCheckpoint:
             with Wait(f"the checkpoint of step {self.commit.step} ({self.awaited})"):
                 while not self._written.done():
                     # On a disk that hangs, to look at a file hangs as well.
-                    measuring = _start_thread("fulgurite progress", self._measure_progress)
+                    measuring = start_thread("fulgurite progress", self._measure_progress)
                     futures.wait([self._written, measuring], return_when=futures.FIRST_COMPLETED)
                     if measuring.done() and measuring.result() != progress:
                         progress = measuring.result()
@@ -158,26 +157,6 @@ def _measure_size(folder: Path) -> int:
             with suppress(OSError):  # it was renamed in the meantime
                 size += os.lstat(os.path.join(parent, name)).st_size
     return size
-
-
-def _start_thread(name: str, function: Callable[[], T]) -> "Future[T]":
-    """Call a function on a thread that does not keep the process from its end, as one of a
-    `ThreadPoolExecutor` does that hangs.
-
-    Args:
-        name: of the thread.
-        function: what is called.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
 
 
 def _run_on_all_processes(

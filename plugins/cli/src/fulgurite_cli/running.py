@@ -34,6 +34,7 @@ from fulgurite_cli.processes import connect_processes
 from fulgurite_cli.report import list_arguments
 from fulgurite_cli.start_config import read_start_config
 from fulgurite_cli.sweeping import plan_sweep, run_sweep
+from fulgurite_cli.swept import stop_with_sweep
 
 MISTAKES = (CheckpointError, ConfigurationError, PluginError, ProcessError)
 """What is wrong with the command line, the program or the run directory."""
@@ -60,6 +61,7 @@ def run(
         SystemExit: with 130 after Ctrl-C, with 143 (or `--preempted-exit-code`) after SIGTERM,
             and with 2 on invalid arguments.
     """
+    stop_with_sweep()
     parser = _build_parser(experiment, program, sys.argv[1:] if argv is None else argv)
     options = parser.parse_intermixed_args(argv)
     if options.jobs > 1 and not options.sweep:

@@ -3,11 +3,10 @@
 import argparse
 import inspect
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,12 @@ from fulgurite_runs import RunDirectory
 from fulgurite_runs.directory import expand_path
 from fulgurite_runs.manifest import get_arguments
 
+from fulgurite_cli.swept import SweptRun
+
 POLL = 0.05
 """Seconds between two looks whether a run has ended."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGHUP: 129}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[str]]:
@@ -57,7 +59,8 @@ def run_sweep(
     """Run all runs of a sweep that are not complete yet, or not with this configuration; return
     the exit code.
 
-    A signal is handed to the runs, which save and end; the same command goes on with the rest.
+    A signal is handed to the runs, which save and end; the same command goes on with the rest. If
+    this process is killed, they save and end as well.
 
     Args:
         experiment: the function of the program.
@@ -66,7 +69,8 @@ def run_sweep(
             hold it, or raises an error of the overrides.
 
     Returns:
-        0; 1 if a run failed; 130 or the code for SIGTERM after a signal.
+        0; 1 if a run failed; after a signal 130, 129 (the terminal was closed) or the code for
+        SIGTERM.
 
     Raises:
         ConfigurationError: there is no `--run`, it is a run itself, or an axis is none or
@@ -96,7 +100,7 @@ def run_sweep(
     for name, code in failed.items():
         print(f"{name} failed with code {code}", file=sys.stderr)
     if received:
-        return 130 if received[0] == signal.SIGINT else options.preempted_exit_code
+        return (EXIT_CODES | {signal.SIGTERM: options.preempted_exit_code})[received[0]]
     return 1 if failed else 0
 
 
@@ -173,47 +177,53 @@ def _run_commands(
     """Run commands, some at a time; return the exit codes of those that failed, and the signals
     that came."""
     waiting = list(commands)
-    running: dict[str, subprocess.Popen[Any]] = {}
+    running: dict[str, SweptRun] = {}
     failed: dict[str, int] = {}
-    with _forward_signals(running) as received:
+    num_handled = 0
+    with _note_signals() as received:
         while running or (waiting and not received):
             while waiting and len(running) < jobs and not received:
                 name = waiting.pop(0)
-                print(f"starting {name}", flush=True)
-                running[name] = _start(commands[name], folder / f"{name}.log" if jobs > 1 else None)
-            for name, process in list(running.items()):
-                code = process.poll()
+                _tell(f"starting {name}")
+                running[name] = SweptRun(
+                    commands[name], folder / f"{name}.log" if jobs > 1 else None
+                )
+            # Here and not in the handler, which may interrupt the start of a run.
+            new_signals = received[num_handled:]
+            num_handled += len(new_signals)
+            for number in new_signals:
+                for run in running.values():
+                    run.stop(number)
+            for name, run in list(running.items()):
+                code = run.poll()
                 if code is not None:
                     del running[name]
-                    print(f"{name} has ended with code {code}", flush=True)
+                    _tell(f"{name} has ended with code {code}")
                     failed |= {name: code} if code and not received else {}
             time.sleep(POLL)
     return failed, received
 
 
-def _start(command: list[str], log: Path | None) -> "subprocess.Popen[Any]":
-    """Start a command in a session of its own, so that a terminal's Ctrl-C reaches it once."""
-    if log is None:
-        return subprocess.Popen(command, start_new_session=True)
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            command, start_new_session=True, stdout=output, stderr=subprocess.STDOUT
-        )
+def _tell(text: str) -> None:
+    with suppress(OSError):  # the terminal may be gone, and the runs are to be waited for
+        print(text, flush=True)
 
 
 @contextmanager
-def _forward_signals(running: "dict[str, subprocess.Popen[Any]]") -> Iterator[list[int]]:
-    """Hand SIGINT and SIGTERM to processes within the block; yield the list of those that came."""
+def _note_signals() -> Iterator[list[int]]:
+    """Note what asks this process to stop within the block; yield the list of those signals."""
     received: list[int] = []
 
-    def forward(number: int, _: Any) -> None:
+    def note(number: int, _: Any) -> None:
         received.append(number)
-        for process in list(running.values()):
-            process.send_signal(number)
 
-    previous = {number: signal.signal(number, forward) for number in SIGNALS}
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    # As `nohup` ignores the end of the terminal.
+    heard = [number for number, handler in previous.items() if handler != signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, note)
     try:
         yield received
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number in heard:
+            signal.signal(number, previous[number])

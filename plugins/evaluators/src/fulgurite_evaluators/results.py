@@ -2,13 +2,19 @@
 
 import errno
 import os
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import hash_commit, list_superseded, sync_folder
+from fulgurite_runs.directory import (
+    check_in_place,
+    hash_commit,
+    list_superseded,
+    sync_folder,
+)
 from fulgurite_runs.json_codec import dumps, loads
 
 FOLDER = "evaluations"
@@ -68,13 +74,18 @@ class ResultWriter:
         self.done = {record.key for record, _ in records}
         self.last_step = records[-1][0].step if records else 0
         self.logger_state = records[-1][1] if records else {}
-        # 0o644 like any file; no link is followed out of the run.
-        self._file = os.open(
-            self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
-        )
-        os.ftruncate(self._file, num_bytes)
-        os.fsync(self._file)
-        sync_folder(self._path.parent)
+        # 0o644 like any file; no link is followed out of the run, and no pipe is waited for.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._file = os.open(self._path, flags, 0o644)
+        try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise CheckpointError(f"{self._path} is not a regular file: remove it")
+            os.ftruncate(self._file, num_bytes)
+            os.fsync(self._file)
+            sync_folder(self._path.parent)
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def append(self, record: EvaluationRecord, logger_state: dict[str, Any]) -> None:
         """Write a result durably.
@@ -87,6 +98,7 @@ class ResultWriter:
             CheckpointError: it could not be written, or not be read again; nothing of it is left.
         """
         data = f"{dumps({**asdict(record), _LOGGERS: logger_state})}\n".encode()
+        check_in_place(self._file, self._path)
         if len(data) > _LONGEST_LINE:
             raise CheckpointError(
                 f"{self._path}: the result of {record.evaluator!r} at step {record.step} has "

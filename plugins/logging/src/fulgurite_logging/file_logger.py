@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fulgurite import LoggedRun, PerFit, Record, Run, hookimpl
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.fit.run import EngineView
 from fulgurite_runs import RunPlugin, get_run_directory
 
@@ -67,23 +67,22 @@ class FileLogger(RunPlugin):
         Args:
             folder: the run's directory.
             position: what the backend's `get_position` returned, read from a checkpoint.
-            step: up to which everything was written; None if the logger had failed before.
+            step: up to which everything was written; None if the logger had failed before. Then
+                an error means that it keeps what is there.
         """
 
     @hookimpl
     def check_logger_position(self, position: Any, step: int, engine: EngineView) -> None:
-        """Check the position that the logger had, also one that had failed."""
+        """Check the position of the logger, unless it had failed: perhaps because its files were
+        deleted, and records are missing in any case."""
         directory = get_run_directory(engine)
-        complete_step: int | None = step
-        if isinstance(position, dict) and "failed" in position:
-            position = position.get("position")
-            complete_step = None
-        if directory is not None and position is not None:
-            self.check_position(directory.path, position, complete_step)
+        had_failed = isinstance(position, dict) and "failed" in position
+        if directory is not None and position is not None and not had_failed:
+            self.check_position(directory.path, position, step)
 
     @hookimpl
     def rewind_logger(self, position: Any) -> None:
-        """Note where to go on; `open_logger`, which knows the directory, cuts the files back."""
+        """Note where to continue; `open_logger`, which knows the directory, cuts the files back."""
         if isinstance(position, dict) and "failed" in position:
             self._earlier_failure = str(position["failed"])
             position = position.get("position")
@@ -100,10 +99,16 @@ class FileLogger(RunPlugin):
         # A process that was suspended for 60 s counts as dead. When it wakes up it must not write
         # into the files that another process has taken over.
         check_lock = partial(run.run_dir.assert_locked, within=1.0)
+        if self._earlier_failure is not None and not self._can_rewind(run.run_dir.path):
+            self._position = None
         backend = self.open_backend(run, self._position)
-        self._writer = BackgroundWriter(
-            self.plugin_name, backend, size=self.queue_size, pre_write=check_lock
-        )
+        try:
+            self._writer = BackgroundWriter(
+                self.plugin_name, backend, size=self.queue_size, pre_write=check_lock
+            )
+        except BaseException:
+            backend.close()
+            raise
 
     @hookimpl
     def on_fit_start(self, run: Run) -> None:
@@ -136,3 +141,11 @@ class FileLogger(RunPlugin):
         """Wait until everything is written."""
         if self._writer is not None:
             self._writer.close()
+
+    def _can_rewind(self, folder: Path) -> bool:
+        """Return whether the files of a logger that had failed are still those that it had."""
+        try:
+            self.check_position(folder, self._position, None)
+        except CheckpointError:
+            return False
+        return True

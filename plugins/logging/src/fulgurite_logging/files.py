@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite_runs.directory import sync_folder
+from fulgurite_runs.directory import check_in_place, sync_folder
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20
@@ -27,18 +27,21 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = _open_regular_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        self.size = os.fstat(self._descriptor).st_size
-        if self.size == 0:
-            sync_folder(path.parent)
+        self._descriptor = open_regular_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        try:
+            self.size = os.fstat(self._descriptor).st_size
+            if self.size == 0:
+                sync_folder(path.parent)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
 
     def append(self, text: str) -> None:
         """Write whole lines. After an `OSError` the file ends with the line before."""
         data = text.encode("utf-8", "backslashreplace")
         size = self.size + len(data)
         try:
-            if os.fstat(self._descriptor).st_nlink == 0:
-                raise FileNotFoundError(errno.ENOENT, "it was deleted while it was written to")
+            check_in_place(self._descriptor, self.path)
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
@@ -69,7 +72,9 @@ class LineFile:
         self._truncate(size)
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make what was written durable; raise `FileNotFoundError` if the file was deleted or
+        replaced, so that nobody would find it."""
+        check_in_place(self._descriptor, self.path)
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -109,9 +114,11 @@ def check_cut(path: Path, size: Any, step: int | None, get_step: Callable[[bytes
     if not path.exists() and size == 0:
         return
     try:
-        descriptor = _open_regular_file(path, os.O_RDONLY)
+        descriptor = open_regular_file(path, os.O_RDONLY)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Put the file back") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {error}. Put the file back, or resume in another directory"
+        ) from error
     with open(descriptor, "rb") as file:
         _check_size(descriptor, path, size)
         if step is None:
@@ -156,8 +163,16 @@ def get_entry(position: Any, name: str) -> Any:
     return position[name]
 
 
-def _open_regular_file(path: Path, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def open_regular_file(path: Path, flags: int) -> int:
+    """Return the descriptor of a file; raise `OSError` for a link, a pipe or anything else.
+
+    Args:
+        path: the file.
+        flags: as of `os.open`.
+    """
+    # A pipe would block until somebody opens its other end.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -1,5 +1,6 @@
 """Write records as lines of JSON."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,17 @@ class JSONLBackend:
     """
 
     def __init__(self, folder: Path, position: Any) -> None:
-        self._exact = LineFile(folder / EXACT_FILE)
-        self._telemetry = LineFile(folder / TELEMETRY_FILE)
-        if position is None:
-            self._exact.repair()
-        else:
-            self._exact.rewind(get_entry(position, EXACT_FILE))
-        self._telemetry.repair()
+        with ExitStack() as stack:
+            self._exact = LineFile(folder / EXACT_FILE)
+            stack.callback(self._exact.close)
+            self._telemetry = LineFile(folder / TELEMETRY_FILE)
+            stack.callback(self._telemetry.close)
+            if position is None:
+                self._exact.repair()
+            else:
+                self._exact.rewind(get_entry(position, EXACT_FILE))
+            self._telemetry.repair()
+            stack.pop_all()
 
     def write(self, record: fg.Record) -> None:
         line = {
@@ -107,5 +112,6 @@ class JSONLBackend:
         return {EXACT_FILE: self._exact.size}
 
     def close(self) -> None:
-        self._exact.close()
-        self._telemetry.close()
+        with ExitStack() as stack:  # the second one is closed, too, where the first one fails
+            stack.callback(self._telemetry.close)
+            stack.callback(self._exact.close)

@@ -2,8 +2,9 @@
 
 import csv
 import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite_runs import json_codec
 
 from fulgurite_logging.file_logger import FileLogger
-from fulgurite_logging.files import LineFile, check_cut, get_entry
+from fulgurite_logging.files import LineFile, check_cut, get_entry, open_regular_file
 from fulgurite_logging.reading import LONGEST_LINE
 from fulgurite_logging.writer import LogBackend
 
@@ -56,7 +57,10 @@ class CSVLogger(FileLogger):
         # With columns that came later, a row has other bytes than it had.
         num_columns_now = _count_columns(path)
         if num_columns_now is None:
-            raise CheckpointError(f"{path} cannot be read as the table that the checkpoint knows")
+            raise CheckpointError(
+                f"{path} cannot be read as the table that the checkpoint knows. Put the file back, "
+                "or resume in another directory"
+            )
         is_same_layout = num_columns == num_columns_now
         if is_same_layout:
             check_cut(path, size, step, _get_step)
@@ -75,10 +79,14 @@ class CSVBackend:
     """The two files in `folder`, the exact one cut back to `position` unless that is None."""
 
     def __init__(self, folder: Path, position: Any) -> None:
-        self._exact = Table(folder / EXACT_FILE, ["step"])
-        self._telemetry = Table(folder / TELEMETRY_FILE, ["attempt", "wall_time", "step"])
-        if position is not None:
-            self._exact.rewind(get_entry(position, EXACT_FILE))
+        with ExitStack() as stack:
+            self._exact = Table(folder / EXACT_FILE, ["step"])
+            stack.callback(self._exact.close)
+            self._telemetry = Table(folder / TELEMETRY_FILE, ["attempt", "wall_time", "step"])
+            stack.callback(self._telemetry.close)
+            if position is not None:
+                self._exact.rewind(get_entry(position, EXACT_FILE))
+            stack.pop_all()
 
     def write(self, record: fg.Record) -> None:
         cells: dict[str, Any] = {"step": record.step}
@@ -98,8 +106,9 @@ class CSVBackend:
         return {EXACT_FILE: self._exact.position}
 
     def close(self) -> None:
-        self._exact.file.close()
-        self._telemetry.file.close()
+        with ExitStack() as stack:  # the second one is closed, too, where the first one fails
+            stack.callback(self._telemetry.close)
+            stack.callback(self._exact.close)
 
 
 class Table:
@@ -112,22 +121,16 @@ class Table:
 
     def __init__(self, path: Path, first_columns: Sequence[str]) -> None:
         self.file = LineFile(path)
-        self.file.repair()
-        if self.file.size == 0:
-            self.file.append(_format_row(first_columns))
-        rows = self._iter_rows()
-        header = next(rows, [])
-        self._columns = dict.fromkeys(header)  # a set that keeps the order
-        self._num_rows = sum(1 for _ in rows)
-        if len(self._columns) < len(header):
-            raise CheckpointError(
-                f"{path} is not a table of this plugin: a column occurs twice. Move it away"
-            )
-        if header[: len(first_columns)] != list(first_columns):
-            raise CheckpointError(
-                f"{path} is not a table of this plugin: it should begin with "
-                f"{','.join(first_columns)}. Move it away"
-            )
+        try:
+            self._read_layout(first_columns)
+        except BaseException:
+            with suppress(OSError):  # the first failure is the one to tell
+                self.file.close()
+            raise
+
+    def close(self) -> None:
+        """Make what was written durable and close the file."""
+        self.file.close()
 
     @property
     def position(self) -> dict[str, int]:
@@ -171,6 +174,26 @@ class Table:
         self.file.rewind(size)
         self._num_rows = num_rows
 
+    def _read_layout(self, first_columns: Sequence[str]) -> None:
+        """Read columns and rows of the file, which gets a header if it is empty."""
+        path = self.file.path
+        self.file.repair()
+        if self.file.size == 0:
+            self.file.append(_format_row(first_columns))
+        rows = self._iter_rows()
+        header = next(rows, [])
+        self._columns = dict.fromkeys(header)  # a set that keeps the order
+        self._num_rows = sum(1 for _ in rows)
+        if len(self._columns) < len(header):
+            raise CheckpointError(
+                f"{path} is not a table of this plugin: a column occurs twice. Move it away"
+            )
+        if header[: len(first_columns)] != list(first_columns):
+            raise CheckpointError(
+                f"{path} is not a table of this plugin: it should begin with "
+                f"{','.join(first_columns)}. Move it away"
+            )
+
     def _iter_rows(self) -> Iterator[list[str]]:
         """Yield the header and the rows, as they are in the file."""
         # The arrays that are written as cells may be longer. It holds for the whole process, so it
@@ -208,7 +231,8 @@ class Table:
 def _count_columns(path: Path) -> int | None:
     """Return how many columns a table has; None where it cannot be read."""
     try:
-        with open(path, encoding="utf-8", newline="") as text:
+        descriptor = open_regular_file(path, os.O_RDONLY)
+        with open(descriptor, encoding="utf-8", newline="") as text:
             return len(next(csv.reader(text, strict=True), []))
     except (OSError, csv.Error, UnicodeDecodeError):
         return None
@@ -217,7 +241,7 @@ def _count_columns(path: Path) -> int | None:
 def _count_lines(path: Path, size: int) -> int:
     """Return the number of lines in the first bytes of a file."""
     count = 0
-    with open(path, "rb") as file:
+    with open(open_regular_file(path, os.O_RDONLY), "rb") as file:
         while size > 0 and (chunk := file.read(min(size, 1 << 20))):
             count += chunk.count(b"\n")
             size -= len(chunk)

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 
 from fulgurite_runs.json_codec import check_memory, check_readable, check_size
 from fulgurite_runs.lock import Lock, Owner, check_unused, read_owner
+from fulgurite_runs.waiting import call_abandonable
 
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -137,8 +139,8 @@ class RunDirectory:
             CheckpointError: another fit writes there, or the directory cannot be written.
         """
         with self._wrap_write_errors():
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = Lock(self.path / "lock", self.num_attempts + 1)
+            attempt = call_abandonable(f"the directory {self.path}", self._make)
+            lock = Lock(self.path / "lock", attempt)
         self._lock = lock
         try:
             with lock:
@@ -171,19 +173,33 @@ class RunDirectory:
         check_readable(manifest, "the description of the run")
         with self._wrap_write_errors():
             self.assert_locked()
-            number = self._lock.attempt if self._lock else self.num_attempts + 1
-            self.get_folder("attempts").mkdir(parents=True, exist_ok=True)
-            (self.path / "COMPLETE").unlink(missing_ok=True)
-            _create(self.path / "attempts" / str(number), manifest)
-            self._supersede(number, step, is_latest)
-            return number
+            return call_abandonable(
+                f"the directory {self.path}",
+                partial(self._start_attempt, manifest, step, is_latest),
+            )
 
     def mark_complete(self) -> None:
         """Note that the run has reached its planned end."""
         with self._wrap_write_errors():
             self.assert_locked()
-            if not self.is_complete:
-                _create(self.path / "COMPLETE", "")
+            call_abandonable(f"the directory {self.path}", self._create_mark)
+
+    def _make(self) -> int:
+        """Make the directory, and return the number of its next attempt."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return self.num_attempts + 1
+
+    def _start_attempt(self, manifest: str, step: int | None, is_latest: bool) -> int:
+        number = self._lock.attempt if self._lock else self.num_attempts + 1
+        self.get_folder("attempts").mkdir(parents=True, exist_ok=True)
+        (self.path / "COMPLETE").unlink(missing_ok=True)
+        _create(self.path / "attempts" / str(number), manifest)
+        self._supersede(number, step, is_latest)
+        return number
+
+    def _create_mark(self) -> None:
+        if not self.is_complete:
+            _create(self.path / "COMPLETE", "")
 
     def _supersede(self, attempt: int, step: int | None, is_latest: bool) -> None:
         # A run can be resumed from what is left at each moment of this: the newest checkpoint moves
@@ -385,3 +401,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_in_place(descriptor: int, path: Path) -> None:
+    """Raise `FileNotFoundError` if an open file is no longer the one at its path.
+
+    Args:
+        descriptor: of the file.
+        path: at which it was opened.
+    """
+    try:
+        is_in_place = os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        is_in_place = False
+    if not is_in_place:
+        raise FileNotFoundError(
+            errno.ENOENT, "it was deleted or replaced while it was written to", str(path)
+        )

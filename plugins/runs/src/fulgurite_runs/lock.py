@@ -13,10 +13,14 @@ import warnings
 import weakref
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
+from fulgurite.waits import WaitAbandoned
+
+from fulgurite_runs.waiting import call_abandonable
 
 HEARTBEAT = 10.0
 """Seconds between two heartbeats."""
@@ -113,17 +117,19 @@ class Lock(AbstractContextManager["Lock", None]):
         self._path = path
         self._checked = time.clock_gettime(_CLOCK)
         self._last_heartbeat: float | None = None
-        self._descriptor = self._acquire()
+        self._descriptor = call_abandonable(f"the lock {path}", self._acquire)
         self._owner = Owner(platform.node(), _read_boot_id(), os.getpid(), time.time(), attempt)
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
         try:
-            self._write(self._owner)
-        except OSError:
+            call_abandonable(f"the lock {path}", partial(self._write, self._owner))
+            self._start_heartbeat()
+        except WaitAbandoned:
+            raise  # to close the file would hang as well, and the process ends
+        except BaseException:
             os.close(self._descriptor)
             raise
         _HELD.add(self)
-        self._released = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
-        self._thread.start()
 
     def check(self, within: float = 0.0) -> None:
         """Raise `CheckpointError` if another attempt owns the run now, or nobody keeps others out.
@@ -131,9 +137,18 @@ class Lock(AbstractContextManager["Lock", None]):
         A lock file that was deleted or replaced is lost: another process can lock the new one.
         Nothing is read if that was done less than `within` seconds ago.
         """
+        if self._descriptor == _NOT_INHERITED:
+            raise CheckpointError(
+                f"{self._path.parent} is in use by {self._owner}, from which this process was "
+                "forked: only that one may write there"
+            )
         now = time.clock_gettime(_CLOCK)
         if now - self._checked < within:
             return
+        call_abandonable(f"the lock {self._path}", self._check)
+        self._checked = now
+
+    def _check(self) -> None:
         successor = self._read_successor()
         is_lost = self._is_lost()
         if successor is not None and (not is_lost or self._is_set_aside()):
@@ -150,22 +165,28 @@ class Lock(AbstractContextManager["Lock", None]):
                 f"to {self._path.parent}: nothing more is written there. Start the program again, "
                 f"with another run directory if that one is in use"
             ) from FileNotFoundError(errno.ENOENT, "the locked file is gone", str(self._path))
-        self._checked = now
 
     def release(self) -> None:
         """End the heartbeat and let go of the lock; warn if the file could not say so."""
-        failure = self._release()
+        failure = self._end()
         if failure is not None:
             warnings.warn(failure, stacklevel=2)
 
     def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
-        failure = self._release()
+        failure = self._end()
         if failure is None:
             return
         if error is None:
             warnings.warn(failure, stacklevel=2)
         else:
             error.add_note(failure)
+
+    def _end(self) -> str | None:
+        """Release the lock, unless another process has it; return what could not be written."""
+        if self._descriptor == _NOT_INHERITED:
+            return None
+        # The heartbeat may hang, too.
+        return call_abandonable(f"the lock {self._path}", self._release)
 
     def _release(self) -> str | None:
         """Let go of the lock, and return what could not be written.
@@ -277,6 +298,15 @@ class Lock(AbstractContextManager["Lock", None]):
         self._last_heartbeat = file.st_mtime
         return False
 
+    def _start_heartbeat(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{self._path.parent} cannot be locked: the system starts no thread for the "
+                f"heartbeat ({error}). End other processes, or raise the limit of `ulimit -u`"
+            ) from error
+
     def _beat(self) -> None:
         has_warned = False
         while not self._released.wait(HEARTBEAT):
@@ -304,11 +334,15 @@ class Lock(AbstractContextManager["Lock", None]):
 # A forked process would keep the kernel's lock for as long as it lives, longer perhaps than the one
 # that trains.
 _HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_NOT_INHERITED = -1
 
 
 def _close_inherited_locks() -> None:
     for lock in _HELD:
         os.close(lock._descriptor)
+        # A file that the forked process opens later gets the same number.
+        lock._descriptor = _NOT_INHERITED
+    _HELD.clear()
 
 
 os.register_at_fork(after_in_child=_close_inherited_locks)

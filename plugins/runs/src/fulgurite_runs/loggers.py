@@ -9,6 +9,7 @@ from typing import Any
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.redact import format_error
+from fulgurite.waits import Wait
 
 from fulgurite_runs.json_codec import dumps
 
@@ -24,7 +25,8 @@ def flush_loggers(plugins: PluginManager, step: int) -> dict[str, Callable[[], A
     get_positions: dict[str, Callable[[], Any]] = {}
     for hook in plugins.implementations("flush_logger"):
         try:
-            future = hook(step, step=step)
+            with Wait(f"logger {hook.plugin.name!r}"):
+                future = hook(step, step=step)
         except Exception as error:
             future = Future()
             future.set_exception(error)

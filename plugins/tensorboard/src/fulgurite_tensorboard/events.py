@@ -13,7 +13,7 @@ from typing import Any
 
 import google_crc32c
 from fulgurite.errors import CheckpointError
-from fulgurite_runs.directory import sync_folder
+from fulgurite_runs.directory import check_in_place, sync_folder
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -70,7 +70,7 @@ class EventFile:
         try:
             sync_folder(path.parent)
             self.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        except OSError:
+        except BaseException:
             os.close(self._descriptor)
             raise
 
@@ -80,6 +80,7 @@ class EventFile:
         length = struct.pack("<Q", len(data))
         framed = length + _pack_crc(length) + data + _pack_crc(data)
         try:
+            check_in_place(self._descriptor, self.path)
             unwritten = framed
             while unwritten:
                 unwritten = unwritten[os.write(self._descriptor, unwritten) :]
@@ -89,7 +90,9 @@ class EventFile:
         self.size += len(framed)
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make what was written durable; raise `FileNotFoundError` if the file was deleted or
+        replaced, so that nobody would find it."""
+        check_in_place(self._descriptor, self.path)
         os.fsync(self._descriptor)
 
     def close(self) -> None:

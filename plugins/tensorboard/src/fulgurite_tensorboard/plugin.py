@@ -103,7 +103,7 @@ class TensorBoardLogger(FileLogger):
                 if not path.is_file() or path.stat().st_size < size:
                     raise CheckpointError(
                         f"{path} lacks what the checkpoint knows, which are {size} bytes: put it "
-                        "back"
+                        "back, or resume in another directory"
                     )
 
     @fg.hookimpl
@@ -153,13 +153,11 @@ class _Backend:
         folder.mkdir(exist_ok=True)
         for split in ("", *_list_splits(folder)):
             _set_aside(folder / split, sizes.get(split, {}))
-        # Imported here, on the writer's thread or in a fit: TensorBoard takes its time.
-        from fulgurite_tensorboard.events import build_start_event
-
-        for split, files in sizes.items():
-            for name, size in files.items():
-                _truncate(folder / split / name, size)
-            self._get_file(split).append(build_start_event(step + 1))
+        try:
+            self._continue_files(step)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, record: fg.Record) -> None:
         from fulgurite_tensorboard.events import build_summary_event
@@ -179,6 +177,9 @@ class _Backend:
             self._get_file(get_split(part)).append(event)
 
     def sync(self) -> None:
+        for split, sizes in self._earlier_sizes.items():
+            for name in sizes:
+                _check_file(self._folder / split / name)
         for file in self._files.values():
             file.sync()
 
@@ -194,6 +195,20 @@ class _Backend:
         with ExitStack() as stack:  # the others are closed, too, where one fails
             for file in self._files.values():
                 stack.callback(file.close)
+
+    def _continue_files(self, step: int) -> None:
+        """Cut the earlier files back, and begin a file behind those of each split.
+
+        Args:
+            step: the step to continue from.
+        """
+        # Imported here, on the writer's thread or in a fit: TensorBoard takes its time.
+        from fulgurite_tensorboard.events import build_start_event
+
+        for split, files in self._earlier_sizes.items():
+            for name, size in files.items():
+                _truncate(self._folder / split / name, size)
+            self._get_file(split).append(build_start_event(step + 1))
 
     def _divide(self, record: fg.Record) -> list[fg.Record]:
         """Return the parts of a record that go to different directories."""
@@ -333,7 +348,7 @@ def _measure_files(folder: Path, last_step: int) -> dict[str, int]:
 
     sizes = {}
     for path in sorted(folder.iterdir()):
-        if not _FILE.fullmatch(path.name) or path.is_symlink():
+        if not _FILE.fullmatch(path.name) or path.is_symlink() or not path.is_file():
             continue
         sizes[path.name] = 0
         for end, event in read_events(path):
@@ -365,6 +380,10 @@ def _set_aside(folder: Path, known: dict[str, int]) -> None:
 def _truncate(path: Path, size: int) -> None:
     from fulgurite_tensorboard.events import truncate_events
 
+    _check_file(path)
+    truncate_events(path, size)
+
+
+def _check_file(path: Path) -> None:
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(f"{path} is missing, which the checkpoint knows: put it back")
-    truncate_events(path, size)
