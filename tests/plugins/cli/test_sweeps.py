@@ -146,6 +146,10 @@ def test_a_sweep_runs_what_is_not_complete(
 ) -> None:
     file = tmp_path / "program_of_a_sweep.py"
     file.write_text(PROGRAM)
+    # What lies in the current directory is not imported, even if it is called like a module.
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "argparse.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "path", [*sys.path])
     program = load_experiment(str(file))
     arguments = ["rate=2", "--sweep", "width=1,3", "--jobs", "2", "--run", str(tmp_path / "sweep")]

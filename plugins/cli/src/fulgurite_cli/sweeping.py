@@ -2,12 +2,14 @@
 
 import argparse
 import inspect
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -160,11 +162,22 @@ def _build_command(
 
 def _get_program(experiment: Callable[..., Any]) -> list[str]:
     """Return the arguments of Python that run a program as this process does: as a module of its
-    package if it was started by `python -m`, or its functions would have other names."""
+    package if it was started by `python -m`, or its functions would have other names.
+
+    `-P` keeps Python from importing from the current directory, unless that is where the package
+    itself was found.
+    """
     spec = sys.modules["__main__"].__spec__
     if experiment.__module__ == "__main__" and spec is not None:
-        return ["-m", spec.name]
-    return ["-m", "fulgurite_cli", "fit", inspect.getfile(experiment)]
+        safe = [] if _is_in_current_directory(spec.name) else ["-P"]
+        return [*safe, "-m", spec.name]
+    return ["-P", "-m", "fulgurite_cli", "fit", inspect.getfile(experiment)]
+
+
+def _is_in_current_directory(module: str) -> bool:
+    """Return whether a module that is running was found in the current directory."""
+    package = module.partition(".")[0]
+    return PathFinder.find_spec(package, [os.getcwd()]) is not None and not sys.flags.safe_path
 
 
 def _run_commands(
