@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
+from fulgurite.record_names import find_fault
+
 
 class FulguriteError(Exception):
     """The base of every exception raised on purpose."""
@@ -186,7 +188,7 @@ def check_one_of(
 
 
 def check_name(value: Any, label: str, *, error: type[FulguriteError] = ConfigurationError) -> None:
-    """Raise an error unless `value` is a non-empty string.
+    """Raise an error unless `value` is a non-empty string that records may be called by.
 
     Args:
         value: the argument.
@@ -195,6 +197,9 @@ def check_name(value: Any, label: str, *, error: type[FulguriteError] = Configur
     """
     if not isinstance(value, str) or not value:
         raise error(f"{label} is {value!r}; it must be a non-empty string")
+    fault = find_fault(value)
+    if fault is not None:
+        raise error(f"{label} is {value!r:.200}, which cannot be written: {fault}")
 
 
 def check_callable(

@@ -145,8 +145,8 @@ def test_what_a_profile_that_nobody_named_starts_is_told_before(folder: Path) ->
     run = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
     assert run.returncode == 0
     started = f"WORD='a b' true fulgurite {shlex.join(command)}"
-    told = f"profile 'x' in fulgurite.toml is for this group. It starts: {started}\n"
-    assert run.stderr == told
+    line = f"profile 'x' in fulgurite.toml is for this group. It starts: {started}\n"
+    assert run.stderr == line
 
 
 def test_profiles_may_be_in_pyproject(folder: Path) -> None:

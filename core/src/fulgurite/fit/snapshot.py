@@ -13,6 +13,7 @@ from fulgurite.errors import (
 )
 from fulgurite.fit.records import Record, RecordKind, check_json_value
 from fulgurite.plugins.manager import PluginManager
+from fulgurite.record_names import find_fault
 from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import parse
 from fulgurite.triggers import StepRange
@@ -179,7 +180,9 @@ def copy_host(
         }
         for plugin, state in plugins.call("get_host_state", step)
     }
-    shared_json = {name: _select_json(values) for name, values in shared.items()}
+    shared_json = {
+        name: _select_json(values) for name, values in shared.items() if find_fault(name) is None
+    }
     if any(shared_json.values()):
         host_states[SHARED] = {"version": 1, "state": shared_json}
     return HostSnapshot(host_states, deepcopy(metrics))
@@ -200,7 +203,7 @@ def _select_json(values: dict[str, Any]) -> dict[str, Any]:
     selected = {}
     for name, value in values.items():
         try:
-            check_json_value(value, name)
+            check_json_value({name: value}, "run.shared")
         except ConfigurationError:
             continue
         selected[name] = deepcopy(value)
