@@ -48,7 +48,9 @@ class Naming:
             (run.log_text, "text"),
             (run.log_config, {"plain": 1, "inner": [dict.fromkeys(NAMES, 1) | {"plain": 2}]}),
         ):
-            log("good", {name: value for name in (*NAMES, "plain")})
+            # At Weights & Biases a picture of the name of a number would take its place.
+            plain = "plain" if log == run.log_scalars else "other"
+            log("good", {name: value for name in (*NAMES, plain)})
             for name in NAMES:
                 log(name, {"lost": value})
         run.report_evaluation("own", {"$lost": 1.0, "plain": 2.0})

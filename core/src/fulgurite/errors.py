@@ -10,11 +10,16 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
+from fulgurite.printable import as_printable
 from fulgurite.record_names import find_fault
 
 
 class FulguriteError(Exception):
     """The base of every exception raised on purpose."""
+
+    def __str__(self) -> str:
+        # A message may quote a file, and ends in a terminal.
+        return as_printable(super().__str__())
 
 
 class ConfigurationError(FulguriteError, ValueError):

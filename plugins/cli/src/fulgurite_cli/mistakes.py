@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+from fulgurite.printable import as_printable
 from fulgurite.tracebacks import NOTE
 
 
 def format_mistake(error: BaseException) -> str:
     """Return an error as one line, and its notes, such as the place in a configuration and the line
     that wrote it, below."""
-    return "".join(f"{line}\n" for line in (f"error: {error}", *_iter_notes(error)))
+    return as_printable("".join(f"{line}\n" for line in (f"error: {error}", *_iter_notes(error))))
 
 
 def _iter_notes(error: BaseException) -> Iterator[str]:

@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.printable import as_printable
 
 from fulgurite_sharding.distributed import VARIABLE, ProcessGroup
 from fulgurite_sharding.profiles import Profile, find_group_profile, read_profile
@@ -213,7 +214,8 @@ def _run_command(profile: Profile, where: str, options: argparse.Namespace) -> i
     if options.profile is None and options.profiles is None:
         # Nobody named it: it was found in the current directory, and says what to start.
         started = _format_command(variables, command)
-        print(f"{where} is for this group. It starts: {started}", file=sys.stderr)
+        line = f"{where} is for this group. It starts: {started}"
+        print(as_printable(line), file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(command[0], command, {**os.environ, **variables})
