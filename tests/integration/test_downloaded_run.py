@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fulgurite.errors import FulguriteError
 from fulgurite_cli.command import main
 
 # Sets the title of a window, rings, begins a sequence in one character, goes back in the line,
-# turns the order of text, and cannot be encoded.
-HOSTILE = "a\x1b]0;title\x07\x9b31m\r\u202eb\u2066\u2028\ud800"
+# and turns the order of text.
+HOSTILE = "a\x1b]0;title\x07\x9b31m\r\u202eb\u2066\u2028"
+NOT_ENCODABLE = "a\ud800b"
 PROGRAM = """
 import fulgurite as fg
 from fulgurite_cli import Experiment
@@ -38,28 +40,33 @@ def list_obeyed(text: str) -> list[str]:
     ]
 
 
-def write_hostile_text(value: Any) -> Any:
+def write_hostile_text(value: Any, hostile: str) -> Any:
     """Return JSON with the hostile text in each string and each name but those that have a
     meaning."""
     if isinstance(value, dict):
         return {
             name
             if name in ("configuration", "program", "file", "step", "kind")
-            else name + HOSTILE
+            else name + hostile
             if name in ("title", "loss", "jax", "TinyModel")
-            else name: write_hostile_text(item)
+            else name: write_hostile_text(item, hostile)
             for name, item in value.items()
         }
     if isinstance(value, list):
-        return [write_hostile_text(item) for item in value]
-    return value + HOSTILE if isinstance(value, str) and value not in KEPT else value
+        return [write_hostile_text(item, hostile) for item in value]
+    return value + hostile if isinstance(value, str) and value not in KEPT else value
 
 
 KEPT = ("scalars", "train", "program.py")
 
 
+@pytest.fixture(params=[HOSTILE, NOT_ENCODABLE], ids=["hostile", "not_encodable"])
+def hostile(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(hostile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a program, a run of it, and a copy of the run that somebody has edited."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -71,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in files:
         text = file.read_text()
         pieces = text.splitlines() if file.suffix == ".jsonl" else [text]
-        lines = [write_hostile_text(json.loads(piece)) for piece in pieces]
+        lines = [write_hostile_text(json.loads(piece), hostile) for piece in pieces]
         file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return tmp_path
 
@@ -95,7 +102,7 @@ COMMANDS = [
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nothing_that_a_terminal_obeys_is_printed_of_a_run(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, hostile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     output = {}
@@ -104,10 +111,11 @@ def test_nothing_that_a_terminal_obeys_is_printed_of_a_run(
             main(command)
         except SystemExit:
             pass
-        except Exception as error:  # what Python prints of one that no command catches
-            print("".join(map(str, [error, *getattr(error, "__notes__", [])])))
+        except FulguriteError as error:  # what Python prints of one that no command catches
+            print(error, *getattr(error, "__notes__", []))
         captured = capsys.readouterr()
         output[" ".join(command)] = captured.out + captured.err
     assert {name: list_obeyed(text) for name, text in output.items() if list_obeyed(text)} == {}
     # The hostile text was there to be printed.
-    assert sum("\\u001b" in text or "\\x1b" in text for text in output.values()) > 5
+    escapes = ("\\u001b", "\\x1b", "\\ud800")
+    assert sum(any(escape in text for escape in escapes) for text in output.values()) > 5

@@ -126,7 +126,7 @@ def print_json(rows: Sequence[Any]) -> None:
 def print_csv(rows: Sequence[Any], columns: Columns) -> None:
     """Print rows as comma-separated values; the arguments are those of `print_table`."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(as_printable, columns))
     for row in rows:
         cells = [format_cell(row) for format_cell in columns.values()]
         writer.writerow([as_printable(cell) for cell in cells])
@@ -139,11 +139,11 @@ def print_table(rows: Sequence[Any], columns: Columns) -> None:
         rows: dataclasses.
         columns: functions that format a cell of a row, by the column's title.
     """
-    lines = [list(columns)]
+    table = [list(columns)]
     for row in rows:
-        cells = [format_cell(row) for format_cell in columns.values()]
-        # A line break would begin a line that looks like another row.
-        lines.append([as_printable(cell).replace("\n", "\\n") for cell in cells])
+        table.append([format_cell(row) for format_cell in columns.values()])
+    # A line break would begin a line that looks like another row.
+    lines = [[as_printable(cell).replace("\n", "\\n") for cell in cells] for cells in table]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]

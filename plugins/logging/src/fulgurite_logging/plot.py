@@ -86,7 +86,7 @@ def plot_runs(
                 steps, values = series[name]
                 label = name if len(runs) == 1 else f"{run.name} {name}"
                 marker = "." if len(steps) < 30 else ""
-                axes.plot(steps, values, label=label, linewidth=1.2, marker=marker)
+                axes.plot(steps, values, label=as_printable(label), linewidth=1.2, marker=marker)
     if len(metrics) == 1:
         axes.set_ylabel(metrics[0])
     axes.grid(alpha=0.3)
