@@ -5,7 +5,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import jax
@@ -22,7 +22,7 @@ from fulgurite.errors import (
 from fulgurite.model.media import Media
 from fulgurite.plugins.manager import HookImpl, PluginManager
 from fulgurite.record_names import LEFT_OUT, find_fault, split_by_name
-from fulgurite.redact import mask_registered, redact_text, redact_value
+from fulgurite.redact import mask_registered, mask_value, redact_text, redact_value
 from fulgurite.tracebacks import hide_internal_frames
 from fulgurite.tree.specs import is_array, is_real_dtype
 from fulgurite.waits import Wait, WaitAbandoned
@@ -103,8 +103,20 @@ def _check_record_types(kind: str, source: str, values: Any) -> str:
     return where
 
 
-def _mask_if_text(value: Any) -> Any:
-    return mask_registered(value) if isinstance(value, str) else value
+def _mask_record(record: Record) -> Record:
+    """Return a record without registered secrets: in its source, in names and in texts."""
+    values = mask_value(record.values)
+    if record.kind == "media":
+        values = {name: _mask_media(value) for name, value in values.items()}
+    return replace(record, source=mask_registered(record.source), values=values)
+
+
+def _mask_media(media: Media) -> Media:
+    """Return a medium without registered secrets in those of its fields that are texts."""
+    values = {field.name: getattr(media, field.name) for field in fields(media)}
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    masked = mask_value(texts)
+    return media if masked == texts else replace(media, **masked)
 
 
 def _is_number(value: Any) -> bool:
@@ -202,7 +214,7 @@ class History:
 
     def find_last_step(self, name: str) -> int | None:
         """Return the last step at which `SOURCE/NAME` was logged; None if it never was."""
-        source, _, key = name.partition("/")
+        source, _, key = mask_registered(name).partition("/")
         for record in reversed(self._records):
             if record.source == source and key in record.values:
                 return record.step
@@ -254,6 +266,7 @@ class History:
         return f"History({', '.join(self.names())})"
 
     def _find_series(self, name: str) -> list[tuple[int, Any]]:
+        name = mask_registered(name)  # as the records have it
         series = []
         for record in self._records:
             for key, value in record.values.items():
@@ -368,10 +381,8 @@ class RecordDispatcher:
                 check_json_value(value, f"{where}: {name!r}")
         if kind == "config":
             return redact_value(writable)
-        if kind == "text":
-            # Texts are samples as well, in which nothing may be guessed.
-            return jax.tree.map(_mask_if_text, writable)
-        return _copy_host_arrays(writable)
+        # Texts are samples as well, in which nothing may be guessed.
+        return writable if kind == "text" else _copy_host_arrays(writable)
 
     def select_writable(self, source: str, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values whose names every logger and a checkpoint can write; none if they
@@ -444,6 +455,7 @@ class RecordDispatcher:
         return [hook for hook in hooks if hook.plugin.name in self._loggers]
 
     def _dispatch(self, record: Record) -> None:
+        record = _mask_record(record)
         if record.stream == "telemetry":
             record = replace(record, attempt=self.attempt, wall_time=time.time())
         elif record.kind == "scalars":

@@ -13,7 +13,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.fit.monitor import find_module_view
-from fulgurite.redact import format_error
+from fulgurite.redact import format_error, mask_value
 from fulgurite.waits import WaitAbandoned
 from fulgurite_runs.hyperparameters import takes_program
 from fulgurite_runs.json_codec import dumps
@@ -215,9 +215,9 @@ class Saver:
             attempt=run.attempt,
             hashes=[],
             logger_positions=[],
-            metrics=metrics,
+            metrics=mask_value(metrics),
             monitor=policy.best_by,
-            timings=self._sum_timings(run),
+            timings=mask_value(self._sum_timings(run)),
             wall_time=time.time(),
         )
         # Renamed when complete: so a `step-N` without COMMIT is damage, and the same step can be
@@ -361,7 +361,7 @@ def _make_index(snapshot: fg.Snapshot, arrays_by_path: dict[str, Any]) -> dict[s
         "arrays": {name: arrays.get_spec(array) for name, array in arrays_by_path.items()},
         "step_range": snapshot.step_range.to_json(),
         "pending_actions": snapshot.pending_actions,
-        "metrics": snapshot.metrics,
+        "metrics": mask_value(snapshot.metrics),
         "stop_reason": snapshot.stop_reason,
     }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import MASK, is_secret_name
+from fulgurite.redact import MASK, is_secret_name, redact_shapes
 from fulgurite_config import ConfigError
 from fulgurite_config.sweeps import expand_axes
 from fulgurite_config.values import split_commas
@@ -36,9 +36,12 @@ def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[
         axes: texts as `fulgurite_config.sweep` takes them: `lr=1e-3,1e-2`.
 
     Raises:
-        ConfigurationError: an axis is none, something is set twice, or two runs would be the
-            same.
+        ConfigurationError: an axis is none or holds a secret, something is set twice, or two runs
+            would be the same.
     """
+    for axis in axes:
+        if redact_shapes(axis) != axis:
+            raise _make_secret_error(axis.partition("=")[0])
     try:
         runs = expand_axes(axes)
     except ConfigError as error:
@@ -130,10 +133,14 @@ def _check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
     paths = [path for axis in axes for path in split_commas(axis.partition("=")[0])]
     for path in paths:
         if arguments.get(path) == MASK or is_secret_name(path.rpartition(".")[2]):
-            raise ConfigurationError(
-                f"{path} is a secret, and runs of a sweep are called by what they change: let the "
-                f"program choose the secret by an argument that is none"
-            )
+            raise _make_secret_error(path)
+
+
+def _make_secret_error(path: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} is a secret, and runs of a sweep are called by what they change: let the program "
+        f"choose the secret by an argument that is none"
+    )
 
 
 def _is_done(run: RunDirectory, config: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import is_better
+from fulgurite.redact import redact_text
 from fulgurite_logging import BackgroundWriter
 from fulgurite_runs import EvaluationDirectory, RunPlugin
 from fulgurite_runs.directory import expand_path
@@ -123,6 +124,7 @@ class WandbLogger(RunPlugin):
             # Another run may have begun there in the meantime.
             check_lock = partial(run.run_dir.assert_locked, within=1.0)
         settings = {"project": self.project, "id": self._id, **_describe_run(run), **self.settings}
+        settings = {name: _redact_setting(value) for name, value in settings.items()}
         self._backend = Backend(settings, self.mode, folder, self.timeout, resume_point, check_lock)
         self._writer = BackgroundWriter(self.plugin_name, self._backend, pre_write=check_lock)
         self._writer.timeout = self.timeout + EXTRA_TIMEOUT
@@ -233,3 +235,11 @@ def _find_resume_point(run: fg.LoggedRun) -> ResumePoint:
     records = run.run_dir.path / "records.jsonl"
     size = records.stat().st_size if records.is_file() else 0
     return ResumePoint(run.step, records, size)
+
+
+def _redact_setting(value: Any) -> Any:
+    """Return an argument of `wandb.init` without secrets, if it is a text, or some, such as tags.
+    The names of arguments say nothing of it: `config_exclude_keys` holds none."""
+    if isinstance(value, str):
+        return redact_text(value)
+    return [_redact_setting(item) for item in value] if isinstance(value, list | tuple) else value
