@@ -41,7 +41,7 @@ class Naming:
         return [fg.ScheduledAction("log", 2, self.log, stage="log")]
 
     def log(self, run: fg.Run) -> None:
-        picture = media.Image(np.zeros((2, 2, 3), np.uint8))
+        picture = media.Image(jnp.zeros((2, 2, 3), jnp.uint8))
         for log, value in (
             (run.log_scalars, 1.0),
             (run.log_media, picture),

@@ -142,7 +142,7 @@ class Naming:
         return [fg.ScheduledAction(f"act of {REGISTERED}", 2, self.act, stage="log")]
 
     def act(self, run: fg.Run) -> None:
-        picture = media.Image(np.zeros((2, 2, 3), np.uint8))
+        picture = media.Image(jnp.zeros((2, 2, 3), jnp.uint8))
         for source in ("plain", f"source of {REGISTERED}"):
             run.log_scalars(source, {f"number of {REGISTERED}": 1.0, f"a {REGISTERED}": 2.0})
             run.log_media(source, {f"picture of {REGISTERED}": picture})

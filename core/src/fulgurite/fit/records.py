@@ -402,7 +402,7 @@ class RecordDispatcher:
         return selected
 
     def _tell_left_out(self, what: str, fault: str) -> None:
-        message = f"{what} {LEFT_OUT}: a name cannot be written if {fault}"
+        message = mask_registered(f"{what} {LEFT_OUT}: a name cannot be written if {fault}")
         if message in self._left_out:
             return
         self._left_out.add(message)
