@@ -23,6 +23,8 @@ PUBLIC_MODULES = {
     "fulgurite.errors",
     "fulgurite.fit.monitor",
     "fulgurite.metrics",
+    "fulgurite.printable",
+    "fulgurite.redact",
     "fulgurite.tree.paths",
 }
 """Besides `fulgurite` itself; other distributions are imported by their top level."""

@@ -19,7 +19,7 @@ PACKAGES = sorted(
 # From the lowest to the highest. A module imports only what stands in a line above its own, or
 # before it in its own line.
 LAYERS = """
-    errors attributes tracebacks callbacks timing waits foreign_names
+    printable record_names errors attributes tracebacks callbacks timing waits foreign_names
     tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers redact sharding metrics.base metrics.weights metrics.basic metrics.conversion metrics.direction metrics data.leaves data.resume_hints data.unread data.ahead data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.usage plugins.answers plugins.manager plugins.strategy

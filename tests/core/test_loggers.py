@@ -589,3 +589,31 @@ def test_history_becomes_a_dictionary_a_table_and_a_picture() -> None:
         history.plot("train/recall")
     with pytest.raises(PathError, match="Did you mean 'train/loss'"):
         history.plot("train/los")
+
+
+def test_a_value_whose_name_cannot_be_written_is_left_out_and_told_once() -> None:
+    def log(run: fg.Run) -> None:
+        run.log_scalars("good", {"$x": 1.0, "plain": 2.0})
+        run.log_config("good", {"a": [{"b\0": 1, "plain": (2,)}]})
+        run.log_text("a/../b", {"plain": "text"})
+        run.log_scalars("good", {})
+
+    logger = Logger()
+    with pytest.warns(UserWarning, match="is left out of the records") as caught:
+        result = engine(logger, Act(fg.At(1, 2), log), steps=2).fit(Counting(), numbers([0]))
+    assert len(caught) == 3 and len(result.messages) == 3
+    assert "it holds the character '\\x00'" in result.messages[1]
+    values = [record.values for record in logger.records if record.source in ("good", "a/../b")]
+    assert values == [{"plain": 2.0}, {"a": [{"plain": [2]}]}, {}] * 2
+
+
+@pytest.mark.parametrize("name", ["$x", "..", "a\nb", "\ud800", "x" * 1001])
+def test_names_of_plugins_actions_and_evaluators_can_be_written(name: str) -> None:
+    for make in (
+        lambda: engine(type("Unnamed", (Logger,), {"plugin_name": name})()),
+        lambda: fg.ScheduledAction(name, 1, id),
+        lambda: fg.Evaluator(name, []),
+        lambda: fg.LambdaPlugin(name=name),
+    ):
+        with pytest.raises(FulguriteError, match="which cannot be written: "):
+            make()

@@ -12,9 +12,16 @@ from numbers import Integral
 from traceback import walk_tb
 from typing import Any
 
+from fulgurite.printable import as_printable
+from fulgurite.record_names import find_fault
+
 
 class FulguriteError(Exception):
     """The base of every exception raised on purpose."""
+
+    def __str__(self) -> str:
+        # A message may quote a file, and ends in a terminal.
+        return as_printable(super().__str__())
 
 
 class ConfigurationError(FulguriteError, ValueError):
@@ -233,7 +240,7 @@ def check_one_of(
 
 
 def check_name(value: Any, label: str, *, error: type[FulguriteError] = ConfigurationError) -> None:
-    """Raise an error unless `value` is a non-empty string.
+    """Raise an error unless `value` is a non-empty string that records may be called by.
 
     Args:
         value: the argument.
@@ -242,6 +249,9 @@ def check_name(value: Any, label: str, *, error: type[FulguriteError] = Configur
     """
     if not isinstance(value, str) or not value:
         raise error(f"{label} is {value!r}; it must be a non-empty string")
+    fault = find_fault(value)
+    if fault is not None:
+        raise error(f"{label} is {value!r:.200}, which cannot be written: {fault}")
 
 
 def check_callable(

@@ -11,6 +11,7 @@ say which values are secrets: `register_secret`.
 import base64
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -26,12 +27,21 @@ NAME = (
 )
 """Pattern of names that are called like a secret, to be matched in any case."""
 _QUOTED = r"""(?:b?"(?:\\.|[^"\\])*"|b?'(?:\\.|[^'\\])*'|\\"[^"]*"|\\'[^']*')"""
-_BRACKETED = r"(?:\{[^{}]*\}?|\[[^\[\]]*\]?|[\w.]*\([^()]*\)?)"
-# A comma or semicolon ends a value only before a space: `a;b` may be a password.
-_BARE = r"""(?:(?:Bearer|Basic|Digest|Token)\s+)?(?:[^\s,;&"']|[,;](?=[^\s,;&"']))+"""
+# What is not closed ends with its line.
+_BRACKETED = (
+    r"(?:\{[^{}]*\}|\{[^{}\n]*|\[[^\[\]]*\]|\[[^\[\]\n]*|<[^<>\n]*>"
+    r"|[\w.]*\([^()]*\)|[\w.]*\([^()\n]*)"
+)
+# A comma or semicolon ends a value before a space, or before another name and what it is set to:
+# `a;b` may be a password. A bracket ends it where nothing else follows.
+_BARE = (
+    r"""(?:(?:Bearer|Basic|Digest|Token)[^\S\n]+)?"""
+    r"""(?:[^\s,;&"')>\]}]|[,;](?=[^\s,;&"'])(?![A-Za-z_][\w.]*=[^=])|[)>\]}](?=[^\s,;&"')>\]}]))+"""
+)
 _VALUE = rf"(?:{_QUOTED}|{_BRACKETED}|{_BARE})"
 _ASSIGNED = re.compile(
-    rf"(?<![\w.-])({NAME}(?:\\?[\"'])?\s*(?:=>|->|:=|==|[=:])\s*){_VALUE}", re.IGNORECASE
+    rf"(?<![\w.-])({NAME}(?:\\?[\"'])?\s*(?:=>|->|:=|==|[=:])(?:\s*(?=[\"'])|[^\S\n]*)){_VALUE}",
+    re.IGNORECASE,
 )
 # Between an option and its value there may be what Python writes between items of a list.
 _OPTION = re.compile(
@@ -41,7 +51,8 @@ _OPTION = re.compile(
 _BEARER = re.compile(rf"\b(Bearer\s+)(?:{_QUOTED}|{_BARE})", re.IGNORECASE)
 # Such a header may have words of any number: `Authorization: Digest username="a", response="b"`.
 _HEADER = re.compile(r"((?:authorization|cookie)\s*:\s*)(?![\s\"'{\[(])[^\r\n\"'`]+", re.IGNORECASE)
-_USER = re.compile(r"(\w://)[^/\s]*@")
+# A quote may be a part of a password, but not where the text around it goes on.
+_USER = re.compile(r"""(\w://)(?:[^/\s"'<>]|'(?![,\s:}\])]))*@""")
 _TOKEN = re.compile(
     r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_\w{20,}|sk-[\w-]{20,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
@@ -95,6 +106,50 @@ def mask_registered(text: str) -> str:
     return text
 
 
+def mask_value(value: Any) -> Any:
+    """Return a JSON value with `***` for what was registered, in its texts and its keys."""
+    if not _REGISTERED:
+        return value  # a loop that logs each step comes here each time
+    if isinstance(value, str):
+        return mask_registered(value)
+    if isinstance(value, dict):
+        names = _choose_names(value, mask_registered)
+        return {names[key]: mask_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mask_value(item) for item in value]
+    return tuple(map(mask_value, value)) if isinstance(value, tuple) else value
+
+
+def _choose_names(keys: Iterable[Any], redact: Callable[[str], str]) -> dict[Any, Any]:
+    """Return what the keys of a dictionary are called without secrets: no two of them the same, or
+    a value would be lost.
+
+    Args:
+        keys: of the dictionary; those that are no strings stay.
+        redact: replaces the secrets in a text.
+    """
+    names: dict[Any, Any] = {}
+    for key in keys:
+        name = base = redact(key) if isinstance(key, str) else key
+        number = 1
+        while name in names.values():
+            number += 1
+            name = f"{base} {number}"
+        names[key] = name
+    return names
+
+
+def redact_shapes(text: str) -> str:
+    """Return the text with `***` for what is known to be a secret whatever it is called: what was
+    registered, private keys, user and password in a URL, what follows `Bearer`, and tokens of
+    well-known services."""
+    text = mask_registered(text)
+    text = _PRIVATE_KEY.sub(MASK, text)
+    text = _USER.sub(rf"\1{MASK}@", text)
+    text = _BEARER.sub(rf"\1{MASK}", text)
+    return _TOKEN.sub(MASK, text)
+
+
 def redact_text(text: str) -> str:
     """Return the text with `***` for what is a secret.
 
@@ -126,7 +181,8 @@ def redact_value(value: Any, name: str = "") -> Any:
         name: what the value is called; it becomes `***` if that is like a secret.
     """
     if isinstance(value, dict):
-        return {key: redact_value(item, str(key)) for key, item in value.items()}
+        names = _choose_names(value, redact_text)
+        return {names[key]: redact_value(item, str(key)) for key, item in value.items()}
     if value is not None and is_secret_name(name) and not _is_count(value, name):
         return MASK
     if isinstance(value, list | tuple):

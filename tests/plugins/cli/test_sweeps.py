@@ -147,6 +147,10 @@ def test_a_sweep_runs_what_is_not_complete(
 ) -> None:
     file = tmp_path / "program_of_a_sweep.py"
     file.write_text(PROGRAM)
+    # What lies in the current directory is not imported, even if it is called like a module.
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "argparse.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(sys, "path", [*sys.path])
     program = load_experiment(str(file))
     arguments = ["rate=2", "--sweep", "width=1,3", "--jobs", "2", "--run", str(tmp_path / "sweep")]
@@ -179,7 +183,9 @@ def test_runs_of_a_module_of_a_package_are_run_as_it_is(tmp_path: Path) -> None:
         assert done.returncode == 0
 
 
-def sign_in(api_key: str = "", login: SecretStr | None = None, rate: float = 1.0) -> Any:
+def sign_in(
+    api_key: str = "", login: SecretStr | None = None, rate: float = 1.0, place: str = ""
+) -> Any:
     raise AssertionError("a sweep builds nothing in this process")
 
 
@@ -190,6 +196,8 @@ def sign_in(api_key: str = "", login: SecretStr | None = None, rate: float = 1.0
         (["rate=3", "--sweep", "rate=1,2"], "rate is set twice, and one of these by --sweep"),
         (["--sweep", "api_key=fi/rst,sec/ond"], "api_key is a secret"),
         (["--sweep", "login=fi/rst,sec/ond"], "login is a secret"),
+        (["--sweep", "place=https://u:abc@a,https://u:abc@b"], "place is a secret"),
+        (["--sweep", "rate=1,https://u:abc@b", "--print"], "rate is a secret"),
         (["--sweep", "rate=1,x"], "rate=x: rate=x is not float"),
         (["--jobs", "2"], "--jobs is for the runs of a --sweep"),
     ],
@@ -198,5 +206,6 @@ def test_what_a_sweep_cannot_be_is_an_error(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(*arguments, "--run", str(tmp_path / "sweep"), program=sign_in) == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert message in printed and "abc" not in printed
     assert not (tmp_path / "sweep").exists()

@@ -238,7 +238,7 @@ def test_environment_is_logged_once_as_telemetry(
         ),
         (
             "(--api-key abc) [--api-key abc] x:--api-key abc",
-            "(--api-key *** [--api-key *** x:--api-key ***",
+            "(--api-key ***) [--api-key ***] x:--api-key ***",
         ),
         ("auth=['u', 'abc'] headers={'X': 'abc'} x", "auth=*** headers=*** x"),
         ("auth=Basic('u', 'abc'), x", "auth=***, x"),
@@ -260,6 +260,15 @@ def test_environment_is_logged_once_as_telemetry(
         ("sent hf_" + 24 * "a" + " and AKIA" + 16 * "A", "sent *** and ***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc", "***"),
         ("author=me sigma=2 design=3 --use-bias x", "author=me sigma=2 design=3 --use-bias x"),
+        (
+            "Client(token=abc, host=b) [key=abc] <a key=abc>",
+            "Client(token=***, host=b) [key=***] <a key=***>",
+        ),
+        ("token=abc,lr=3,seed=5", "token=***,lr=3,seed=5"),
+        ("token={'a': 1\nlr=3", "token=***\nlr=3"),
+        ("the key: \nlr", "the key: \nlr"),
+        ("api_key=<Client abc> lr", "api_key=*** lr"),
+        ('{"u":"https://host","m":"a@b"}', '{"u":"https://host","m":"a@b"}'),
         ("--verbose --use-key --run a", "--verbose --use-key --run a"),
     ],
 )

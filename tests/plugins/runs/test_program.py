@@ -84,6 +84,36 @@ def test_changes_and_untracked_programs_are_dirty(
     assert format_program(description).endswith(" (changed)")
 
 
+@pytest.mark.parametrize("driver", ["evil", "a=b", "größe"])
+@pytest.mark.parametrize("command", ["clean", "process"])
+def test_a_repository_starts_nothing_when_its_state_is_read(
+    driver: str, command: str, project: Path, tmp_path: Path
+) -> None:
+    (project / ".gitattributes").write_text(f"*.py filter={driver}\n")
+    git(project, "add", ".")
+    git(project, "commit", "-q", "-m", "Filter")
+    (project / "train_x10.py").write_text(PROGRAM.replace("tiny", "TINY"))  # of the same size
+    settings = tmp_path / "settings"
+    # git reads what is included as if it stood in the repository's own file.
+    git(project, "config", "include.path", str(settings))
+    subprocess.run(
+        [
+            "git",
+            "config",
+            "-f",
+            settings,
+            f"filter.{driver}.{command}",
+            f"touch {tmp_path}/ran; cat",
+        ],
+        check=True,
+    )
+    description = describe_program(str(project / "train_x10.py"))["git"]
+    assert description["dirty"] is (True if driver == "evil" else None)
+    assert not (tmp_path / "ran").exists()
+    subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True)
+    assert (tmp_path / "ran").exists() or not driver.isascii()
+
+
 def test_without_git_the_commit_is_none(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def test_processes_here_get_variables_and_devices(
 ) -> None:
     arguments = ["--profile", "here", "--print", "train.py"]
     assert launch(arguments) == 0
-    worker = shlex.join([sys.executable, "-m", "fulgurite_sharding.worker", "train.py"])
+    worker = shlex.join([sys.executable, "-P", "-m", "fulgurite_sharding.worker", "train.py"])
     assert capsys.readouterr().out == f"MODE=fast JAX_NUM_CPU_DEVICES=3 {worker}\n" * 2
     assert launch(["--processes", "1", *arguments]) == 0
     assert capsys.readouterr().out.count("\n") == 1
@@ -83,7 +83,7 @@ def test_a_profile_without_a_command_evaluates_here(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch(["--profile", "local", "--print", "evaluate", "--run", "r"]) == 0
-    here = shlex.join([sys.executable, "-m", "fulgurite_cli", "evaluate", "--run", "r"])
+    here = shlex.join([sys.executable, "-P", "-m", "fulgurite_cli", "evaluate", "--run", "r"])
     assert capsys.readouterr().out == f"MODE=slow {here}\n"
 
 
@@ -133,6 +133,20 @@ def test_the_command_takes_the_place_of_the_launcher(folder: Path) -> None:
         env={**os.environ, "PYTHONPATH": ""},
     )
     assert (run.returncode, run.stdout) == (7, "started: fulgurite fit train.py a=1\n"), run.stderr
+    assert run.stderr == ""
+
+
+def test_what_a_profile_that_nobody_named_starts_is_told_before(folder: Path) -> None:
+    (folder / "fulgurite.toml").write_text(
+        '[profiles.x]\ncommand = ["true"]\nenvironment = {WORD = "a b"}\ngroups = ["slow"]\n'
+    )
+    program = "import sys; from fulgurite_sharding.launch import launch; launch(sys.argv[1:])"
+    command = ["evaluate", "--run", "r", "--group", "slow"]
+    run = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
+    assert run.returncode == 0
+    started = f"WORD='a b' true fulgurite {shlex.join(command)}"
+    line = f"profile 'x' in fulgurite.toml is for this group. It starts: {started}\n"
+    assert run.stderr == line
 
 
 def test_profiles_may_be_in_pyproject(folder: Path) -> None:

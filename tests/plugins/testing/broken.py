@@ -186,6 +186,15 @@ class FailsAsLogger:
         raise OSError("no space left")
 
 
+class LogsUnwritableNames:
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("log", 2, self.log)]
+
+    def log(self, run: fg.Run) -> None:
+        run.log_scalars("names", {"$x": 1.0, "plain": 1.0})
+
+
 class TakesOverStream:
     @fg.hookimpl
     def register_rng_streams(self) -> list[fg.RngStream]:

@@ -34,6 +34,7 @@ BROKEN = [
     ("no_effects", broken.Prints, "calls the host at every step (debug_callback)"),
     ("no_captured_arrays", broken.Captures, "captures an array float32[2048]"),
     ("trains", broken.FailsAsLogger, "OSError: no space left"),
+    ("names", broken.LogsUnwritableNames, "'$x' of 'names' is left out of the records"),
     ("streams", broken.TakesOverStream, "changes the random stream 'default'"),
     ("results", broken.ChangesWeights, "a run ends differently with it"),
     ("deterministic", broken.TellsTheTime, "two runs of one seed differ"),

@@ -200,8 +200,8 @@ class Backend:
         if not self._uri.startswith("file:"):
             return name
         # A file for each metric: where there is a file `loss`, there is no folder `loss`.
-        source, _, rest = name.partition("/")
-        return f"{source}/{rest.replace('/', '.')}"
+        source, slash, rest = name.partition("/")
+        return f"{source}{slash}{rest.replace('/', '.')}"
 
     def _send_metrics(self) -> None:
         metrics, self._metrics = self._metrics, []

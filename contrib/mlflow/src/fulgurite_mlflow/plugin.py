@@ -8,11 +8,12 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.redact import redact_text, redact_value
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import EvaluationDirectory
 
 from fulgurite_mlflow.backend import Backend, RunIdentity, forget_run_id, read_run_id
-from fulgurite_mlflow.values import FOLDER, build_uri
+from fulgurite_mlflow.values import FOLDER, build_uri, clean_name
 
 
 @dataclass(eq=False)
@@ -92,7 +93,8 @@ class MLflowLogger(FileLogger):
             replaced_run_id = forget_run_id(folder)
         self._is_training = isinstance(run, fg.Run)
         history = run.history.records if goes_on and isinstance(run, fg.Run) else []
-        tags = {key: str(value) for key, value in self.tags.items()}
+        tags = redact_value({key: str(value) for key, value in self.tags.items()})
+        tags = {clean_name(key): value for key, value in tags.items()}
         name, parent_folder = folder.name, None
         store = folder.parent / FOLDER
         if isinstance(run.run_dir, EvaluationDirectory):
@@ -101,7 +103,13 @@ class MLflowLogger(FileLogger):
             store = parent_folder.parent / FOLDER
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or store
         self._backend = Backend(
-            RunIdentity(self.experiment, self.name or name, tags, folder, parent_folder),
+            RunIdentity(
+                redact_text(self.experiment),
+                redact_text(self.name or name),
+                tags,
+                folder,
+                parent_folder,
+            ),
             build_uri(uri),
             run_id,
             run.step,

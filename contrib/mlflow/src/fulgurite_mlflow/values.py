@@ -34,7 +34,9 @@ def clean_name(name: str) -> str:
     """
     parts = _REFUSED.sub("_", name).split("/")
     cleaned_parts = ["_" if part in ("", ".", "..") else part for part in parts]
-    return posixpath.join(*cleaned_parts)[:_LONGEST_NAME]
+    # In bytes: MLflow counts characters, but a store of files makes files of names.
+    raw = posixpath.join(*cleaned_parts).encode(errors="replace")
+    return raw[:_LONGEST_NAME].decode(errors="ignore")
 
 
 def build_uri(uri: str | Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.printable import as_printable
 from fulgurite_checkpoint import save_weights
 from fulgurite_cli import rebuild_experiment
 
@@ -33,10 +34,10 @@ def main(arguments: Sequence[str]) -> int:
         member = take_weights(state, options.member)
         save_weights(member, options.out)
     except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(as_printable(f"error: {error}"), file=sys.stderr)
         return 2
     except (FulguriteError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(as_printable(f"error: {error}"), file=sys.stderr)
         return 1
     print(f"{options.out}: member {options.member} of {options.run} at step {int(member.step)}")
     return 0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, check_name
 from fulgurite.redact import redact_text
 from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.training.state import TrainState
@@ -96,10 +96,7 @@ class ScheduledAction:
     before: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(
-                f"ScheduledAction: name is {self.name!r}; it must be a non-empty string"
-            )
+        check_name(self.name, "ScheduledAction: name")
         if not isinstance(self.trigger, str):
             object.__setattr__(self, "trigger", as_trigger(self.trigger))
         if self.stage not in STAGES:

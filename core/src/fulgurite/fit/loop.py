@@ -262,7 +262,9 @@ class Loop:
             media: by name.
             stream: of the records.
         """
-        self.metrics[name] = metrics
+        writable = self.dispatcher.select_writable(name, metrics)
+        if writable or not metrics:
+            self.metrics[name] = writable
         self.run.log_scalars(name, metrics, stream=stream)
         if media:
             self.run.log_media(name, media, stream=stream)
@@ -281,7 +283,8 @@ class Loop:
 
         def finish() -> Record:
             self.program.check_finite(self.program.read_nonfinite(flat))
-            return Record("media", "train", step, jax.device_get(media))
+            values = self.dispatcher.select_writable("train", jax.device_get(media))
+            return Record("media", "train", step, values)
 
         self.dispatcher.enqueue([*jax.tree.leaves(media), *flat.packed], finish)
 
@@ -787,6 +790,7 @@ class Loop:
             metrics = self.program.read_window(values, previous)
             if metrics is None:
                 return None
+            metrics = self.dispatcher.select_writable("train", metrics)
             self.metrics["train"] = previous | metrics
             if "skipped_steps" in metrics:
                 self._skipped.note(step, int(metrics["skipped_steps"]))

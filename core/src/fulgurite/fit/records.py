@@ -5,7 +5,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import jax
@@ -21,7 +21,8 @@ from fulgurite.errors import (
 )
 from fulgurite.model.media import Media
 from fulgurite.plugins.manager import HookImpl, PluginManager
-from fulgurite.redact import mask_registered, redact_text, redact_value
+from fulgurite.record_names import LEFT_OUT, find_fault, split_by_name
+from fulgurite.redact import mask_registered, mask_value, redact_text, redact_value
 from fulgurite.tracebacks import hide_internal_frames
 from fulgurite.tree.specs import is_array, is_real_dtype
 from fulgurite.waits import Wait, WaitAbandoned
@@ -66,13 +67,9 @@ class Record:
     wall_time: float | None = None
 
 
-def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any]:
-    """Return what a plugin logs as a record keeps it, whatever the plugin does with its own
-    arrays afterwards.
-
-    Secrets become `***`: in a configuration what looks like one, in texts what was registered.
-    What no logger could write is an error here. Otherwise the logger would be the one that fails,
-    and would be left out.
+def _check_record_types(kind: str, source: str, values: Any) -> str:
+    """Raise an error unless a plugin logs values of the types that loggers write; return the call,
+    for errors.
 
     Args:
         kind: the kind of the record.
@@ -81,7 +78,6 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
 
     Raises:
         PluginError: a name, a number or a medium has another type.
-        ConfigurationError: texts or a configuration cannot be written as JSON.
     """
     if kind not in get_args(RecordKind):
         raise PluginError(
@@ -104,18 +100,23 @@ def validate_record_values(kind: str, source: str, values: Any) -> dict[str, Any
                 f"{where}: {name!r} is of type {type(value).__name__}; pass media, such as those "
                 "of fulgurite_logging.media"
             )
-        if kind in ("text", "config"):
-            check_json_value(value, f"{where}: {name!r}")
-    if kind == "config":
-        return redact_value(values)
-    if kind == "text":
-        # Texts are samples as well, in which nothing may be guessed.
-        return jax.tree.map(_mask_if_text, values)
-    return _copy_host_arrays(values)
+    return where
 
 
-def _mask_if_text(value: Any) -> Any:
-    return mask_registered(value) if isinstance(value, str) else value
+def _mask_record(record: Record) -> Record:
+    """Return a record without registered secrets: in its source, in names and in texts."""
+    values = mask_value(record.values)
+    if record.kind == "media":
+        values = {name: _mask_media(value) for name, value in values.items()}
+    return replace(record, source=mask_registered(record.source), values=values)
+
+
+def _mask_media(media: Media) -> Media:
+    """Return a medium without registered secrets in those of its fields that are texts."""
+    values = {field.name: getattr(media, field.name) for field in fields(media)}
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    masked = mask_value(texts)
+    return media if masked == texts else replace(media, **masked)
 
 
 def _is_number(value: Any) -> bool:
@@ -213,7 +214,7 @@ class History:
 
     def find_last_step(self, name: str) -> int | None:
         """Return the last step at which `SOURCE/NAME` was logged; None if it never was."""
-        source, _, key = name.partition("/")
+        source, _, key = mask_registered(name).partition("/")
         for record in reversed(self._records):
             if record.source == source and key in record.values:
                 return record.step
@@ -265,6 +266,7 @@ class History:
         return f"History({', '.join(self.names())})"
 
     def _find_series(self, name: str) -> list[tuple[int, Any]]:
+        name = mask_registered(name)  # as the records have it
         series = []
         for record in self._records:
             for key, value in record.values.items():
@@ -311,6 +313,7 @@ class RecordDispatcher:
         self._loggers = loggers
         self._is_closed = False
         self._closed_loggers: set[str] = set()
+        self._left_out: set[str] = set()
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
 
     def open(self, step: int, **arguments: Any) -> None:
@@ -351,6 +354,60 @@ class RecordDispatcher:
         self._waiting.append((arrays, finish))
         self.num_records += 1
         self.flush(wait=False)
+
+    def validate(self, kind: str, source: str, values: Any) -> dict[str, Any] | None:
+        """Return what a plugin logs as a record keeps it, whatever the plugin does with its own
+        arrays afterwards; None if none of it has a name that can be written.
+
+        Secrets become `***`: in a configuration what looks like one, in texts what was registered.
+        What no logger could write is an error here. Otherwise the logger would be the one that
+        fails, and would be left out.
+
+        Args:
+            kind: the kind of the record.
+            source: where the values come from.
+            values: by name.
+
+        Raises:
+            PluginError: a name, a number or a medium has another type.
+            ConfigurationError: texts or a configuration cannot be written as JSON.
+        """
+        where = _check_record_types(kind, source, values)
+        writable = self.select_writable(source, values)
+        if values and not writable:
+            return None
+        if kind in ("text", "config"):
+            for name, value in writable.items():
+                check_json_value(value, f"{where}: {name!r}")
+        if kind == "config":
+            return redact_value(writable)
+        # Texts are samples as well, in which nothing may be guessed.
+        return writable if kind == "text" else _copy_host_arrays(writable)
+
+    def select_writable(self, source: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values whose names every logger and a checkpoint can write; none if they
+        cannot write the source. Each name that is left out is told once.
+
+        Args:
+            source: where the values come from.
+            values: by name.
+        """
+        fault = find_fault(source)
+        if fault is not None:
+            self._tell_left_out(f"what {source!r:.200} logs", fault)
+            return {}
+        selected, faults = split_by_name(values)
+        for name, name_fault in faults.items():
+            self._tell_left_out(f"{name!r:.200} of {source!r}", name_fault)
+        return selected
+
+    def _tell_left_out(self, what: str, fault: str) -> None:
+        message = mask_registered(f"{what} {LEFT_OUT}: a name cannot be written if {fault}")
+        if message in self._left_out:
+            return
+        self._left_out.add(message)
+        self.messages.append(message)
+        warnings.warn(message, stacklevel=2)
 
     def flush(self, *, wait: bool) -> None:
         """Pass on everything that waits.
@@ -398,6 +455,7 @@ class RecordDispatcher:
         return [hook for hook in hooks if hook.plugin.name in self._loggers]
 
     def _dispatch(self, record: Record) -> None:
+        record = _mask_record(record)
         if record.stream == "telemetry":
             record = replace(record, attempt=self.attempt, wall_time=time.time())
         elif record.kind == "scalars":

@@ -27,7 +27,6 @@ from fulgurite.fit.records import (
     RecordDispatcher,
     RecordKind,
     RecordStream,
-    validate_record_values,
 )
 from fulgurite.fit.scheduler import BoundAction
 from fulgurite.fit.snapshot import PathLike, Snapshot
@@ -471,14 +470,17 @@ class Run:
                 f"run.log_{kind} knows no stream {stream!r}. "
                 f"{did_you_mean(stream, get_args(RecordStream))}"
             )
-        values = validate_record_values(kind, source, values)
+        writable = self._loop.dispatcher.validate(kind, source, values)
+        if writable is None:
+            return
         step = self.step
         if not self._loop.is_exact:
             stream = "telemetry"
-        arrays = [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
+        arrays = [leaf for leaf in jax.tree.leaves(writable) if isinstance(leaf, jax.Array)]
 
         def finish() -> Record:
-            return Record(kind, source, step, jax.device_get(values) if arrays else values, stream)
+            on_host = jax.device_get(writable) if arrays else writable
+            return Record(kind, source, step, on_host, stream)
 
         self._loop.dispatcher.enqueue(arrays, finish)
 

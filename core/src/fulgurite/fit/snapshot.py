@@ -13,6 +13,7 @@ from fulgurite.errors import (
 )
 from fulgurite.fit.records import Record, RecordKind, check_json_value
 from fulgurite.plugins.manager import PluginManager, plugin_error_context
+from fulgurite.record_names import find_fault
 from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.training.state import TrainState
 from fulgurite.tree.paths import parse
@@ -180,7 +181,9 @@ def copy_host(
             state_copy = deepcopy(state)
         version = getattr(plugin.plugin, "state_version", 1)
         host_states[plugin.name] = {"version": version, "state": state_copy}
-    shared_json = {name: _select_json(values) for name, values in shared.items()}
+    shared_json = {
+        name: _select_json(values) for name, values in shared.items() if find_fault(name) is None
+    }
     if any(shared_json.values()):
         host_states[SHARED] = {"version": 1, "state": shared_json}
     return HostSnapshot(host_states, deepcopy(metrics))
@@ -201,7 +204,7 @@ def _select_json(values: dict[str, Any]) -> dict[str, Any]:
     selected = {}
     for name, value in values.items():
         try:
-            check_json_value(value, name)
+            check_json_value({name: value}, "run.shared")
         except ConfigurationError:
             continue
         selected[name] = deepcopy(value)

@@ -11,7 +11,13 @@ from importlib.metadata import EntryPoint, entry_points, packages_distributions,
 from pathlib import Path
 from typing import Any
 
-from fulgurite.errors import ConfigurationError, FulguriteError, PluginError, did_you_mean
+from fulgurite.errors import (
+    ConfigurationError,
+    FulguriteError,
+    PluginError,
+    check_name,
+    did_you_mean,
+)
 
 GROUP = "fulgurite.plugins"
 AUTOLOAD = "fulgurite.autoload"
@@ -354,4 +360,5 @@ def _register(
         while f"{base_name}:{instance}" in taken:
             instance += 1
     name = base_name if instance is None else f"{base_name}:{instance}"
+    check_name(name, f"{type(plugin).__name__}: the plugin's name", error=PluginError)
     return RegisteredPlugin(name, plugin, activation, order)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fulgurite.errors import FulguriteError
+from fulgurite.printable import as_printable
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import averaging, comparing, inspecting, listing
@@ -149,7 +150,7 @@ def _show(arguments: list[str]) -> int:
     def show() -> int:
         checkpoint = inspecting.open_checkpoint(options.checkpoint)
         if options.json:
-            print(dumps(inspecting.describe_checkpoint(checkpoint)))
+            print(as_printable(dumps(inspecting.describe_checkpoint(checkpoint))))
         else:
             print(inspecting.format_checkpoint(checkpoint))
         return 0
@@ -212,7 +213,7 @@ def _run_command(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (FulguriteError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(as_printable(f"error: {error}"), file=sys.stderr)
         return 2
 
 

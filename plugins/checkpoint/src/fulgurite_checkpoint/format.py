@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from fulgurite.errors import CheckpointError
 from fulgurite.metrics.direction import Mode, is_better
+from fulgurite.redact import mask_registered
 from fulgurite_runs.directory import get_folder, is_link
 from fulgurite_runs.json_codec import dumps, encode_readable, loads
 
@@ -116,7 +117,7 @@ class Entry:
         number."""
         if self.commit is None:
             return None
-        source, _, name = metric.partition("/")
+        source, _, name = mask_registered(metric).partition("/")
         value = self.commit.metrics.get(source, {}).get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None

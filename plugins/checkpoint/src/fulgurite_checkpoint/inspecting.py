@@ -8,13 +8,14 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import CheckpointError
+from fulgurite.printable import as_printable
 from fulgurite_runs.hyperparameters import get_hyperparameters
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.differences import describe_differences, list_changes
 from fulgurite_checkpoint.files import resolve_root
-from fulgurite_checkpoint.listing import format_number, format_size, strip_control_characters
+from fulgurite_checkpoint.listing import format_number, format_size
 from fulgurite_checkpoint.references import resolve_step_path
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 
@@ -75,7 +76,7 @@ def format_checkpoint(checkpoint: SavedCheckpoint) -> str:
     del description["arrays"]
     description = json.loads(dumps(description))  # metrics may be arrays
     lines = [str(checkpoint.path), "", *rows, total, "", json.dumps(description, indent=2)]
-    return strip_control_characters("\n".join(lines))
+    return as_printable("\n".join(lines))
 
 
 def compare_checkpoints(first: SavedCheckpoint, second: SavedCheckpoint) -> list[str]:
@@ -97,7 +98,7 @@ def compare_checkpoints(first: SavedCheckpoint, second: SavedCheckpoint) -> list
             rows.append(f"{name}: {_format_difference(first_values[name], second_values[name])}")
     rows += describe_differences(first.manifest, second.manifest)
     rows += list_changes(get_hyperparameters(first.manifest), get_hyperparameters(second.manifest))
-    return [strip_control_characters(row) for row in rows]
+    return [as_printable(row) for row in rows]
 
 
 def load_values(checkpoint: SavedCheckpoint, names: list[str]) -> dict[str, np.ndarray]:

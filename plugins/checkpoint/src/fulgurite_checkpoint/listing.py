@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
+from fulgurite.printable import as_printable
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import as_float
 from fulgurite_runs.lock import DEAD
@@ -125,11 +126,10 @@ def print_json(rows: Sequence[Any]) -> None:
 def print_csv(rows: Sequence[Any], columns: Columns) -> None:
     """Print rows as comma-separated values; the arguments are those of `print_table`."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(as_printable, columns))
     for row in rows:
         cells = [format_cell(row) for format_cell in columns.values()]
-        # A lone surrogate, as in a file name of another encoding, can only be shown as its escape.
-        writer.writerow([cell.encode(errors="backslashreplace").decode() for cell in cells])
+        writer.writerow([as_printable(cell) for cell in cells])
 
 
 def print_table(rows: Sequence[Any], columns: Columns) -> None:
@@ -139,21 +139,15 @@ def print_table(rows: Sequence[Any], columns: Columns) -> None:
         rows: dataclasses.
         columns: functions that format a cell of a row, by the column's title.
     """
-    lines = [list(columns)]
+    table = [list(columns)]
     for row in rows:
-        cells = [format_cell(row) for format_cell in columns.values()]
-        lines.append([strip_control_characters(cell) for cell in cells])
+        table.append([format_cell(row) for format_cell in columns.values()])
+    # A line break would begin a line that looks like another row.
+    lines = [[as_printable(cell).replace("\n", "\\n") for cell in cells] for cells in table]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         print("  ".join(cells).rstrip())
-
-
-def strip_control_characters(text: str) -> str:
-    """Return a text from a file, with nothing in it that a terminal would obey."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else "�" for character in text
-    )
 
 
 def format_number(value: float | None) -> str:

@@ -14,7 +14,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, SaveError, did_you_mean
 from fulgurite.fit.monitor import find_module_view
-from fulgurite.redact import format_error
+from fulgurite.redact import format_error, mask_value
 from fulgurite.waits import WaitAbandoned
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.hyperparameters import takes_program
@@ -231,9 +231,9 @@ class Saver:
             attempt=run.attempt,
             hashes=[],
             logger_positions=[],
-            metrics=metrics,
+            metrics=mask_value(metrics),
             monitor=policy.best_by,
-            timings=self._sum_timings(run),
+            timings=mask_value(self._sum_timings(run)),
             wall_time=time.time(),
             run=get_run_path(run.run_dir),
         )

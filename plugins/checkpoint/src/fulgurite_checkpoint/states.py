@@ -9,6 +9,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, StateError
 from fulgurite.fit.snapshot import CheckpointSource
 from fulgurite.training.state import check_not_consumed
 from fulgurite.tree.specs import format_tree
+from fulgurite_runs.manifest import describe_model
 
 from fulgurite_checkpoint import arrays, restoring
 from fulgurite_checkpoint.files import resolve_root
@@ -54,7 +55,7 @@ def save_state(state: fg.TrainState, out: str | os.PathLike[str]) -> None:
         "configuration": None,
         "program": None,
         "plugins": [],
-        "model": format_tree(state.module).splitlines(),
+        "model": describe_model(format_tree(state.module)),
         "settings": {"steps": 1, "epochs": None},
     }
     index = {

@@ -9,10 +9,12 @@ from typing import Any
 import fulgurite as fg
 import jax.numpy as jnp
 from fulgurite.errors import CheckpointError
+from fulgurite.redact import mask_value
 from fulgurite.tree.specs import format_tree
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.directory import expand_path
 from fulgurite_runs.json_codec import dumps, encode_readable
+from fulgurite_runs.manifest import describe_model
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import write_durably
@@ -49,12 +51,12 @@ def save_weights(source: fg.FitResult | fg.TrainState, out: str | os.PathLike[st
         "configuration": None,
         "program": None,
         "plugins": [],
-        "model": format_tree(state.module).splitlines(),
+        "model": describe_model(format_tree(state.module)),
         "settings": {"steps": None, "epochs": None},
     }
     index = {
         "step_range": fg.StepRange(0, step).to_json(),
-        "metrics": source.metrics if isinstance(source, fg.FitResult) else {},
+        "metrics": mask_value(source.metrics) if isinstance(source, fg.FitResult) else {},
         "stop_reason": None,
     }
     write_weights(Path(expand_path(out)), step, by_path, manifest, index)

@@ -14,6 +14,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
+from fulgurite.redact import mask_registered
 from fulgurite.waits import Wait, WaitAbandoned
 from fulgurite_runs.waiting import start_thread
 
@@ -112,7 +113,14 @@ class PendingCheckpoint:
             self.assert_locked()
         for name, text in self.texts.items():
             self._go_on_with(name)
-            (self.path / name).write_bytes(text.encode())
+            file = self.path / name
+            # States and paths stay as they are, or a run could not go on with them.
+            if isinstance(file, Path) and mask_registered(text) != text:
+                file.touch()
+                file.chmod(0o600)
+                if name == "index.json":  # the arrays are called by these paths, too
+                    (self.path / "arrays").chmod(0o700)
+            file.write_bytes(text.encode())
         positions = {}
         for name, get_position in self.get_positions.items():
             self._go_on_with(f"logger {name!r}")

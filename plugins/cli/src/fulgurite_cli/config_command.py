@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.printable import as_printable
 from fulgurite_config import ConfigError, diff
 
 from fulgurite_cli.configuration import KEY, read_config
+from fulgurite_cli.mistakes import format_mistake
 from fulgurite_cli.start_config import read_config_file, read_run_config
 
 
@@ -28,12 +30,12 @@ def run_config(arguments: list[str]) -> int:
     try:
         differences = find_differences(_read(options.first), _read(options.second))
     except (CheckpointError, ConfigError, ConfigurationError) as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, format_mistake(error))
     if options.json:
         print(json.dumps(differences, indent=1))
         return 1 if differences else 0
     for path, (old, new) in differences.items():
-        print(f"{path}: {_format(old)} -> {_format(new)}")
+        print(as_printable(f"{path}: {_format(old)} -> {_format(new)}"))
     return 1 if differences else 0
 
 

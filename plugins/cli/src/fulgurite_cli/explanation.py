@@ -11,6 +11,7 @@ from fulgurite.errors import ConfigurationError, PluginError, ProcessError
 from fulgurite.fit.scheduler import BoundAction
 from fulgurite.plugins.markers import Combine, find_hookspecs
 from fulgurite.plugins.selection import RegisteredPlugin
+from fulgurite.printable import as_printable
 from fulgurite.triggers import Or
 from fulgurite_runs.program import describe_program, format_program
 
@@ -49,7 +50,7 @@ def run_explain(arguments: list[str]) -> int:
         parser.exit(2, format_mistake(error))
     if options.run is not None:
         built.engine.run_dir = options.run
-    print_to_pipe(explain(built.engine))
+    print_to_pipe(as_printable(explain(built.engine)))
     return 0
 
 

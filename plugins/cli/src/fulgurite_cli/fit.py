@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fulgurite_config import ConfigError, Node, NotLoadedError, apply_overrides
 
+from fulgurite_cli.importing import add_program_folder
 from fulgurite_cli.options import FitParser, add_fit_options
 from fulgurite_cli.programs import find_mistyped_argument, find_mistyped_path, find_program
 
@@ -31,7 +32,7 @@ def load_experiment(path: str) -> "Callable[..., Experiment]":
         from fulgurite.errors import ConfigurationError
 
         raise ConfigurationError(f"there is no Python file {path}")
-    sys.path.insert(0, str(file.resolve().parent))  # modules beside the program can be imported
+    add_program_folder(file.resolve().parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     spec.loader.exec_module(module)

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 
+from fulgurite.printable import as_printable
+from fulgurite.redact import redact_shapes
 from fulgurite.tracebacks import NOTE
 
 
 def format_mistake(error: BaseException) -> str:
     """Return an error as one line, and its notes, such as the place in a configuration and the line
     that wrote it, below."""
-    return "".join(f"{line}\n" for line in (f"error: {error}", *_iter_notes(error)))
+    text = "".join(f"{line}\n" for line in (f"error: {error}", *_iter_notes(error)))
+    # The log of a run of a sweep is a file. The text is ours, and says `token: ...` of no secret.
+    return as_printable(redact_shapes(text))
 
 
 def _iter_notes(error: BaseException) -> Iterator[str]:

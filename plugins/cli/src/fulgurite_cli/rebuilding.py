@@ -1,8 +1,6 @@
 """Building the experiment of a run again, from its manifest."""
 
-import os
 import reprlib
-import sys
 from collections.abc import Sequence
 
 from fulgurite.errors import ConfigurationError
@@ -12,6 +10,7 @@ from fulgurite_runs import RunDirectory
 from fulgurite_cli.configuration import KEY, rebuild_from_config
 from fulgurite_cli.experiment import Experiment, as_experiment, build_experiment
 from fulgurite_cli.fit import load_experiment
+from fulgurite_cli.importing import find_allowed_modules_here
 from fulgurite_cli.programs import find_program
 
 
@@ -26,7 +25,8 @@ def rebuild_experiment(
             place of the run's. None for the file of that name in the current directory; or, if
             `allow` is not empty, for none: the configuration in the manifest is resolved alone.
         overrides: arguments that the run does not record.
-        allow: names `module:name`, packages and modules that the configuration may import.
+        allow: names `module:name`, packages and modules that the configuration may import. Without
+            a program those in the current directory are found, and nothing else that is in it.
 
     Raises:
         CheckpointError: there is no run.
@@ -41,8 +41,7 @@ def rebuild_experiment(
             "the path"
         )
     if program is None and allow:
-        # As for a program: modules beside it can be imported.
-        sys.path.insert(0, os.getcwd())
+        find_allowed_modules_here(allow)
         arguments = config or {}
         experiment = as_experiment(rebuild_from_config(arguments, overrides, None, allow))
         experiment.engine.config = arguments | {KEY: RedactedText(arguments[KEY])}

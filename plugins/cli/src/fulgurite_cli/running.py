@@ -21,6 +21,7 @@ from fulgurite.errors import (
     PluginError,
     ProcessError,
 )
+from fulgurite.printable import as_printable
 from fulgurite.redact import redact_value
 from fulgurite.tracebacks import VARIABLE, has_user_frames, hide_internal_frames
 from fulgurite_runs import RunDirectory
@@ -70,7 +71,7 @@ def run(
         start_config, start_source = read_start_config(options)
         if options.should_print:
             descriptions = describe_runs(experiment, options, start_config, start_source)
-            print_to_pipe("\n\n".join(descriptions))
+            print_to_pipe(as_printable("\n\n".join(descriptions)))
             sys.exit(0)
         if options.sweep:
             sys.exit(
@@ -204,7 +205,7 @@ def shorten_warnings() -> Iterator[None]:
         message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
         if re.search(r"[/\\]fulgurite(_\w+)?[/\\]", filename):
-            return f"warning: {message}\n"
+            return as_printable(f"warning: {message}\n")
         return former(message, category, filename, lineno, line)
 
     warnings.formatwarning = format_warning

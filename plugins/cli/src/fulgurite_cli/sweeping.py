@@ -2,16 +2,18 @@
 
 import argparse
 import inspect
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import MASK, is_secret_name
+from fulgurite.redact import MASK, is_secret_name, redact_shapes
 from fulgurite_config import ConfigError
 from fulgurite_config.sweeps import expand_axes
 from fulgurite_config.values import split_commas
@@ -36,9 +38,12 @@ def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[
         axes: texts as `fulgurite_config.sweep` takes them: `lr=1e-3,1e-2`.
 
     Raises:
-        ConfigurationError: an axis is none, something is set twice, or two runs would be the
-            same.
+        ConfigurationError: an axis is none or holds a secret, something is set twice, or two runs
+            would be the same.
     """
+    for axis in axes:
+        if redact_shapes(axis) != axis:
+            raise _make_secret_error(axis.partition("=")[0])
     try:
         runs = expand_axes(axes)
     except ConfigError as error:
@@ -132,10 +137,14 @@ def _check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
     paths = [path for axis in axes for path in split_commas(axis.partition("=")[0])]
     for path in paths:
         if arguments.get(path) == MASK or is_secret_name(path.rpartition(".")[2]):
-            raise ConfigurationError(
-                f"{path} is a secret, and runs of a sweep are called by what they change: let the "
-                f"program choose the secret by an argument that is none"
-            )
+            raise _make_secret_error(path)
+
+
+def _make_secret_error(path: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} is a secret, and runs of a sweep are called by what they change: let the program "
+        f"choose the secret by an argument that is none"
+    )
 
 
 def _is_done(run: RunDirectory, config: dict[str, Any]) -> bool:
@@ -164,11 +173,22 @@ def _build_command(
 
 def _get_program(experiment: Callable[..., Any]) -> list[str]:
     """Return the arguments of Python that run a program as this process does: as a module of its
-    package if it was started by `python -m`, or its functions would have other names."""
+    package if it was started by `python -m`, or its functions would have other names.
+
+    `-P` keeps Python from importing from the current directory, unless that is where the package
+    itself was found.
+    """
     spec = sys.modules["__main__"].__spec__
     if experiment.__module__ == "__main__" and spec is not None:
-        return ["-m", spec.name]
-    return ["-m", "fulgurite_cli", "fit", inspect.getfile(experiment)]
+        safe = [] if _is_in_current_directory(spec.name) else ["-P"]
+        return [*safe, "-m", spec.name]
+    return ["-P", "-m", "fulgurite_cli", "fit", inspect.getfile(experiment)]
+
+
+def _is_in_current_directory(module: str) -> bool:
+    """Return whether a module that is running was found in the current directory."""
+    package = module.partition(".")[0]
+    return PathFinder.find_spec(package, [os.getcwd()]) is not None and not sys.flags.safe_path
 
 
 def _run_commands(

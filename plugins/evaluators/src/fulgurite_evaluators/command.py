@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
 from fulgurite.evaluation.evaluator import EvaluationResult
+from fulgurite.printable import as_printable
 from fulgurite_cli import Experiment, rebuild_experiment
 from fulgurite_cli.mistakes import format_mistake
 from fulgurite_runs import RunDirectory
@@ -152,7 +153,7 @@ def _evaluate_once(experiment: Experiment, run: RunDirectory, options: argparse.
     def report(name: str, step: int, result: EvaluationResult | Exception) -> None:
         if isinstance(result, Exception):
             text = "".join(traceback.format_exception(result))
-            print(f"{name}  step {step}  failed:\n{text}", file=sys.stderr)
+            print(as_printable(f"{name}  step {step}  failed:\n{text}"), file=sys.stderr)
         elif options.json:
             _print_line(dumps({"evaluator": name, "step": step, "metrics": result.metrics}))
         else:
@@ -173,4 +174,4 @@ def parse_step(text: str) -> int | str:
 
 def _print_line(text: str) -> None:
     # Whoever follows the process sees each line at once.
-    print(text, flush=True)
+    print(as_printable(text), flush=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.record_names import split_by_name
+from fulgurite.redact import mask_value
 from fulgurite_runs import EvaluationDirectory, RunDirectory
 from fulgurite_runs.directory import hash_commit, supersede
 from fulgurite_runs.lock import Lock, read_owner
@@ -152,7 +154,9 @@ class Follower:
                 self._note_failure(step, commit, [name], "failed")
                 continue
             logger_state = logger.log(name, step, result)
-            results.append(EvaluationRecord(name, step, commit, result.metrics), logger_state)
+            metrics, _ = split_by_name(result.metrics)
+            record = EvaluationRecord(name, step, commit, mask_value(metrics))
+            results.append(record, logger_state)
             self._print_line(format_result(name, step, result.metrics))
 
     def _note_failure(self, step: int, commit: str, names: list[str], what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.evaluation.evaluator import EvaluationResult
-from fulgurite.fit.records import Record, RecordDispatcher, validate_record_values
+from fulgurite.fit.records import Record, RecordDispatcher, RecordKind
 from fulgurite_runs.loggers import flush_loggers, rewind_loggers
 
 
@@ -72,9 +72,9 @@ class ResultLogger:
             self._manifest = None
         # Exact though it depends on the clock which checkpoints are evaluated: what belongs to no
         # result is dropped at the next start, so that each result is there once.
-        self._emit(Record("scalars", name, step, _validate("scalars", name, result.metrics)))
+        self._emit_result("scalars", name, step, result.metrics)
         if result.media:
-            self._emit(Record("media", name, step, _validate("media", name, result.media)))
+            self._emit_result("media", name, step, result.media)
         get_positions = flush_loggers(self._plugins, step)
         return {
             "positions": {plugin: get_position() for plugin, get_position in get_positions.items()},
@@ -84,6 +84,11 @@ class ResultLogger:
     def close(self) -> None:
         """Have the loggers write out everything and end."""
         self._stack.close()
+
+    def _emit_result(self, kind: RecordKind, name: str, step: int, values: dict[str, Any]) -> None:
+        writable = jax.device_get(self._dispatcher.validate(kind, name, values))
+        if writable is not None:
+            self._emit(Record(kind, name, step, writable))
 
     def _emit(self, record: Record) -> None:
         self._dispatcher.enqueue([], lambda: record)
@@ -100,7 +105,3 @@ class ResultLogger:
             if hook.plugin.name in host_states:
                 entry = host_states[hook.plugin.name]
                 hook(self._step, state=entry["state"], version=entry["version"])
-
-
-def _validate(kind: str, source: str, values: Any) -> dict[str, Any]:
-    return jax.device_get(validate_record_values(kind, source, values))

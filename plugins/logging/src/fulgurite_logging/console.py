@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import fulgurite as fg
+from fulgurite.printable import as_printable
 
 from fulgurite_logging.writer import BackgroundWriter
 
@@ -178,7 +179,7 @@ class _LineBackend:
 
 
 def _print_line(record: fg.Record, line: str) -> None:
-    print(line, flush=True)
+    print(as_printable(line), flush=True)
 
 
 def format_number(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, StateError
-from fulgurite.fit.records import RecordDispatcher, RecordKind, validate_record_values
+from fulgurite.fit.records import RecordDispatcher, RecordKind
 from fulgurite.fit.run import EngineView
 from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite_runs import RunDirectory, get_run_directory
@@ -182,8 +182,9 @@ class LoopLogger(AbstractContextManager["LoopLogger", None]):
                 "of steps"
             )
         self._step = step
-        values = jax.device_get(validate_record_values(kind, source, values))
-        dispatcher.enqueue([], lambda: fg.Record(kind, source, step, values))
+        writable = jax.device_get(dispatcher.validate(kind, source, values))
+        if writable is not None:
+            dispatcher.enqueue([], lambda: fg.Record(kind, source, step, writable))
 
     def _get_dispatcher(self) -> RecordDispatcher:
         if self._dispatcher is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.printable import as_printable
 from fulgurite_runs.directory import hash_commit
 from fulgurite_runs.json_codec import as_float
 
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     try:
         plot_runs(options.runs, options.metric or ["loss"], options.out, log=options.log)
     except (ConfigurationError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(as_printable(f"error: {error}"), file=sys.stderr)
         return 2
     print(f"wrote {options.out}")
     return 0
@@ -85,7 +86,7 @@ def plot_runs(
                 steps, values = series[name]
                 label = name if len(runs) == 1 else f"{run.name} {name}"
                 marker = "." if len(steps) < 30 else ""
-                axes.plot(steps, values, label=label, linewidth=1.2, marker=marker)
+                axes.plot(steps, values, label=as_printable(label), linewidth=1.2, marker=marker)
     if len(metrics) == 1:
         axes.set_ylabel(metrics[0])
     axes.grid(alpha=0.3)

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 import fulgurite as fg
+from fulgurite.printable import as_printable
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -116,7 +117,7 @@ class Display:
 
     def print_message(self, message: str) -> None:
         """Print a sentence of the run, above the line."""
-        self.console.print(Text(f"note: {message}"))
+        self.console.print(Text(as_printable(f"note: {message}")))
 
     def print_cost(self, name: str, compiled: Any, jaxpr: Any) -> None:
         """Print what an executable takes, above the line.

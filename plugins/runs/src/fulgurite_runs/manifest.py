@@ -9,7 +9,7 @@ import fulgurite as fg
 import jax
 from fulgurite.plugins.manager import PluginManager
 from fulgurite.plugins.selection import RegisteredPlugin
-from fulgurite.redact import redact_text, redact_value
+from fulgurite.redact import redact_shapes, redact_text, redact_value
 from fulgurite.triggers import Trigger
 
 from fulgurite_runs.hyperparameters import describe_hyperparameters
@@ -19,6 +19,8 @@ PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy", "orbax-ch
 SETTINGS = ("seed", "steps_per_execution", "limit_train_batches", "on_nonfinite")
 """The settings of an engine, besides the length of the fit, that change its numbers."""
 _CUDA = re.compile(r"cuda\s+(\d[\d.]*)", re.IGNORECASE)
+# What an object without a form of its own says of itself, perhaps as a field of a secret name.
+_REPR = re.compile(r"(?:\w+=)?<[^<>]*>")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -64,14 +66,22 @@ def build_manifest(run: fg.Run) -> dict[str, Any]:
             "processes": jax.process_count(),
             "mesh": None if mesh is None else dict(mesh.shape),
         },
-        "model": [_redact_line(line) for line in _ADDRESS.sub("", run.module_text).splitlines()],
+        "model": describe_model(run.module_text),
     }
 
 
+def describe_model(module_text: str) -> list[str]:
+    """Return the lines that Equinox prints of a module, without addresses and secrets."""
+    return [_redact_line(line) for line in _ADDRESS.sub("", module_text).splitlines()]
+
+
 def _redact_line(line: str) -> str:
-    """Return a line of a module's text without secrets. They are texts, so between quotes; in
+    """Return a line of a module's text without secrets. Those that are known by what they are
+    called are between quotes, or in what an object says of itself, `<Client token=abc>`; in
     attention, `key=Linear(` is none."""
-    return redact_text(line) if "'" in line or '"' in line else line
+    if "'" in line or '"' in line:
+        return redact_text(line)
+    return redact_shapes(_REPR.sub(lambda match: redact_text(match[0]), line))
 
 
 def get_arguments(manifest: dict[str, Any]) -> dict[str, Any]:

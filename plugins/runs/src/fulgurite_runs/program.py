@@ -24,6 +24,9 @@ _OTHER_REPOSITORY = {
     "GIT_PREFIX",
 }
 
+_SCOPES_OF_REPOSITORY = ("local", "worktree")
+"""What git calls the settings that come with a repository, and not from the user."""
+
 
 def describe_program(file: str | None) -> dict[str, Any]:
     """Return what is known of a program, as JSON; what cannot be found out is None.
@@ -92,16 +95,38 @@ def read_git(path: Path) -> dict[str, Any] | None:
 
     Returns:
         None if the file is in no working tree, the tree has no commit, or git is missing or does
-        not answer in time. `dirty` is None if only that question was not answered.
+        not answer in time. `dirty` is None if only that question was not answered. Filters of the
+        repository's own configuration are not run, so a file that one of them changes is dirty;
+        changes within submodules do not count.
     """
     commit = _ask_git(path.parent, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None
-    changes = _ask_git(path.parent, "status", "--porcelain", "--untracked-files=no")
+    changes = _read_changes(path.parent)
     tracked_file = _ask_git(path.parent, "ls-files", "--", path.name)
     is_answered = changes is not None and tracked_file is not None
     is_dirty = bool(changes) or not tracked_file
     return {"commit": commit, "dirty": is_dirty if is_answered else None}
+
+
+def _read_changes(folder: Path) -> str | None:
+    """Return what git says of changed files in a working tree, without running what the tree names;
+    None if it does not answer, or cannot be asked without."""
+    listing = _ask_git(folder, "config", "--list", "--null", "--show-scope", "--name-only")
+    if listing is None:
+        return None
+    words = listing.split("\0")
+    options: list[str] = []
+    for scope, name in zip(words[::2], words[1::2], strict=False):
+        if scope in _SCOPES_OF_REPOSITORY and name.startswith("filter."):
+            driver = name.rpartition(".")[0]
+            if "=" in driver or not driver.isascii():  # an option may not name it
+                return None
+            for setting in ("clean=", "process=", "required=false"):
+                options += ["-c", f"{driver}.{setting}"]
+    # A submodule has settings of its own, so no git is started in one.
+    command = ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty"]
+    return _ask_git(folder, *options, *command)
 
 
 def _ask_git(folder: Path, *arguments: str) -> str | None:
@@ -110,6 +135,8 @@ def _ask_git(folder: Path, *arguments: str) -> str | None:
         name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY
     }
     environment["GIT_OPTIONAL_LOCKS"] = "0"  # only read, also where that means to look again
+    # A clone that lacks files would fetch them, by a command that its settings name.
+    environment["GIT_ALLOW_PROTOCOL"] = "none"
     # The repository's settings could name a program that git would start.
     command = ["git", "-c", "core.fsmonitor=false", *arguments]
     try:

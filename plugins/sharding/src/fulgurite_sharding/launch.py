@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from fulgurite.errors import ConfigurationError
+from fulgurite.printable import as_printable
 
 from fulgurite_sharding.distributed import VARIABLE, ProcessGroup
 from fulgurite_sharding.profiles import Profile, find_group_profile, read_profile
@@ -148,6 +149,7 @@ def _run_here(profile: Profile, options: argparse.Namespace) -> int:
     device_variables = _get_device_variables(count, profile.devices)
     command = [
         sys.executable,
+        "-P",  # nothing is imported from the current directory; the worker adds the program's
         "-m",
         "fulgurite_sharding.worker",
         options.program,
@@ -155,7 +157,7 @@ def _run_here(profile: Profile, options: argparse.Namespace) -> int:
     ]
     if options.print:
         for variables in device_variables:
-            _print_command({**profile.environment, **variables}, command)
+            print(_format_command({**profile.environment, **variables}, command))
         return 0
     if options.logs:
         _make_folder(options.logs)
@@ -202,21 +204,27 @@ def _run_command(profile: Profile, where: str, options: argparse.Namespace) -> i
     if words:
         command = [*words, "fulgurite", *command]
     else:
-        command = [sys.executable, "-m", "fulgurite_cli", *command]
+        command = [sys.executable, "-P", "-m", "fulgurite_cli", *command]
         variables |= _get_device_variables(1, profile.devices)[0]
     if options.print:
-        _print_command(variables, command)
+        print(_format_command(variables, command))
         return 0
     if shutil.which(command[0]) is None:
         raise ConfigurationError(f"{where}: there is no program {command[0]!r} on this machine")
+    if options.profile is None and options.profiles is None:
+        # Nobody named it: it was found in the current directory, and says what to start.
+        started = _format_command(variables, command)
+        line = f"{where} is for this group. It starts: {started}"
+        print(as_printable(line), file=sys.stderr)
     sys.stdout.flush()
+    sys.stderr.flush()
     os.execvpe(command[0], command, {**os.environ, **variables})
 
 
-def _print_command(variables: Mapping[str, str], command: Sequence[str]) -> None:
-    """Print a command as it can be pasted into a shell."""
+def _format_command(variables: Mapping[str, str], command: Sequence[str]) -> str:
+    """Return a command as it can be pasted into a shell."""
     assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    print(" ".join([*assignments, shlex.join(command)]))
+    return " ".join([*assignments, shlex.join(command)])
 
 
 class _Process:

@@ -1,4 +1,4 @@
-"""What `fulgurite launch` starts: `python -m fulgurite_sharding.worker PROGRAM ...`."""
+"""What `fulgurite launch` starts: `python -P -m fulgurite_sharding.worker PROGRAM ...`."""
 
 import os
 import runpy
@@ -7,6 +7,7 @@ import sys
 import threading
 
 from fulgurite.errors import FulguriteError
+from fulgurite.plugins.selection import find_installed
 
 from fulgurite_sharding.distributed import exit_process, initialize_distributed
 from fulgurite_sharding.launch import STOP_CODES
@@ -25,7 +26,8 @@ def main() -> None:
     except FulguriteError as error:
         sys.exit(f"error: {error}")
     sys.argv = [program, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(program))
+    find_installed()  # before the program's folder can be searched for plugins
+    sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
     try:
         runpy.run_path(program, run_name="__main__")
     except SystemExit as end:

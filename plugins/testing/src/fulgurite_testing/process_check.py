@@ -58,6 +58,7 @@ def _build_command(subject: PluginUnderTest, make_plugin: Any) -> list[str]:
         port = free.getsockname()[1]
     return [
         sys.executable,
+        "-P",
         "-m",
         "fulgurite_testing.process_worker",
         str(port),

@@ -9,6 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.record_names import LEFT_OUT
 from fulgurite_runs.json_codec import check_readable
 
 from fulgurite_testing.compare import find_difference, find_rough_difference
@@ -69,6 +70,14 @@ def check_trains(subject: PluginUnderTest) -> None:
     step = int(result.state.step)
     if result.stop_reason is None and step != STEPS:
         raise CheckError(f"training of {STEPS} steps ended at step {step}")
+
+
+def check_names(subject: PluginUnderTest) -> None:
+    """What it logs has names that every logger and a checkpoint can write."""
+    messages = subject.first_fit.result.messages
+    problems = [message for message in messages if LEFT_OUT in message]
+    if problems:
+        raise CheckError("; ".join(problems))
 
 
 def check_streams(subject: PluginUnderTest) -> None:

@@ -1,5 +1,6 @@
 """Hand records to wandb. All of it runs on the writer's thread."""
 
+import errno
 import json
 import os
 import warnings
@@ -220,9 +221,25 @@ class Backend:
         )
 
     def _hand_over_row(self) -> None:
-        if self._row and self._run is not None:
-            self._run.log(self._row, step=self._row_step)
-            self._row = {}
+        row, self._row = self._row, {}
+        if not row or self._run is None:
+            return
+        try:
+            self._run.log(row, step=self._row_step)
+        except (ValueError, TypeError, OSError) as error:
+            if not _is_refusal(error):
+                raise
+            self._hand_over_alone(row)
+
+    def _hand_over_alone(self, row: dict[str, Any]) -> None:
+        """Hand over each value of a row that wandb refused, and warn of those that are at fault."""
+        for name, value in row.items():
+            try:
+                self._run.log({name: value}, step=self._row_step)
+            except (ValueError, TypeError, OSError) as error:
+                if not _is_refusal(error):
+                    raise
+                self._warn_refused(name, self._row_step, error)
 
     def _update_config(self, record: fg.Record) -> None:
         if record.source == "best":
@@ -232,6 +249,12 @@ class Backend:
         values = json.loads(dumps(record.values))
         arguments = values.pop("configuration", None) or {}
         self._run.config.update({**arguments, record.source: values}, allow_val_change=True)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether wandb refuses a value, such as one whose name its files or artifacts cannot
+    have; a full disk or a lost connection is none."""
+    return not isinstance(error, OSError) or error.errno == errno.ENAMETOOLONG
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import is_better
+from fulgurite.redact import redact_text
 from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite_logging import BackgroundWriter
 from fulgurite_runs import EvaluationDirectory, RunPlugin
@@ -146,6 +147,7 @@ class WandbLogger(RunPlugin):
             **_describe_run(run),
             **self.settings,
         }
+        settings = {name: _redact_setting(value) for name, value in settings.items()}
         self._backend = Backend(settings, self.mode, folder, self.timeout, resume_point, check_lock)
         self._writer = BackgroundWriter(self.plugin_name, self._backend, pre_write=check_lock)
         self._writer.timeout = self.timeout + EXTRA_TIMEOUT
@@ -253,3 +255,11 @@ def _find_resume_point(run: fg.LoggedRun) -> ResumePoint:
     records = run.run_dir.path / "records.jsonl"
     size = records.stat().st_size if records.is_file() else 0
     return ResumePoint(run.step, records, size)
+
+
+def _redact_setting(value: Any) -> Any:
+    """Return an argument of `wandb.init` without secrets, if it is a text, or some, such as tags.
+    The names of arguments say nothing of it: `config_exclude_keys` holds none."""
+    if isinstance(value, str):
+        return redact_text(value)
+    return [_redact_setting(item) for item in value] if isinstance(value, list | tuple) else value
