@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.redact import MASK, is_secret_name
 from fulgurite_config import ConfigError
 from fulgurite_config.paths import split_override
@@ -135,8 +135,12 @@ def _check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
 
 
 def _is_done(run: RunDirectory, config: dict[str, Any]) -> bool:
-    """Return whether a run is complete, and was started with a configuration."""
-    return run.is_complete and run.read_manifest().get("configuration") == config
+    """Return whether a run is complete, and was started with a configuration. One that cannot be
+    read is not: it is started, and says what is wrong while the others train."""
+    try:
+        return run.is_complete and run.read_manifest().get("configuration") == config
+    except CheckpointError:
+        return False
 
 
 def _build_command(

@@ -23,6 +23,8 @@ DEAD = 60.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
 # This clock does not stop while the machine sleeps.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK_PRECISION = 2.0
+"""In seconds: the kernel says in whole ones when it began."""
 # The kernel's numbers of processes are 32 bits wide.
 _LARGEST_NUMBER = 2**31 - 1
 # The file always has the same size in bytes, so that one write replaces all of it.
@@ -54,20 +56,27 @@ class Owner:
         """Whether it is or was on this machine, since its last start."""
         return (self.host, self.boot) == (platform.node(), _read_boot_id())
 
-    @property
-    def is_running(self) -> bool:
-        """Whether its process may still be there, as far as this machine can tell."""
+    def is_running(self, last_heartbeat: float) -> bool:
+        """Return whether its process may still be there, as far as this machine can tell.
+
+        Args:
+            last_heartbeat: when the last one was, in seconds since 1970.
+        """
         if self.ended:
             return False
+        is_silent = time.time() - last_heartbeat > DEAD
         if not self.is_local:
-            return True
+            return not is_silent
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             pass  # it is there, and somebody else's
-        return True
+        # The number of a process that is gone is given to another one. Not by the start alone: a
+        # clock that was wrong when the fit began and is right now makes a process look younger.
+        began = _read_start(self.pid)
+        return not is_silent or began is None or began <= self.started + _CLOCK_PRECISION
 
     def __str__(self) -> str:
         return f"attempt {self.attempt}, process {self.pid} on {self.host}"
@@ -114,6 +123,7 @@ class Lock:
         self._checked = time.clock_gettime(_CLOCK)
         self._last_heartbeat: float | None = None
         self._descriptor = self._acquire()
+        self._previous = os.pread(self._descriptor, _SIZE, 0), os.fstat(self._descriptor)
         self._owner = Owner(platform.node(), _read_boot_id(), os.getpid(), time.time(), attempt)
         try:
             self._write(self._owner)
@@ -160,6 +170,22 @@ class Lock:
         try:
             if entry is not None and entry[0] == self._owner:
                 self._write(replace(self._owner, ended=True))
+        finally:
+            _HELD.discard(self)
+            os.close(self._descriptor)
+
+    def give_back(self) -> None:
+        """Let go of the lock, and leave the file as it was before: the run belongs to whoever
+        trained it last."""
+        self._released.set()
+        self._thread.join()
+        content, file = self._previous
+        try:
+            if self._read_successor() is None and not self._is_lost():
+                os.pwrite(self._descriptor, content, 0)
+                os.ftruncate(self._descriptor, len(content))
+                os.utime(self._descriptor, ns=(file.st_atime_ns, file.st_mtime_ns))
+                os.fsync(self._descriptor)
         finally:
             _HELD.discard(self)
             os.close(self._descriptor)
@@ -341,6 +367,20 @@ def _is_same_file(file: os.stat_result, path: Path) -> bool:
         return os.path.samestat(file, os.lstat(path))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def _read_start(pid: int) -> float | None:
+    """Return when a process of this machine began, in seconds since 1970; None if that is not
+    known here."""
+    try:
+        # Its name, in parentheses, may hold spaces.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        ticks = int(fields[19])
+        lines = Path("/proc/stat").read_text().splitlines()
+        boot = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+    return boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _read_boot_id() -> str:
