@@ -344,3 +344,13 @@ run.start_attempt('{"a": 1}')
         assert run.start_attempt('{"a": 2}') == number
         assert run.read_manifest() == {"a": 2}
     assert codes[0] == -signal.SIGKILL and codes[-1] == 0
+
+
+def test_a_run_directory_that_is_a_link_to_nothing_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=r"run is a link to .*gone, which is not there: make"):
+        with RunDirectory(tmp_path / "run").lock():
+            pass
+    (tmp_path / "gone").mkdir()
+    with RunDirectory(tmp_path / "run").lock():
+        assert (tmp_path / "gone" / "lock").exists()

@@ -176,6 +176,11 @@ class RunDirectory:
             lock.give_back()
 
     def _take_lock(self) -> Lock:
+        if self.path.is_symlink() and not self.path.exists():
+            raise CheckpointError(
+                f"{self.path} is a link to {os.readlink(self.path)}, which is not there: make that "
+                "folder, or remove the link"
+            )
         with self._wrap_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             attempt = self.num_attempts + 1
