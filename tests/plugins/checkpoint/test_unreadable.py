@@ -21,6 +21,17 @@ COMMAND = [
 ]
 
 
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from fulgurite_cli import Experiment
+from trained import ZEROS, Checkpointer, Counting, engine
+
+def experiment() -> Experiment:
+    return Experiment(engine(None, Checkpointer(every=1), steps=2), Counting, ZEROS)
+"""
+
+
 @pytest.fixture(scope="module")
 def without_rights() -> list[str]:
     """What a command begins with so that permissions hold for it, whoever runs the tests."""
@@ -75,6 +86,15 @@ def test_a_run_that_may_not_be_read_is_a_row_and_an_error_elsewhere(
             done = run("compare", tmp_path / "a", tmp_path / name)
             assert done.returncode == 2
             assert done.stderr.startswith(f"error: the run in {tmp_path / name} cannot be read")
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        for name, part in closed.items():
+            done = run("fit", program, "--run", tmp_path / name)
+            if name != "no-manifest":  # it is complete, and nothing else of it is read
+                assert done.returncode == 1
+                assert "Permission denied" in done.stderr
+                assert "Traceback" not in done.stderr and "Frames of" not in done.stderr
+                assert str(tmp_path / name / part) in done.stderr
     finally:
         for name, part in closed.items():
             os.chmod(tmp_path / name / part, 0o700)

@@ -24,7 +24,7 @@ by their names.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -133,19 +133,30 @@ def get_checkpoint_folder(root: Path) -> Path:
 
 def list_entries(root: Path) -> list[Entry]:
     """Return the checkpoints of the run at `root`, oldest first, damaged ones included. Links and
-    other names are passed over."""
+    other names are passed over.
+
+    Raises:
+        CheckpointError: they may not be read.
+    """
     folder = get_checkpoint_folder(root)
+    try:
+        return sorted(_iter_entries(folder), key=lambda entry: entry.step)
+    except PermissionError as error:
+        raise CheckpointError(
+            f"the checkpoints in {folder} cannot be read: {error}. Check that you may read them"
+        ) from error
+
+
+def _iter_entries(folder: Any) -> Iterator[Entry]:
     if not folder.is_dir():
-        return []
-    entries = []
+        return
     for path in folder.iterdir():
         commit = read_replacing_commit(path)
         match = STEP_NAME.fullmatch(path.name)
         if commit is not None:
-            entries.append(Entry(commit.step, path, commit))
+            yield Entry(commit.step, path, commit)
         elif match and not is_link(path) and path.is_dir():
-            entries.append(_read_entry(int(match[1]), path))
-    return sorted(entries, key=lambda entry: entry.step)
+            yield _read_entry(int(match[1]), path)
 
 
 def _read_entry(step: int, path: Path) -> Entry:
