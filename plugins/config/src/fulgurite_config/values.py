@@ -251,12 +251,12 @@ def _read_dict(term: Term, annotation: Any) -> Any:
 
 def _make_dict(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     try:
-        made = dict(pairs)
+        dictionary = dict(pairs)
     except TypeError:
         raise GrammarError("a list or dictionary cannot be the key of a dictionary") from None
-    if len(made) < len(pairs):
+    if len(dictionary) < len(pairs):
         raise GrammarError("a dictionary has a key twice")
-    return made
+    return dictionary
 
 
 def _read_constant(term: Term) -> Any:
