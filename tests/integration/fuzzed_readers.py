@@ -4,6 +4,7 @@ and what is in it."""
 import io
 import json
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from fulgurite_logging import CSVLogger, JSONLLogger, iter_records, iter_telemet
 from fulgurite_logging.jsonl import JSONLBackend
 from fulgurite_logging.plot import load_evaluations, load_series
 from fulgurite_logging.table import CSVBackend
-from fulgurite_mlflow.backend import _write_run_id, read_run_id
+from fulgurite_mlflow.backend import RunNote, _write_note, read_run_id
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.directory import hash_commit
 from fulgurite_runs.lock import check_unused, read_owner
@@ -97,7 +98,7 @@ def write_run(path: Path) -> None:
         rows.write(fg.Record("scalars", "train", step, {"loss": 1 / step}))
     rows.close()
     wandb.teardown()  # its process may write the rows after the end of the run
-    _write_run_id(path, RUN_ID)
+    _write_note(path, RunNote(RUN_ID, "f" * 32))
     (path / "fulgurite.toml").write_text(f"[profiles.a]\n{PROFILE}")
     project = '[project]\nname = "digits"\nversion = "0.1"\n'
     (path / "pyproject.toml").write_text(f"{project}[tool.fulgurite.profiles.a]\n{PROFILE}")
@@ -212,7 +213,7 @@ def read_lock(path: Path) -> Any:
     if owner_and_heartbeat is None:
         return None
     owner, _ = owner_and_heartbeat
-    return str(owner).startswith("attempt 1, process "), owner.is_running, owner.ended
+    return str(owner).startswith("attempt 1, process "), owner.is_running(time.time()), owner.ended
 
 
 def read_telemetry(path: Path) -> Any:

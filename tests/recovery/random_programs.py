@@ -316,7 +316,8 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     num_completed = len(completed.read_text().splitlines()) if completed.exists() else 0
     try:
         shared: fg.Engine | None = None
-        for steps in program.lengths[num_completed:]:
+        result: fg.FitResult | None = None
+        for steps in program.lengths[num_completed:] or program.lengths[-1:]:
             held_out = make_source(program, "evaluation batch", saboteur)
             model, model_plugins = make_model(program.model, held_out)
             if shared is None or not program.is_engine_shared:
@@ -342,6 +343,7 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
         if saboteur.timer is not None:
             saboteur.timer.join()
         saboteur.is_over.set()
+    assert result is not None
     return hash_result(result)
 
 

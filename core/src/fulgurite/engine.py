@@ -779,7 +779,8 @@ class Engine:
             if has_position and batches.resume != "restart":
                 batches.close()
                 position = snapshot.data_position
-                batches = stack.enter_context(self._iterate(request.data, start_step, position))
+                with error_context(lambda: f"the run's data was {snapshot.data or 'not noted'}"):
+                    batches = stack.enter_context(self._iterate(request.data, start_step, position))
         state = fill_missing_state(self, state, program, request.model_init, request.init_from)
         program.check(state)
         with self.plugins.timings.time("check"):

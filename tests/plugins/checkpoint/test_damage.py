@@ -13,7 +13,7 @@ import jax
 import pytest
 from edits import write_commit
 from fulgurite.errors import CheckpointError
-from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint import Checkpointer, format
 from fulgurite_checkpoint.files import compute_checksum
 from trained import ZEROS, Counting, counting, engine, steps_in
 
@@ -159,9 +159,22 @@ def test_checkpoint_of_another_format_is_an_error_naming_both(
 ) -> None:
     shutil.copytree(saved, tmp_path / "run")
     commit = tmp_path / "run" / "checkpoints" / "step-2" / "COMMIT"
-    commit.write_text(commit.read_text().replace('"format":2', '"format":1'))
-    with pytest.raises(CheckpointError, match="has format 1, and this version reads 2"):
-        restore(tmp_path / "run")
+    content = commit.read_text()
+    advices = {"1": "written and read by versions from source before 2026-11-23", "77": "a later"}
+    for number, advice in advices.items():
+        commit.write_text(content.replace('"format":2', f'"format":{number}'))
+        with pytest.raises(
+            CheckpointError, match=rf"has format {number}, and this version reads 2; .*{advice}"
+        ):
+            restore(tmp_path / "run")
+
+
+def test_every_format_is_in_the_table_of_the_documentation() -> None:
+    page = Path(__file__).parents[3] / "docs" / "resume.md"
+    lines = page.read_text().replace("`", "").splitlines()
+    assert format.FORMAT == max(format.FORMATS)
+    for number, writer in format.FORMATS.items():
+        assert f"| {number} | {writer} |" in lines
 
 
 @pytest.mark.parametrize(

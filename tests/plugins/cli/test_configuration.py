@@ -255,6 +255,10 @@ def test_what_differs_since_a_run_was_started_is_told_with_an_error(
     assert lines[0].startswith("error: ") and "does not fit" in lines[0]
     assert "since the run was started, width was 2 and is 3" in lines
     assert not any("Traceback" in line or ".py" in line for line in lines)
+    for damaged in ("", "{"):  # what cannot be read does not hide the error of the resume
+        (tmp_path / "run" / "attempts" / "9").write_text(damaged)
+        assert exit_code("width=3", "--run", folder) == 1
+        assert capsys.readouterr().err.splitlines()[0] == lines[0]
 
 
 def sized() -> Any:

@@ -164,6 +164,10 @@ def test_a_sweep_runs_what_is_not_complete(
     arguments[0] = "rate=3"
     assert exit_code(*arguments, program=program) == 0
     assert "2 of 2 runs to do" in capfd.readouterr().out
+    # So is one whose manifest cannot be read, while the others stay what they are.
+    (tmp_path / "sweep" / "width=3" / "attempts" / "1").write_text("")
+    assert exit_code(*arguments, program=program) == 0
+    assert "1 of 2 runs to do" in capfd.readouterr().out
     arguments[-1] += "/width=1"
     assert exit_code(*arguments, program=program) == 2
     assert "width=1 is a run: give a sweep a directory of its own" in capfd.readouterr().err

@@ -127,7 +127,7 @@ def test_a_text_is_read_by_the_annotation(set_text: Any, override: str, value: A
         ("kind=Z", r"kind=Z is not A \| B"),
         ("mode=3", r"mode=3 is not 'mean' \| 2"),
         ("sizes=foo", r"sizes=foo is not tuple\[int, ...\]"),
-        ("sizes=(1,2", r"sizes: what begins with \( must be a value of Python"),
+        ("sizes=(1,2", r"sizes: a bracket is not closed: \) is missing"),
         ("pair=a", r"pair=a is not tuple\[str, float\]"),
         ("rates=foo", r"rates=foo is not list\[float\]"),
         ("kinds=A,C", r"kinds=A,C is not list\[.*Kind\] \| None"),

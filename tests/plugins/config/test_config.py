@@ -559,7 +559,7 @@ class Scheduled:
         ("~rate=1", "overrides add and delete nothing"),
         ("call.rate=fast", "call.rate=fast is not a number"),
         ("optimizer.weight_decay=fast", "optimizer.weight_decay=fast is not a number"),
-        ('call.rate=["sk-1"', r"^call.rate: what begins with \[ must be a value of Python"),
+        ('call.rate=["sk-1"', r"^call.rate: what begins with \[ is no value: a bracket is"),
     ],
 )
 def test_what_is_no_override_says_why(override: str, message: str) -> None:

@@ -1,6 +1,7 @@
 """MLflow for real, in its store of files: what is there is read back by its client."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint.listing import list_runs
 from fulgurite_logging import JSONLLogger
 from fulgurite_mlflow import MLflowLogger
 from fulgurite_mlflow.command import run_mlflow
@@ -108,7 +110,9 @@ def test_history_parameters_and_status_are_at_mlflow(folder: Path):
         *zip(history.steps("train/loss"), history["train/loss"], strict=True)
     ]
     assert "train/size_0_" in metrics  # MLflow refuses brackets
-    assert json.loads((folder / "mlflow.json").read_text()) == {"run_id": logger.run_id}
+    token = run.data.tags["fulgurite.token"]
+    note = json.loads((folder / "mlflow.json").read_text())
+    assert note == {"run_id": logger.run_id, "token": token}
 
 
 @pytest.mark.parametrize("arrived", [4, 6, 10])
@@ -122,6 +126,39 @@ def test_resumed_run_sends_what_is_missing_and_nothing_twice(folder: Path, arriv
     assert resumed.get_position() == first.get_position()
     metrics = read_metrics(folder.parent / "mlruns", first.get_position()["run_id"])
     assert metrics == {"train/loss": [(step, step / 2) for step in (2, 4, 6, 8, 10)]}
+
+
+def test_a_run_whose_id_was_not_noted_is_found_by_its_tag(folder: Path):
+    """As after a kill between MLflow's answer and the note of it."""
+    first = open_backend(folder)
+    log(first, 1)
+    first.sync()
+    note = json.loads((folder / "mlflow.json").read_text())
+    (folder / "mlflow.json").write_text(json.dumps(note | {"run_id": None}))
+    second = open_backend(folder, {"run_id": None}, step=1)
+    log(second, 1, 2)
+    second.close()
+    assert second.get_position() == {"run_id": note["run_id"]}
+    (experiment,) = get_client(folder.parent / "mlruns").search_experiments(
+        filter_string="name = 'tests'"
+    )
+    runs = get_client(folder.parent / "mlruns").search_runs([experiment.experiment_id])
+    assert [run.info.run_id for run in runs] == [note["run_id"]]
+    metrics = read_metrics(folder.parent / "mlruns", note["run_id"])
+    assert metrics["train/loss"] == [(1, 0.5), (2, 1.0)]
+
+
+def test_what_is_sent_later_leaves_a_killed_run_killed(folder: Path):
+    fit(folder, JSONLLogger(), Checkpointer(every=2))
+    (folder / "COMPLETE").unlink()
+    owner = json.loads((folder / "lock").read_text()) | {"ended": False, "pid": 2**22 + 5}
+    (folder / "lock").write_text(json.dumps(owner))
+    os.utime(folder / "lock", (1e9, 1e9))
+    assert run_mlflow([str(folder)]) == 0
+    (row,) = list_runs(folder)
+    assert (row.state, row.attempts) == ("killed", 1)
+    assert json.loads((folder / "lock").read_text()) == owner
+    assert (folder / "lock").stat().st_mtime == 1e9
 
 
 def test_a_run_that_starts_anew_has_a_run_of_its_own(folder: Path):

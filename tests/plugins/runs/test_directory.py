@@ -2,6 +2,9 @@
 
 import hashlib
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -292,3 +295,62 @@ def test_a_link_in_place_of_checkpoints_names_where_else_they_may_be(tmp_path: P
     (run.path / "superseded").symlink_to(elsewhere)
     with pytest.raises(CheckpointError, match="put the folder itself there$"):
         run.get_folder("superseded")
+
+
+def test_an_empty_manifest_of_the_newest_attempt_is_passed_over(tmp_path: Path) -> None:
+    """As a machine may leave it that lost its power before attempts were written as a whole."""
+    run = RunDirectory(tmp_path)
+    run.start_attempt('{"a": 1}')
+    (tmp_path / "attempts" / "2").touch()
+    assert run.read_manifest() == {"a": 1}
+    assert run.start_attempt('{"a": 3}') == 3
+    assert run.read_manifest() == {"a": 3}
+    (tmp_path / "attempts" / "3").write_text("{")
+    with pytest.raises(CheckpointError, match="attempts/3 cannot be read as the manifest of a run"):
+        run.read_manifest()
+    for number in (1, 2, 3):
+        (tmp_path / "attempts" / str(number)).write_text("")
+    with pytest.raises(CheckpointError, match="attempts/3 cannot be read as the manifest of a run"):
+        run.read_manifest()
+
+
+def test_an_attempt_has_its_whole_manifest_or_does_not_exist(tmp_path: Path) -> None:
+    """A process is killed at each of its file operations that Python reports."""
+    program = """
+import os, signal, sys
+from pathlib import Path
+from fulgurite_runs import RunDirectory
+
+def look(event, arguments):
+    global left
+    if event in ("open", "os.rename") and str(Path(sys.argv[1])) in str(arguments[0]):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+run = RunDirectory(sys.argv[1])
+left = int(sys.argv[2])
+sys.addaudithook(look)
+run.start_attempt('{"a": 1}')
+"""
+    codes = []
+    for count in range(1, 5):
+        folder = tmp_path / str(count)
+        done = subprocess.run([sys.executable, "-c", program, str(folder), str(count)])
+        codes.append(done.returncode)
+        run = RunDirectory(folder)
+        assert run.num_attempts == 0 or run.read_manifest() == {"a": 1}
+        number = run.num_attempts + 1
+        assert run.start_attempt('{"a": 2}') == number
+        assert run.read_manifest() == {"a": 2}
+    assert codes[0] == -signal.SIGKILL and codes[-1] == 0
+
+
+def test_a_run_directory_that_is_a_link_to_nothing_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=r"run is a link to .*gone, which is not there: make"):
+        with RunDirectory(tmp_path / "run").lock():
+            pass
+    (tmp_path / "gone").mkdir()
+    with RunDirectory(tmp_path / "run").lock():
+        assert (tmp_path / "gone" / "lock").exists()

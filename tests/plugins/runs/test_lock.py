@@ -107,7 +107,8 @@ def test_run_in_use_by_another_process_is_an_error_naming_it(
     with pytest.raises(CheckpointError, match=message):
         RunDirectory(tmp_path).check_unused()
     owner = RunDirectory(tmp_path).read_owner()  # readers need no lock
-    assert owner and (owner[0].pid, owner[0].attempt, owner[0].is_running) == (process.pid, 1, True)
+    assert owner and (owner[0].pid, owner[0].attempt) == (process.pid, 1)
+    assert owner[0].is_running(owner[1])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_lock_of_a_killed_process_is_free_at_once(
     process.kill()
     process.wait()
     owner = RunDirectory(tmp_path).read_owner()
-    assert owner and not owner[0].ended and not owner[0].is_running
+    assert owner and not owner[0].ended and not owner[0].is_running(owner[1])
     with RunDirectory(tmp_path).lock():
         pass
 

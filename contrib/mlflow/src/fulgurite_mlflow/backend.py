@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
@@ -17,6 +18,9 @@ from fulgurite_mlflow.pictures import convert_media
 from fulgurite_mlflow.values import clean_name, flatten_configuration, flatten_numbers
 
 RUN_FILE = "mlflow.json"
+TOKEN_TAG = "fulgurite.token"
+"""The tag by which a run is found whose id nobody knows, because its process was killed before
+MLflow had answered."""
 _MAX_RUN_FILE_SIZE = 10_000
 _SEND_INTERVAL = 2.0
 """Seconds for which metrics gather: a request takes milliseconds, whatever is in it."""
@@ -54,6 +58,18 @@ class RunIdentity:
     parent_folder: Path | None
 
 
+class RunNote(NamedTuple):
+    """What is noted of a run of MLflow in the directory of a run.
+
+    Attributes:
+        run_id: its id; None before MLflow has said it.
+        token: the value of its tag `TOKEN_TAG`; None of runs that were begun without one.
+    """
+
+    run_id: str | None = None
+    token: str | None = None
+
+
 class Backend:
     """A run of MLflow.
 
@@ -68,29 +84,29 @@ class Backend:
     Args:
         identity: what it is called.
         uri: the address of the server or of a folder.
-        run_id: the run to go on with; None for a new one.
+        note: of the run to continue; an empty one for a new run.
         step: the step to go on from.
         history: the records up to that step, some of which may not have arrived.
-        replaced_run_id: the run that this one replaces, to be marked as killed.
+        replaced: of the run that this one replaces, to be marked as killed.
     """
 
     def __init__(
         self,
         identity: RunIdentity,
         uri: str,
-        run_id: str | None,
+        note: RunNote,
         step: int,
         history: Sequence[fg.Record] = (),
-        replaced_run_id: str | None = None,
+        replaced: RunNote | None = None,
     ) -> None:
         self.final_status = "FINISHED"
         self.num_sent = 0
         self._identity = identity
         self._uri = uri
-        self._run_id = run_id
+        self._note = note
         self._step = step
         self._history = history
-        self._replaced_run_id = replaced_run_id
+        self._replaced = replaced
         self._client: Any = None
         self._metrics: list[Any] = []
         self._last_sent = 0.0
@@ -126,14 +142,14 @@ class Backend:
 
     def get_position(self) -> Any:
         """Return the id of the run. How far it is complete, MLflow itself is asked."""
-        return {"run_id": self._run_id}
+        return {"run_id": self._note.run_id}
 
     def close(self) -> None:
         """Send everything and end the run."""
         if self._client is None:
             return
         self._send_metrics()
-        self._client.set_terminated(self._run_id, self.final_status)
+        self._client.set_terminated(self._note.run_id, self.final_status)
 
     def _connect(self) -> None:
         """Begin the run, or go on with it."""
@@ -144,14 +160,21 @@ class Backend:
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(self._uri)
-        if self._run_id is None:
-            if self._replaced_run_id is not None:
-                _end_replaced_run(client, self._replaced_run_id)
-            self._run_id = _create_run(client, self._identity)
+        if self._replaced is not None:
+            replaced_id = _find_run_id(client, self._replaced, self._identity.experiment)
+            if replaced_id is not None:
+                _end_replaced_run(client, replaced_id)
+        run_id = _find_run_id(client, self._note, self._identity.experiment)
+        if run_id is None:
+            self._note = RunNote(None, uuid4().hex)
+            # First, or nobody would know of the run if this process were killed now.
+            _write_note(self._identity.folder, self._note)
+            run_id = _create_run(client, self._identity, self._note)
         else:
-            self._look_up_arrived(client, self._run_id)
-            client.update_run(self._run_id, status="RUNNING")
-        _write_run_id(self._identity.folder, self._run_id)
+            self._look_up_arrived(client, run_id)
+            client.update_run(run_id, status="RUNNING")
+        self._note = RunNote(run_id, self._note.token)
+        _write_note(self._identity.folder, self._note)
         self._client = client
         for record in self._history:
             self._add_metrics(record)
@@ -207,7 +230,7 @@ class Backend:
         metrics, self._metrics = self._metrics, []
         for start in range(0, len(metrics), _MAX_METRICS):
             part = metrics[start : start + _MAX_METRICS]
-            self._client.log_batch(self._run_id, metrics=part)
+            self._client.log_batch(self._note.run_id, metrics=part)
             self.num_sent += len(part)
         self._last_sent = time.monotonic()
 
@@ -225,7 +248,7 @@ class Backend:
         ]
         self._parameters.update(parameters)
         for start in range(0, len(new), _MAX_PARAMETERS):
-            self._client.log_batch(self._run_id, params=new[start : start + _MAX_PARAMETERS])
+            self._client.log_batch(self._note.run_id, params=new[start : start + _MAX_PARAMETERS])
 
     def _tag_best_checkpoint(self, record: fg.Record) -> None:
         """Say where the best checkpoint is, and by what, if this is what the record says."""
@@ -233,7 +256,7 @@ class Backend:
         if record.source != "checkpoints" or not isinstance(best, dict):
             return
         for name in ("path", "step", "metric", "value"):
-            self._client.set_tag(self._run_id, f"best_checkpoint.{name}", str(best.get(name)))
+            self._client.set_tag(self._note.run_id, f"best_checkpoint.{name}", str(best.get(name)))
 
     def _send_texts(self, record: fg.Record) -> None:
         for name, text in record.values.items():
@@ -254,7 +277,7 @@ class Backend:
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder, f"{record.step:010d}{ending}")
                     path.write_bytes(content)
-                    self._client.log_artifact(self._run_id, str(path), clean_name(full_name))
+                    self._client.log_artifact(self._note.run_id, str(path), clean_name(full_name))
 
     def _warn_not_shown(self, full_name: str, step: int, error: Exception) -> None:
         if full_name in self._refused_names:
@@ -268,7 +291,7 @@ class Backend:
 
     def _send_text(self, path: str, text: str) -> None:
         """Send a file, which replaces one that an earlier attempt has sent."""
-        self._client.log_text(self._run_id, text, path)
+        self._client.log_text(self._note.run_id, text, path)
 
 
 def read_run_id(folder: Path) -> str | None:
@@ -277,36 +300,70 @@ def read_run_id(folder: Path) -> str | None:
     Raises:
         ConfigurationError: the file is not one that this plugin writes.
     """
+    return read_note(folder).run_id
+
+
+def read_note(folder: Path) -> RunNote:
+    """Return what is noted of the run of MLflow in a run's directory; an empty note if nothing is.
+
+    Raises:
+        ConfigurationError: the file is not one that this plugin writes.
+    """
     path = folder / RUN_FILE
     if not path.is_file():
-        return None
+        return RunNote()
     try:
         # As bytes, and no more than this plugin ever writes.
         with path.open("rb") as file:
-            run_id = json.loads(file.read(_MAX_RUN_FILE_SIZE)).get("run_id")
+            form = json.loads(file.read(_MAX_RUN_FILE_SIZE))
+        values = (form.get("run_id"), form.get("token"))
     except (ValueError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error}; remove it, and the run begins a new run of MLflow"
         ) from error
-    return run_id if isinstance(run_id, str) and run_id.isalnum() else None
+    # They become parts of paths, addresses and queries.
+    return RunNote(
+        *(value if isinstance(value, str) and value.isalnum() else None for value in values)
+    )
 
 
-def forget_run_id(folder: Path) -> str | None:
-    """Return the id of the run of MLflow that was noted in a run's directory, and remove the note:
-    the directory is now that of another run."""
-    run_id = read_run_id(folder)
+def forget_run(folder: Path) -> RunNote:
+    """Return what was noted of the run of MLflow in a run's directory, and remove the note: the
+    directory is now that of another run."""
+    note = read_note(folder)
     (folder / RUN_FILE).unlink(missing_ok=True)
-    return run_id
+    return note
 
 
-def _write_run_id(folder: Path, run_id: str) -> None:
+def _write_note(folder: Path, note: RunNote) -> None:
     temporary_path = folder / f".{RUN_FILE}.new"
-    temporary_path.write_text(json.dumps({"run_id": run_id}) + "\n")
+    with temporary_path.open("w") as file:
+        file.write(json.dumps(note._asdict()) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     temporary_path.replace(folder / RUN_FILE)
 
 
-def _create_run(client: Any, identity: RunIdentity) -> str:
-    tags = dict(identity.tags)
+def _find_run_id(client: Any, note: RunNote, experiment_name: str) -> str | None:
+    """Return the id of a run of MLflow; None if MLflow knows of none.
+
+    Args:
+        client: of MLflow.
+        note: what is noted of the run.
+        experiment_name: of its experiment.
+    """
+    if note.run_id is not None or note.token is None:
+        return note.run_id
+    experiment = client.get_experiment_by_name(experiment_name)
+    if experiment is None:
+        return None
+    condition = f"tags.`{TOKEN_TAG}` = '{note.token}'"
+    runs = client.search_runs([experiment.experiment_id], condition, max_results=1)
+    return runs[0].info.run_id if runs else None
+
+
+def _create_run(client: Any, identity: RunIdentity, note: RunNote) -> str:
+    tags = identity.tags | {TOKEN_TAG: str(note.token)}
     if identity.parent_folder is not None:
         parent_id = read_run_id(identity.parent_folder)
         if parent_id is not None:

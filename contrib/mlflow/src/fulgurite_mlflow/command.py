@@ -13,7 +13,7 @@ from fulgurite.printable import as_printable
 from fulgurite_logging import iter_records, iter_telemetry
 from fulgurite_runs import RunDirectory
 
-from fulgurite_mlflow.backend import Backend, RunIdentity, read_run_id
+from fulgurite_mlflow.backend import Backend, RunIdentity, read_note, read_run_id
 from fulgurite_mlflow.values import FOLDER, build_uri
 
 
@@ -71,8 +71,8 @@ def send_missing(run: Path, tracking_uri: str | None = None, experiment: str = "
     records = [*iter_records(directory.path), *_iter_first_telemetry(directory.path)]
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or directory.path.parent / FOLDER
     identity = RunIdentity(experiment, directory.path.name, {}, directory.path, None)
-    with directory.lock():
-        backend = Backend(identity, build_uri(uri), read_run_id(directory.path), step=0)
+    with directory.reserve():
+        backend = Backend(identity, build_uri(uri), read_note(directory.path), step=0)
         backend.final_status = "FINISHED" if directory.is_complete else "KILLED"
         try:
             backend.write(fg.Record("config", "fulgurite", 0, directory.read_manifest()))

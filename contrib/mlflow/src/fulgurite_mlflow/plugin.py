@@ -12,7 +12,7 @@ from fulgurite.redact import redact_text, redact_value
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import EvaluationDirectory
 
-from fulgurite_mlflow.backend import Backend, RunIdentity, forget_run_id, read_run_id
+from fulgurite_mlflow.backend import Backend, RunIdentity, RunNote, forget_run, read_note
 from fulgurite_mlflow.values import FOLDER, build_uri, clean_name
 
 
@@ -82,15 +82,15 @@ class MLflowLogger(FileLogger):
         one."""
         assert run.run_dir is not None
         folder = run.run_dir.path
-        run_id = _get_run_id(position)
+        note = RunNote(_get_run_id(position))
         is_new_fit_of_state = run.step == run.step_range.start > 0
         # A checkpoint does not name the run if it was saved before MLflow had answered.
         goes_on = position is not None or is_new_fit_of_state
-        replaced_run_id = None
-        if run_id is None and goes_on:
-            run_id = read_run_id(folder)
+        replaced = None
+        if note.run_id is None and goes_on:
+            note = read_note(folder)
         if not goes_on:
-            replaced_run_id = forget_run_id(folder)
+            replaced = forget_run(folder)
         self._is_training = isinstance(run, fg.Run)
         history = run.history.records if goes_on and isinstance(run, fg.Run) else []
         tags = redact_value({key: str(value) for key, value in self.tags.items()})
@@ -111,10 +111,10 @@ class MLflowLogger(FileLogger):
                 parent_folder,
             ),
             build_uri(uri),
-            run_id,
+            note,
             run.step,
             history,
-            replaced_run_id,
+            replaced,
         )
         return self._backend
 

@@ -194,14 +194,21 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
             raise
 
     def _check_position(self, position: Position, source: Any) -> None:
-        needs_state = "source" in position and not isinstance(self._reader, StatefulReader)
-        needs_resume = any(position.values()) and not self.is_resumable
+        start = f"the data ({type(source).__name__}) cannot resume from {position}"
         # An empty epoch is reported when it is read, not as a position behind its end.
         is_beyond_end = self.epoch_length is not None and position["batch"] >= max(
             self.epoch_length, 1
         )
-        if needs_state or needs_resume or is_beyond_end:
+        if is_beyond_end:
             raise DataError(
-                f"the data ({type(source).__name__}) cannot resume from {position}. It must be the "
-                "run's data, and iterable again or with get_state(), set_state(state) and no limit."
+                f"{start}: its epochs have {self.epoch_length} batches. Give the run's data, with "
+                f"the batch size, number of examples and limit that it had; this is "
+                f"{self.description}"
+            )
+        needs_state = "source" in position and not isinstance(self._reader, StatefulReader)
+        needs_resume = any(position.values()) and not self.is_resumable
+        if needs_state or needs_resume:
+            raise DataError(
+                f"{start}. It must be the run's data, and iterable again or with get_state(), "
+                "set_state(state) and no limit."
             )

@@ -118,6 +118,7 @@ class Snapshot:
         run_dir: of the run that it was read from; None is the run itself.
         num_attempts: how many attempts the run itself had when this was read, if that is known.
         module_view: the weights by which it is the best, if that is why it was read.
+        data: of the run, in words; None where nobody knows.
     """
 
     state: TrainState
@@ -133,6 +134,7 @@ class Snapshot:
     run_dir: str | PathLike | None = None
     num_attempts: int | None = None
     module_view: str = "current"
+    data: str | None = None
 
 
 def read_shared(snapshot: Snapshot) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ and calls and combines them itself, as the metadata of each hook says.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType, ModuleType

@@ -107,8 +107,15 @@ def parse_contents(
         requested_length=requested_length,
         history=records,
         stop_reason=stop_reason,
+        data=_describe_data(manifest),
     )
     return Contents(specs, views, has_restarted, make_snapshot)
+
+
+def _describe_data(manifest: dict[str, Any]) -> str | None:
+    """Return the data of a run as its manifest describes it; None if it does not."""
+    description = manifest["settings"].get("data")
+    return description if isinstance(description, str) else None
 
 
 def check_contents(path: Path, step: int, texts: Mapping[str, str]) -> None:

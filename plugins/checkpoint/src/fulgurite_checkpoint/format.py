@@ -24,7 +24,7 @@ by their names.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,11 @@ from fulgurite_checkpoint.files import (
 from fulgurite_checkpoint.validation import check_commit_fields
 
 FORMAT = 2
+FORMATS = {
+    1: "versions from source before 2026-11-23, the last of them the parent of commit 56d256f",
+    2: "0.1.0, and versions from source since 2026-11-23",
+}
+"""Each format, and what writes it: the table of `docs/resume.md`."""
 STEP_NAME = re.compile(r"step-(0|[1-9][0-9]{0,11})")
 UNFINISHED_NAME = re.compile(r"(?:saving|trash)-step-(?:0|[1-9][0-9]{0,11})")
 SMALL_FILES = re.compile(r"(?:manifest|index|history|host-[0-9]+)\.json")
@@ -139,19 +144,30 @@ def get_checkpoint_folder(root: Path) -> Path:
 
 def list_entries(root: Path) -> list[Entry]:
     """Return the checkpoints of the run at `root`, oldest first, damaged ones included. Links and
-    other names are passed over."""
+    other names are passed over.
+
+    Raises:
+        CheckpointError: they may not be read.
+    """
     folder = get_checkpoint_folder(root)
+    try:
+        return sorted(_iter_entries(folder), key=lambda entry: entry.step)
+    except PermissionError as error:
+        raise CheckpointError(
+            f"the checkpoints in {folder} cannot be read: {error}. Check that you may read them"
+        ) from error
+
+
+def _iter_entries(folder: Any) -> Iterator[Entry]:
     if not folder.is_dir():
-        return []
-    entries = []
+        return
     for path in folder.iterdir():
         commit = read_replacing_commit(path)
         match = STEP_NAME.fullmatch(path.name)
         if commit is not None:
-            entries.append(Entry(commit.step, path, commit))
+            yield Entry(commit.step, path, commit)
         elif match and not is_link(path) and path.is_dir():
-            entries.append(_read_entry(int(match[1]), path))
-    return sorted(entries, key=lambda entry: entry.step)
+            yield _read_entry(int(match[1]), path)
 
 
 def _read_entry(step: int, path: Path) -> Entry:
@@ -219,10 +235,7 @@ def read_commit(path: Path) -> Commit:
     content = read_json(file)
     try:
         if content["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {content['format']!r}, and this version reads {FORMAT}: use "
-                f"the version of fulgurite-checkpoint that wrote it"
-            )
+            raise CheckpointError(_describe_other_format(path, content["format"]))
         sha256 = content.pop("sha256")
         if sha256 != compute_sha256(dumps(content).encode()):
             raise DamagedError(f"{file} has changed since it was written")
@@ -233,6 +246,15 @@ def read_commit(path: Path) -> Commit:
     if path.name not in (f"step-{commit.step}", f"saving-step-{commit.step}"):
         raise DamagedError(f"{file} is of step {commit.step!r}")
     return commit
+
+
+def _describe_other_format(path: Path, number: Any) -> str:
+    writer = FORMATS.get(number) if isinstance(number, int) else None
+    if writer is None:
+        advice = "this version does not know it: use a later version of fulgurite-checkpoint"
+    else:
+        advice = f"it is written and read by {writer}: use such a version to resume from it"
+    return f"{path} has format {number!r:.100}, and this version reads {FORMAT}; {advice}"
 
 
 def _parse_commit(content: dict[str, Any]) -> Commit:

@@ -1,7 +1,9 @@
 """Runs and checkpoints as tables."""
 
 import csv
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite.printable import as_printable
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import as_float
-from fulgurite_runs.lock import DEAD
+from fulgurite_runs.lock import Owner
 from fulgurite_runs.manifest import get_arguments
 from fulgurite_runs.program import format_commit
 
@@ -88,8 +90,16 @@ def list_runs(directory: Path) -> list[RunRow]:
     one."""
     if not directory.is_dir():
         raise CheckpointError(f"there is no directory {directory}: check the path")
-    paths = [directory, *sorted(directory.iterdir())]
-    return [_describe_run(path) for path in paths if _is_run(path)]
+    rows = [_describe_path(path) for path in (directory, *sorted(directory.iterdir()))]
+    return [row for row in rows if row is not None]
+
+
+def _describe_path(path: Path) -> RunRow | None:
+    """Return the row of what may be a run; None if it is none."""
+    try:
+        return _describe_run(path) if _is_run(path) else None
+    except (CheckpointError, OSError) as error:
+        return RunRow(path.name, "unreadable", note=str(error))
 
 
 def list_checkpoints(run: str, verify: Verify = "size") -> list[CheckpointRow]:
@@ -226,21 +236,22 @@ def _is_run(path: Path) -> bool:
 
 def _describe_run(path: Path) -> RunRow:
     directory = RunDirectory(path)
-    try:
-        entries = format.list_entries(path)
-        attempts = directory.num_attempts
-        owner_and_heartbeat = directory.read_owner()
-    except CheckpointError as error:
-        return RunRow(path.name, "unreadable", note=str(error))
+    entries = format.list_entries(path)
+    attempts = directory.num_attempts
+    owner_and_heartbeat = _read_owner(directory)
     state = "new"
     heartbeat = None
     notes = []
     commits = [entry.commit for entry in entries if entry.commit]
-    manifest = _read_manifest(directory)
+    manifest: dict[str, Any] = {}
+    try:
+        manifest = directory.read_manifest() if attempts else {}
+    except CheckpointError as error:
+        notes.append(str(error))
     if owner_and_heartbeat is not None:
         owner, last_heartbeat = owner_and_heartbeat
         age = max(time.time() - last_heartbeat, 0.0)
-        if owner.is_running and (owner.is_local or age < DEAD):
+        if owner.is_running(last_heartbeat):
             state = "running"
             heartbeat = age
             notes.append(f"process {owner.pid} on {owner.host}")
@@ -265,12 +276,11 @@ def _describe_run(path: Path) -> RunRow:
     )
 
 
-def _read_manifest(directory: RunDirectory) -> dict[str, Any]:
-    """Return the manifest of the newest attempt; an empty one where it cannot be read."""
-    try:
-        return directory.read_manifest()
-    except CheckpointError:
-        return {}
+def _read_owner(directory: RunDirectory) -> tuple[Owner, float] | None:
+    lock = directory.path / "lock"
+    if lock.is_file() and not os.access(lock, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(lock))
+    return directory.read_owner()
 
 
 def _get_commit(manifest: dict[str, Any]) -> str:

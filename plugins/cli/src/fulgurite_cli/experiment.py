@@ -13,6 +13,7 @@ from fulgurite.errors import (
 )
 from fulgurite.redact import MASK, RedactedText, redact_value
 from fulgurite_config import Node
+from fulgurite_config.paths import normalize_path
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_cli.configuration import (
@@ -273,8 +274,8 @@ def describe_values(
         elif name in started:
             rows.append((name, started[name], start_source))
         else:
-            default = "..." if parameter.is_required else parameter.default
-            rows.append((name, default, "missing" if parameter.is_required else "default"))
+            source = "missing" if parameter.is_required else "default"
+            rows.append((name, parameter.default, source))
     return format_arguments(rows)
 
 
@@ -288,7 +289,8 @@ def _read_start_config(
             f"the configuration is that of a program whose `experiment` returns one, and "
             f"{experiment.__name__} has arguments: use the program that it is of"
         )
-    for name, value in start_config.items():
+    for key, value in start_config.items():
+        name = normalize_path(key)
         if name not in parameters:
             raise ConfigurationError(
                 f"{experiment.__name__} has no argument {name!r}, which the configuration sets. "
@@ -307,6 +309,7 @@ def _parse_overrides(
         name, equals, text = override.partition("=")
         if not equals:
             raise ConfigurationError(f"{override!r} is not an argument: write name=value")
+        name = normalize_path(name)
         if name not in parameters:
             raise ConfigurationError(
                 f"{experiment.__name__} has no argument {name!r}. {did_you_mean(name, parameters)}"

@@ -10,6 +10,7 @@ from fulgurite_config import Name, Node
 from fulgurite_config.comparison import iter_nodes_by_path
 from fulgurite_config.errors import suggest
 from fulgurite_config.nodes import get_state
+from fulgurite_config.paths import normalize_path
 
 from fulgurite_cli.sources import read_parameters
 
@@ -41,6 +42,7 @@ def find_mistyped_argument(path: str, overrides: list[str]) -> str | None:
         name, equals, _ = override.partition("=")
         if not equals:
             return f"{override!r} is not an argument: write name=value"
+        name = normalize_path(name)
         if name not in names:
             return f"{FUNCTION} has no argument {name!r}. {suggest(name, names)}"
     return None
@@ -57,7 +59,7 @@ def find_mistyped_path(config: Node, override: str) -> str | None:
     Returns:
         The error, or None if there is none, or the source does not tell.
     """
-    text = override.partition("=")[0]
+    text = normalize_path(override.partition("=")[0])
     place, _, name = text.rpartition(".")
     node = dict(iter_nodes_by_path(config)).get(place)
     target = None if node is None else get_state(node).target

@@ -2,14 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import PurePath
 from typing import Any, get_type_hints
 
-from fulgurite.redact import redact_value
+from fulgurite.redact import MASK, redact_value
 from fulgurite_config import Name, Node, Required, iter_values
 from fulgurite_config.codec import JSON_SOURCE
 from fulgurite_config.comparison import iter_nodes_by_path
 from fulgurite_config.evaluation import Evaluation, say_where
 from fulgurite_config.expressions import has_lazy
+from fulgurite_config.formatting import format_item, format_value
 from fulgurite_config.limits import Budget
 from fulgurite_config.names import get_name
 from fulgurite_config.values import format_type
@@ -41,9 +44,7 @@ def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> 
 
 def format_arguments(rows: Sequence[tuple[str, Any, str]]) -> str:
     """Return a line for each argument: name, value, and where it comes from."""
-    return _align(
-        [(f"{name}={_redact(name, to_plain(value))}", source) for name, value, source in rows]
-    )
+    return _align([(_format_argument(name, value), source) for name, value, source in rows])
 
 
 def list_arguments(experiment: Callable[..., Any]) -> list[str]:
@@ -54,10 +55,15 @@ def list_arguments(experiment: Callable[..., Any]) -> list[str]:
         config = experiment()
         return [f"  {line}" for line in _iter_config_lines(config)]
     return [
-        f"  {name}={'...' if parameter.is_required else to_plain(parameter.default)}"
-        f"  ({format_type(parameter.type)})"
+        f"  {_format_argument(name, parameter.default)}  ({format_type(parameter.type)})"
         for name, parameter in parameters.items()
     ]
+
+
+def _format_argument(name: str, value: Any) -> str:
+    """Return an argument as the command line takes it; `...` for one without a value."""
+    shown = "..." if value is inspect.Parameter.empty else format_value(_redact(name, value))
+    return f"{name}={shown}"
 
 
 def _returns_experiment(experiment: Callable[..., Any]) -> bool:
@@ -91,11 +97,23 @@ def _format_value(path: str, value: Any, paths: Mapping[int, str], budget: Budge
     if isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type):
         return get_name(value)
     budget.spend_on(value)
-    return repr(_redact(path, value))
+    return format_item(_redact(path, value))
 
 
 def _redact(path: str, value: Any) -> Any:
-    return redact_value(value, path.rpartition(".")[2])
+    """Return a value without secrets, and otherwise as it is: a tuple, or a member of an Enum, is
+    written differently from the list or the text that JSON has in its place."""
+    name = path.rpartition(".")[2]
+    redacted = redact_value(to_plain(value), name)
+    if isinstance(redacted, str) and redacted == MASK:  # a reference would compare itself
+        return MASK
+    if isinstance(value, list | tuple):
+        return type(value)(_redact("", item) for item in value)
+    if isinstance(value, dict):
+        return {key: _redact(str(key), item) for key, item in value.items()}
+    if isinstance(value, Enum | PurePath):
+        return value
+    return redacted
 
 
 def _align(rows: Sequence[tuple[str, str]]) -> str:

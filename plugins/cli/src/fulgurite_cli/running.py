@@ -217,9 +217,12 @@ def shorten_warnings() -> Iterator[None]:
 
 def _iter_changes(engine: Engine) -> Iterator[str]:
     """Yield what differs between the arguments of a run and those of an engine that resumes it."""
-    if engine.run_dir is None or not RunDirectory(engine.run_dir).num_attempts:
+    if engine.run_dir is None:
         return
-    saved = get_arguments(RunDirectory(engine.run_dir).read_manifest())
+    try:
+        saved = get_arguments(RunDirectory(engine.run_dir).read_manifest())
+    except CheckpointError:  # there is no run yet, or what is wrong with it is the error itself
+        return
     current = get_arguments({"configuration": json.loads(dumps(redact_value(engine.config)))})
     for name in saved.keys() & current.keys():
         if saved[name] != current[name]:

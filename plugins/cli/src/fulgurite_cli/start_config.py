@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
+from fulgurite_config.numbers import parse_float
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import check_memory
 
@@ -55,9 +56,9 @@ def read_config_file(path: str) -> dict[str, Any]:
             raise ConfigurationError(
                 f"{path} has more than {MAX_BYTES:,} bytes: this is no configuration"
             )
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         check_memory(text)
-        form = json.loads(text)
+        form = json.loads(text, parse_float=parse_float)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} cannot be read as a configuration: {error}; give a JSON file"

@@ -12,11 +12,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.redact import MASK, is_secret_name, redact_shapes
 from fulgurite_config import ConfigError
-from fulgurite_config.sweeps import expand_axes
-from fulgurite_config.values import split_commas
+from fulgurite_config.paths import split_override
+from fulgurite_config.sweeps import expand_axes, split_axis
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.directory import expand_path
 from fulgurite_runs.manifest import get_arguments
@@ -46,11 +46,11 @@ def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[
             raise _make_secret_error(axis.partition("=")[0])
     try:
         runs = expand_axes(axes)
+        paths = {split_override(override)[0] for override in overrides}
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
-    paths = {override.partition("=")[0] for override in overrides}
     for change in next(iter(runs.values())):
-        path = change.partition("=")[0]
+        path, _ = split_override(change)
         if path in paths:
             raise ConfigurationError(f"{path} is set twice, and one of these by --sweep")
     return {name: [*overrides, *changes] for name, changes in runs.items()}
@@ -134,7 +134,7 @@ def _check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
         config: of one of its runs, in which secrets are masked.
     """
     arguments = get_arguments({"configuration": config})
-    paths = [path for axis in axes for path in split_commas(axis.partition("=")[0])]
+    paths = [path for axis in axes for path in split_axis(axis)[0]]
     for path in paths:
         if arguments.get(path) == MASK or is_secret_name(path.rpartition(".")[2]):
             raise _make_secret_error(path)
@@ -148,8 +148,12 @@ def _make_secret_error(path: str) -> ConfigurationError:
 
 
 def _is_done(run: RunDirectory, config: dict[str, Any]) -> bool:
-    """Return whether a run is complete, and was started with a configuration."""
-    return run.is_complete and run.read_manifest().get("configuration") == config
+    """Return whether a run is complete, and was started with a configuration. One that cannot be
+    read is not: it is started, and says what is wrong while the others train."""
+    try:
+        return run.is_complete and run.read_manifest().get("configuration") == config
+    except CheckpointError:
+        return False
 
 
 def _build_command(

@@ -18,14 +18,18 @@ from fulgurite_config.expressions import (
     get_expression,
     get_reference,
 )
+from fulgurite_config.grammar import GrammarError, check_characters
 from fulgurite_config.names import Name, get_name
 from fulgurite_config.nodes import Node, State, get_state, is_constant, iter_children
+from fulgurite_config.numbers import parse_float
 from fulgurite_config.required import Required
 
 JSON_SOURCE = "JSON"
 """What is said of values that were read from a file, where others have a line of a program."""
 MAX_CHARACTERS = 4_000_000
 MAX_DEPTH = 100
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors write before a text."""
 Path = tuple[str | int, ...]
 
 
@@ -85,6 +89,7 @@ class _Encoder:
         if isinstance(value, float) and not math.isfinite(value):
             return {"$float": str(value)}
         if is_constant(value):
+            _check_text(value, path)
             return value
         if isinstance(value, Required):
             return {"$required": value.description}
@@ -152,10 +157,13 @@ def from_json(text: str) -> Any:
     Raises:
         ConfigError: the text is no configuration, or too long or too deep for one.
     """
+    text = text.removeprefix(BYTE_ORDER_MARK)
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"a configuration has at most {MAX_CHARACTERS:_} characters of JSON")
     try:
-        form = json.loads(text, object_pairs_hook=_make_form)
+        form = json.loads(text, object_pairs_hook=_make_form, parse_float=parse_float)
+    except GrammarError as error:
+        raise ConfigError(f"this is no configuration: {error}") from None
     except ConfigError:
         raise
     # A number of more than 4,300 digits is a ValueError alone.
@@ -170,6 +178,15 @@ def from_plain(form: Any) -> Any:
     config = decoder.decode(form, (), 0)
     decoder.connect()
     return config
+
+
+def _check_text(value: Any, path: Path) -> None:
+    if not isinstance(value, str):
+        return
+    try:
+        check_characters(value)
+    except GrammarError as error:
+        raise ConfigError(f"{format_path(path)}: {error}") from None
 
 
 def _make_form(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -200,6 +217,7 @@ class _Decoder:
         if isinstance(form, list):
             return [self.decode(item, (*path, i), depth + 1) for i, item in enumerate(form)]
         if not isinstance(form, dict):
+            _check_text(form, path)
             return form
         kind = next((key for key in form if key.startswith("$")), None)
         if kind is None:

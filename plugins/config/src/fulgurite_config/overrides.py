@@ -1,6 +1,5 @@
 """Overrides as texts: `model.width=256`, `layers[0].units=3`, `**.dropout=0`."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, get_type_hints
@@ -26,11 +25,9 @@ from fulgurite_config.nodes import (
     iter_nodes,
     set_value,
 )
-from fulgurite_config.paths import Pattern, Wildcard, parse_path
+from fulgurite_config.paths import Pattern, Wildcard, parse_path, split_override
 from fulgurite_config.undo import undo_on_error
 from fulgurite_config.values import Key, fit_value, flatten_union, read_value
-
-OVERRIDE = re.compile(r"""((?:\['[^']*'\]|\["[^"]*"\]|[^=])*+)=(.*)""", re.DOTALL)
 
 
 class Change(NamedTuple):
@@ -98,10 +95,7 @@ def apply_values(config: Any, values: Mapping[str, Any], source: str = "") -> li
 
 
 def _apply_override(config: Node, override: str) -> Iterator[Change]:
-    parts = OVERRIDE.match(override)
-    if parts is None:
-        raise ConfigError(f"{override!r} is no override: write path=value")
-    path, text = parts.groups()
+    path, text = split_override(override)
     budget = Budget()
     for match in _find_matches(config, path, (), budget):
         yield _apply(match, partial(read_value, text), f"override {override}", budget)
@@ -199,11 +193,19 @@ class _Search:
                 child = _enter(value, key, (*path, key), self._evaluation)
                 yield from self.iter_matches(child, rest, (*path, key))
             return
-        if _has_key(value, rest[0]):
+        if self._leads_somewhere(value, rest):
             yield from self.iter_matches(value, rest, path)
         for key, child in children:
             if isinstance(child, Node | dict | list | tuple):
                 yield from self.iter_matches(child, pattern, (*path, key))
+
+    def _leads_somewhere(self, value: Any, pattern: Pattern) -> bool:
+        """Return whether there is what follows a `**`, up to the next wildcard."""
+        for key in pattern:
+            if isinstance(key, Wildcard) or not _has_key(value, key):
+                return isinstance(key, Wildcard)
+            value = self._evaluation.compute(_read(value, key))
+        return True
 
 
 def _has_key(value: Any, key: Any) -> bool:
@@ -361,11 +363,13 @@ def _check_types(value: Any, path: tuple[Key, ...], visited: set[int]) -> None:
 
 def _guess_annotation(parent: Any, old: Any) -> Any:
     """Return the type of a value in a section, which has no annotation: that of the value before
-    if it is a number, True or False; None for any other."""
+    if it is a number, a string, True or False; None for any other."""
     if not isinstance(parent, Node) or get_state(parent).target is not None:
         return None
     if isinstance(old, bool):
         return bool | None
+    if isinstance(old, str):
+        return str | None
     return int | float | None if isinstance(old, int | float) else None
 
 

@@ -2,11 +2,15 @@
 
 import re
 from typing import NamedTuple
+from unicodedata import normalize
 
 from fulgurite_config.errors import ConfigError
+from fulgurite_config.grammar import STRING, check_characters, unescape
 from fulgurite_config.values import Key
 
-SEGMENT = re.compile(r"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|'[^']*'|\"[^\"]*\")\]")
+SEGMENT = re.compile(rf"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|{STRING})\]", re.DOTALL)
+OVERRIDE = re.compile(rf"((?:\[{STRING}\]|[^=])*+)=(.*)", re.DOTALL)
+KEY = re.compile(rf"(\[{STRING}\])", re.DOTALL)
 MAX_PARTS = 200
 
 
@@ -19,6 +23,28 @@ class Wildcard(NamedTuple):
 Pattern = tuple[Key | Wildcard, ...]
 
 
+def split_override(override: str) -> tuple[str, str]:
+    """Return the path and the value of a text `path=value`.
+
+    Raises:
+        ConfigError: there is no `=`, or UTF-8 cannot write the path.
+    """
+    parts = OVERRIDE.match(override)
+    if parts is None:
+        raise ConfigError(f"{override!r} is no override: write path=value")
+    check_characters(parts[1])
+    return normalize_path(parts[1]), parts[2]
+
+
+def normalize_path(text: str) -> str:
+    """Return a path or a name with its characters as Python has them in names: an accent may be
+    typed as a character of its own, as file names of macOS have them. Keys in quotes stay."""
+    parts = KEY.split(text)
+    return "".join(
+        part if index % 2 else normalize("NFKC", part) for index, part in enumerate(parts)
+    )
+
+
 def parse_path(text: str) -> Pattern:
     """Return the keys of a path such as `model.layers[0].*.units`.
 
@@ -27,6 +53,7 @@ def parse_path(text: str) -> Pattern:
     """
     keys: list[Key | Wildcard] = []
     position = 0
+    text = normalize_path(text)
     if not text:
         raise ConfigError("there is no path before '=': write path=value")
     if text[0] in "+~":
@@ -42,7 +69,7 @@ def parse_path(text: str) -> Pattern:
         if part in ("*", "**"):
             keys.append(Wildcard(part == "**"))
         elif match[2] is not None:
-            keys.append(part[1:-1] if part[0] in "'\"" else int(part))
+            keys.append(unescape(part[1:-1]) if part[0] in "'\"" else int(part))
         else:
             keys.append(part)
         position = match.end()

@@ -3,15 +3,17 @@
 import hashlib
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fulgurite_config.comparison import copy
 from fulgurite_config.errors import ConfigError
+from fulgurite_config.grammar import GrammarError, split_items
 from fulgurite_config.nodes import Node
 from fulgurite_config.overrides import apply_overrides
-from fulgurite_config.values import split_commas
+from fulgurite_config.paths import OVERRIDE, normalize_path, split_override
 
 MAX_BYTES = 200
 """How much of a name there is before its digest: file systems take 255 bytes, with an ending."""
@@ -68,16 +70,16 @@ def expand_axes(axes: Sequence[str]) -> dict[str, tuple[str, ...]]:
         ConfigError: an axis is none, a path is set twice, or two trials would be the same.
     """
     points = [_expand_axis(axis) for axis in axes]
-    paths = [override.partition("=")[0] for axis in points for override in axis[0]]
+    paths = [split_override(override)[0] for axis in points for override in axis[0]]
     for path, count in Counter(paths).items():
         if count > 1:
             raise ConfigError(f"{path} is set twice in the sweep: give all its values at once")
     trials = [tuple(itertools.chain(*groups)) for groups in itertools.product(*points)]
-    names = Counter(_make_name(overrides) for overrides in trials)
+    names = Counter(_fold(_make_name(overrides)) for overrides in trials)
     expanded: dict[str, tuple[str, ...]] = {}
     for overrides in trials:
         name = _make_name(overrides)
-        if names[name] > 1:
+        if names[_fold(name)] > 1:
             name = f"{name}-{_make_digest(overrides)}"
         if name in expanded:
             raise ConfigError(f"the sweep has {','.join(overrides)} twice: leave one out")
@@ -97,6 +99,12 @@ def _make_name(overrides: Sequence[str]) -> str:
     return f"{start}-{_make_digest(overrides)}"
 
 
+def _fold(name: str) -> str:
+    """Return what names have in common that are one file to some file system: the case of letters
+    and the way in which accents are written."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
 def _make_digest(overrides: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(overrides).encode()).hexdigest()[:8]
 
@@ -107,19 +115,44 @@ def _expand_axis(axis: str) -> list[tuple[str, ...]]:
     Raises:
         ConfigError: there is no value, or a group has another number of values than paths.
     """
-    text, equals, values = axis.partition("=")
-    paths = split_commas(text)
-    points = split_commas(values)
-    if not equals or not points:
+    paths, values = split_axis(axis)
+    points = _split(values, axis)
+    if not points:
         raise ConfigError(f"{axis!r} is no axis of a sweep: write path=value,value")
     if len(paths) == 1:
         return [(f"{paths[0]}={point}",) for point in points]
     expanded = []
     for point in points:
-        parts = split_commas(point[1:-1]) if point.startswith("(") else []
+        parts = _split(point[1:-1], axis) if point.startswith("(") and point.endswith(")") else []
         if len(parts) != len(paths):
             raise ConfigError(
                 f"{point} in {axis!r} must hold {len(paths)} values: ({', '.join(paths)})"
             )
         expanded.append(tuple(f"{path}={part}" for path, part in zip(paths, parts, strict=True)))
     return expanded
+
+
+def split_axis(axis: str) -> tuple[list[str], str]:
+    """Return the paths that an axis of a sweep sets, and the text of its values.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    match = OVERRIDE.match(axis)
+    paths = _split(normalize_path(match[1]), axis) if match else []
+    if match is None or not paths:
+        raise ConfigError(f"{axis!r} is no axis of a sweep: write path=value,value")
+    return paths, match[2]
+
+
+def _split(text: str, axis: str) -> list[str]:
+    """Return what stands between the commas of a text.
+
+    Args:
+        text: a part of an axis.
+        axis: all of it, for the error.
+    """
+    try:
+        return split_items(text)
+    except GrammarError as error:
+        raise ConfigError(f"{axis!r} is no axis of a sweep: {error}") from None

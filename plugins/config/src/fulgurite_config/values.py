@@ -1,6 +1,5 @@
 """Texts and constants as values of an annotation."""
 
-import ast
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,44 +9,44 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from fulgurite_config.errors import ConfigError
 from fulgurite_config.expressions import format_path
+from fulgurite_config.grammar import (
+    BRACKETS,
+    QUOTES,
+    GrammarError,
+    Items,
+    Malformed,
+    Pairs,
+    Quoted,
+    Term,
+    Word,
+    check_characters,
+    parse_term,
+)
+from fulgurite_config.numbers import parse_float, parse_int, parse_number
 
-CONSTANTS = {"null": None, "true": True, "false": False}
-MAX_CHARACTERS = 10_000
-BRACKETS = ("(", "[", "{")
-QUOTES = ("'", '"')
+CONSTANTS = {"None": None, "null": None, "True": True, "true": True, "False": False, "false": False}
+NONE = ("none", "null")
+"""How None is written where the annotation says that it may be, in letters of any case."""
+MAX_SHOWN = 200
+"""How many characters of a value an error shows."""
 SECRET = "a text that is a secret"
 """The kind of such types as pydantic's SecretStr."""
 Key = str | int
 
 
 def parse_value(text: str) -> Any:
-    """Return a text as the Python constant that it writes, or as text if it is none.
+    """Return a text as the constant that it writes, or as a string if it is none.
 
     Raises:
-        ConfigError: it begins as a list, tuple, dictionary or quoted text, and is none.
+        ConfigError: it begins with a bracket or a quote and is none, or it is a number that no
+            `int` or `float` can hold.
     """
-    if text in CONSTANTS:
-        return CONSTANTS[text]
-    if len(text) > MAX_CHARACTERS:
-        return text
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        if text.startswith(BRACKETS + QUOTES):
-            # Not the text, which may be a secret that is quoted wrongly.
-            raise ConfigError(
-                f"what begins with {text[0]} must be a value of Python: quote texts in it"
-            ) from None
-        return text
-    is_plain = isinstance(value, bool | int | float | str | list | tuple | dict | None)
-    return value if is_plain else text
+    check_characters(text)
+    return _read_constant(parse_term(text))
 
 
 def read_value(text: str, annotation: Any, path: Sequence[Key]) -> Any:
-    """Return a text as a value of an annotation.
-
-    A `str` is the text as it stands, without quotes around all of it. A list or tuple needs no
-    brackets, and members of an Enum are written by their names.
+    """Return a text as a value of an annotation, by the grammar of `docs/command-line.md`.
 
     Args:
         text: as on the command line.
@@ -57,13 +56,14 @@ def read_value(text: str, annotation: Any, path: Sequence[Key]) -> Any:
     Raises:
         ConfigError: it is no value of that type.
     """
-    with suppress(ValueError):
-        return _read(text, annotation)
     try:
-        parse_value(text)
-    except ConfigError as error:
+        check_characters(text)
+        return _read(parse_term(text), annotation)
+    except GrammarError as error:
         raise ConfigError(f"{format_path(path)}: {error}") from None
-    raise ConfigError(f"{format_path(path)}={text} is not {format_type(annotation)}")
+    except ValueError:
+        shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+        raise ConfigError(f"{format_path(path)}={shown} is not {format_type(annotation)}") from None
 
 
 def fit_value(value: Any, annotation: Any, path: Sequence[Key]) -> Any:
@@ -78,9 +78,23 @@ def fit_value(value: Any, annotation: Any, path: Sequence[Key]) -> Any:
     Raises:
         ConfigError: it is no value of that type.
     """
-    with suppress(ValueError):
+    try:
+        _check_all_characters(value)
         return _fit(value, annotation)
-    raise ConfigError(f"{format_path(path)}={value} is not {format_type(annotation)}")
+    except GrammarError as error:
+        raise ConfigError(f"{format_path(path)}: {error}") from None
+    except ValueError:
+        raise ConfigError(f"{format_path(path)}={value} is not {format_type(annotation)}") from None
+
+
+def _check_all_characters(value: Any) -> None:
+    if isinstance(value, str):
+        check_characters(value)
+    elif isinstance(value, dict):
+        _check_all_characters([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_all_characters(item)
 
 
 def flatten_union(annotation: Any) -> list[Any]:
@@ -130,72 +144,175 @@ def _find_kind(annotation: Any) -> Any:
     return SECRET if hasattr(kind, "get_secret_value") else None
 
 
-def _sort_members(annotation: Any, is_in_brackets: bool) -> list[tuple[Any, Any]]:
+def _sort_members(annotation: Any, form: Any) -> list[tuple[Any, Any]]:
     """Return the members of a union and their kinds, those first that take the fewest values.
 
     Args:
         annotation: the union, or another annotation.
-        is_in_brackets: whether a list is more likely than a text.
+        form: `list`, `tuple` or `dict`, which is more likely than a string then; `str` for what
+            stands in quotes, which is a string if it can be one; None for any other.
     """
-    ranks = {Literal: 0, type(None): 1, Enum: 2, bool: 3, int: 4, float: 5}
-    ranks |= {SECRET: 7, str: 7, PurePath: 7}
-    other_rank = 6 if is_in_brackets else 8
+    order: list[Any] = [Literal, type(None), Enum, bool, int, float]
+    strings = [SECRET, str, PurePath]
     pairs = [(member, _find_kind(member)) for member in flatten_union(annotation)]
-    return sorted(pairs, key=lambda pair: ranks.get(pair[1], other_rank))
+
+    def rank(pair: tuple[Any, Any]) -> int:
+        kind = pair[1]
+        if kind is str and form is str:
+            return -1
+        if kind in order:
+            return order.index(kind)
+        if kind is form and form is not None:
+            return len(order)
+        is_likely = kind not in strings if form in (list, tuple, dict) else kind in strings
+        return len(order) + (1 if is_likely else 2)
+
+    return sorted(pairs, key=rank)
 
 
-def _read(text: str, annotation: Any) -> Any:
-    """Return a text as a value of an annotation, or raise a `ValueError`."""
-    for member, kind in _sort_members(annotation, text.startswith(BRACKETS)):
-        with suppress(ValueError, LookupError, OverflowError):
-            return _READERS[kind](text, member)
-    raise ValueError(text)
+def _get_form(term: Term) -> Any:
+    if isinstance(term, Items):
+        return {"(": tuple, "[": list}.get(term.bracket)
+    if isinstance(term, Pairs):
+        return dict
+    return str if isinstance(term, Quoted) else None
+
+
+def _read(term: Term, annotation: Any) -> Any:
+    """Return a term as a value of an annotation.
+
+    Raises:
+        GrammarError: it is written wrongly.
+        ValueError: it is no value of that type.
+    """
+    reasons: list[GrammarError] = []
+    for member, kind in _sort_members(annotation, _get_form(term)):
+        try:
+            return _READERS[kind](term, member)
+        except GrammarError as error:
+            reasons.append(error)
+        except (ValueError, LookupError):
+            continue
+    raise reasons[0] if reasons else ValueError(term.text)
 
 
 def _fit(value: Any, annotation: Any) -> Any:
     """Return a constant as a value of an annotation, or raise a `ValueError`."""
-    for member, kind in _sort_members(annotation, isinstance(value, list | tuple | dict)):
+    form = type(value) if isinstance(value, list | tuple | dict) else None
+    for member, kind in _sort_members(annotation, form):
         with suppress(ValueError, LookupError, OverflowError):
             return _FITTERS[kind](value, member)
     raise ValueError(value)
 
 
-def _unquote(text: str) -> str:
-    """Return a text without the quotes around it; as it is if there are none."""
-    value = text
-    if text.startswith(QUOTES):
-        with suppress(ConfigError):
-            value = parse_value(text)
-    return value if isinstance(value, str) else text
+def _get_string(term: Term) -> str:
+    """Return a term as a string: what stands in quotes, or all of it as it stands."""
+    return term.value if isinstance(term, Quoted) else term.text
 
 
-def _read_int(text: str) -> int:
-    with suppress(ValueError):
-        return int(text)
-    return int(text, 0)  # 0xff
+def _get_word(term: Term) -> str:
+    """Return a word, or raise a `ValueError`: what stands in quotes is a string."""
+    if not isinstance(term, Word):
+        raise ValueError(term.text)
+    return term.text.strip()
 
 
-def _read_float(text: str) -> float:
-    with suppress(ValueError):
-        return float(text)
-    return float(_read_int(text))
+def _read_choice(term: Term, annotation: Any) -> Any:
+    texts = {choice: choice for choice in get_args(annotation) if isinstance(choice, str)}
+    if isinstance(term, Quoted):
+        return texts[term.value]
+    others = {str(choice): choice for choice in get_args(annotation) if choice not in texts}
+    return (texts | others)[term.text]
 
 
-def _read_choice(text: str, annotation: Any) -> Any:
-    choices = {str(choice): choice for choice in reversed(get_args(annotation))}
-    return choices[_unquote(text)]
+def _read_items(term: Term, annotation: Any) -> Any:
+    if isinstance(term, Malformed):
+        raise term.error
+    if isinstance(term, Pairs):
+        raise ValueError(term.text)
+    items: Sequence[Term] = [term]
+    if isinstance(term, Items):
+        items = term.items
+    elif isinstance(term, Word):
+        word = term.text.strip()
+        items = [Word(word)] if word else []
+    return _make_sequence(_read, items, annotation)
 
 
-def _read_items(text: str, annotation: Any) -> Any:
-    stripped = text.strip()
-    parts = split_commas(stripped)
-    if len(parts) == 1 and (stripped[0], stripped[-1]) in (("(", ")"), ("[", "]")):
-        parts = split_commas(stripped[1:-1])
-    return _make_sequence(_read, parts, annotation)
+def _read_dict(term: Term, annotation: Any) -> Any:
+    if isinstance(term, Malformed):
+        raise term.error
+    if not isinstance(term, Pairs):
+        raise ValueError(term.text)
+    key_type, value_type = get_args(annotation) or (None, None)
+    pairs = [(_read(key, key_type), _read(item, value_type)) for key, item in term.pairs]
+    return _make_dict(pairs)
 
 
-def _read_dict(text: str, annotation: Any) -> Any:
-    return _fit_dict(parse_value(text), annotation)
+def _make_dict(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    try:
+        dictionary = dict(pairs)
+    except TypeError:
+        raise GrammarError("a list or dictionary cannot be the key of a dictionary") from None
+    if len(dictionary) < len(pairs):
+        raise GrammarError("a dictionary has a key twice")
+    return dictionary
+
+
+def _read_constant(term: Term) -> Any:
+    """Return a term that has no annotation: a constant, or else a string as it stands."""
+    if isinstance(term, Items) and not term.bracket:
+        with suppress(_NoConstantError):
+            return tuple(map(_read_nested, term.items))
+        return term.text
+    try:
+        return _read_nested(term)
+    except _NoConstantError:
+        return term.text
+
+
+class _NoConstantError(ValueError):
+    """A word is a string."""
+
+
+def _read_nested(term: Term) -> Any:
+    """Return a term that has no annotation, and is no string unless it is in quotes.
+
+    Raises:
+        GrammarError: it is written wrongly.
+        _NoConstantError: it is a word.
+    """
+    if isinstance(term, Quoted):
+        return term.value
+    if isinstance(term, Items | Pairs):
+        try:
+            return _read_group(term)
+        except _NoConstantError:
+            raise GrammarError(
+                f"what begins with {term.text.strip()[0]} is no value: put strings in it into "
+                "quotes"
+            ) from None
+    word = term.text.strip()
+    if word.startswith(BRACKETS + QUOTES):
+        reason: object = "a comma or the end must come after it"
+        if isinstance(term, Malformed):
+            reason = term.error
+        raise GrammarError(f"what begins with {word[0]} is no value: {reason}")
+    if word in CONSTANTS:
+        return CONSTANTS[word]
+    number = parse_number(word)
+    if number is None:
+        raise _NoConstantError(word)
+    return number
+
+
+def _read_group(term: Items | Pairs) -> Any:
+    if isinstance(term, Pairs):
+        return _make_dict([(_read_nested(key), _read_nested(item)) for key, item in term.pairs])
+    items = [_read_nested(item) for item in term.items]
+    if term.bracket == "[":
+        return items
+    return tuple(items) if term.has_comma or not items else items[0]
 
 
 def _make_sequence(
@@ -268,23 +385,23 @@ def _fit_key(key: Any, annotation: Any) -> Any:
     try:
         return _fit(key, annotation)
     except ValueError:
-        return _read(key, annotation) if isinstance(key, str) else _fit(key, annotation)
+        return _read(Word(key), annotation) if isinstance(key, str) else _fit(key, annotation)
 
 
-_READERS: dict[Any, Callable[[str, Any], Any]] = {
+_READERS: dict[Any, Callable[[Term, Any], Any]] = {
     Literal: _read_choice,
-    type(None): lambda text, _: {"none": None, "null": None}[text.lower()],
-    bool: lambda text, _: {"true": True, "false": False}[text.lower()],
-    int: lambda text, _: _read_int(text),
-    float: lambda text, _: _read_float(text),
-    Enum: lambda text, annotation: annotation.__members__[_unquote(text)],
-    str: lambda text, _: _unquote(text),
-    PurePath: lambda text, annotation: annotation(_unquote(text)),
-    SECRET: lambda text, _: text,
+    type(None): lambda term, _: {"none": None, "null": None}[_get_word(term).lower()],
+    bool: lambda term, _: {"true": True, "false": False}[_get_word(term).lower()],
+    int: lambda term, _: parse_int(_get_word(term)),
+    float: lambda term, _: parse_float(_get_word(term)),
+    Enum: lambda term, annotation: annotation.__members__[_get_string(term)],
+    str: lambda term, _: _get_string(term),
+    PurePath: lambda term, annotation: annotation(_get_string(term)),
+    SECRET: lambda term, _: _get_string(term),
     tuple: _read_items,
     list: _read_items,
     dict: _read_dict,
-    None: lambda text, _: parse_value(text),
+    None: lambda term, _: _read_constant(term),
 }
 _FITTERS: dict[Any, Callable[[Any, Any], Any]] = {
     Literal: _fit_choice,
@@ -301,22 +418,3 @@ _FITTERS: dict[Any, Callable[[Any, Any], Any]] = {
     dict: _fit_dict,
     None: lambda value, _: value,
 }
-
-
-def split_commas(text: str) -> list[str]:
-    """Return the parts of a text between commas that stand in no brackets or quotes."""
-    parts = [""]
-    depth = 0
-    quote = ""
-    for character in text:
-        if quote or character in "'\"":
-            quote = "" if character == quote else quote or character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        if character == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]

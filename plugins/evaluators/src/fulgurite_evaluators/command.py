@@ -127,6 +127,8 @@ def _wait_for_start(run: RunDirectory, timeout: float) -> None:
             run.read_manifest()
             return
         except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):
+                raise  # it has begun, and may not be read
             if time.monotonic() >= deadline:
                 raise CheckpointError(
                     f"no run began in {run.path} within {timeout:g} s. Check the path, start the"

@@ -68,13 +68,18 @@ class RunDirectory:
     @property
     def is_complete(self) -> bool:
         """Whether the run has reached its planned end."""
-        return _is_file(self.path / "COMPLETE")
+        with self._wrap_read_errors():
+            return _is_file(self.path / "COMPLETE")
 
     @property
     def num_attempts(self) -> int:
         """How often the run was started."""
-        names = [file.name for file in self._list_folder("attempts")]
-        return max((int(name) for name in names if _NUMBER.fullmatch(name)), default=0)
+        return max(self._list_attempts(), default=0)
+
+    def _list_attempts(self) -> list[int]:
+        with self._wrap_read_errors():
+            names = [file.name for file in self._list_folder("attempts")]
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
     def read_manifest(self) -> dict[str, Any]:
         """Return the description of the newest attempt, see `fulgurite_runs.manifest`. Imports and
@@ -83,23 +88,33 @@ class RunDirectory:
         Raises:
             CheckpointError: there is no attempt, or its manifest is incomplete.
         """
-        if not self.num_attempts:
-            raise CheckpointError(f"there is no run in {self.path}: check the path")
-        path = self.path / "attempts" / str(self.num_attempts)
-        try:
-            if not _is_file(path):
-                raise ValueError("it is not a file")
-            check_size(path.stat().st_size)
-            raw = path.read_bytes()
-            check_memory(raw)
-            manifest = json.loads(raw)
-            if not isinstance(manifest, dict):
-                raise ValueError("it is not a JSON object")
-            return manifest
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read as the manifest of a run: {error}; check the path"
-            ) from error
+        path = self._find_manifest()
+        with self._wrap_read_errors():
+            try:
+                if not _is_file(path):
+                    raise ValueError("it is not a file")
+                check_size(path.stat().st_size)
+                raw = path.read_bytes()
+                check_memory(raw)
+                manifest = json.loads(raw)
+                if not isinstance(manifest, dict):
+                    raise ValueError("it is not a JSON object")
+                return manifest
+            except (ValueError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{path} cannot be read as the manifest of a run: {error}; check the path"
+                ) from error
+
+    def _find_manifest(self) -> Path:
+        """Return the newest manifest that is not empty. A machine that lost its power may leave an
+        empty one, of an attempt that had done nothing yet."""
+        with self._wrap_read_errors():
+            numbers = self._list_attempts()
+            if not numbers:
+                raise CheckpointError(f"there is no run in {self.path}: check the path")
+            folder = self.path / "attempts"
+            paths = [folder / str(number) for number in reversed(numbers)]
+            return next((path for path in paths if not _is_empty(path)), paths[0])
 
     def read_owner(self) -> tuple[Owner, float] | None:
         """Return who began the newest attempt, and the time of its last heartbeat in seconds since
@@ -113,10 +128,11 @@ class RunDirectory:
     def list_checkpoints(self) -> list[tuple[int, Path]]:
         """Return steps and directories of the complete checkpoints, oldest first."""
         checkpoints = []
-        for path in self._list_folder("checkpoints"):
-            match = _STEP.fullmatch(path.name)
-            if match and not path.is_symlink() and _is_file(path / "COMMIT"):
-                checkpoints.append((int(match[1]), path))
+        with self._wrap_read_errors():
+            for path in self._list_folder("checkpoints"):
+                match = _STEP.fullmatch(path.name)
+                if match and not path.is_symlink() and _is_file(path / "COMMIT"):
+                    checkpoints.append((int(match[1]), path))
         return sorted(checkpoints)
 
     def get_step_directory(self, step: int) -> Path:
@@ -138,15 +154,44 @@ class RunDirectory:
         Raises:
             CheckpointError: another fit writes there, or the directory cannot be written.
         """
-        with self._wrap_write_errors():
-            attempt = call_abandonable(f"the directory {self.path}", self._make)
-            lock = Lock(self.path / "lock", attempt)
-        self._lock = lock
+        lock = self._lock = self._take_lock()
         try:
             with lock:
                 yield
         finally:
             self._lock = None
+
+    @contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Be the only writer of a run inside the block without being an attempt: `lock` says
+        afterwards what it said before.
+
+        Raises:
+            CheckpointError: a fit writes there, or the directory cannot be written.
+        """
+        lock = self._lock = self._take_lock()
+        try:
+            yield
+        finally:
+            self._lock = None
+            lock.give_back()
+
+    def _take_lock(self) -> Lock:
+        if self.path.is_symlink() and not self.path.exists():
+            raise CheckpointError(
+                f"{self.path} is a link to {os.readlink(self.path)}, which is not there: make that "
+                "folder, or remove the link"
+            )
+        with self._wrap_write_errors():
+            attempt = call_abandonable(f"the directory {self.path}", self._make)
+            lock = Lock(self.path / "lock", attempt)
+        if self.num_attempts + 1 != attempt:
+            lock.give_back()
+            raise CheckpointError(
+                f"another fit began in {self.path} while this one waited for it: start again, to "
+                f"resume from what it has left"
+            )
+        return lock
 
     def assert_locked(self, within: float = 0.0) -> None:
         """Raise `CheckpointError` if another process has taken the run over; called before
@@ -227,6 +272,16 @@ class RunDirectory:
         except OSError as error:
             raise CheckpointError(
                 f"{self.path} cannot be written: {error}. Choose another run directory"
+            ) from error
+
+    @contextmanager
+    def _wrap_read_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"the run in {self.path} cannot be read: {error}. Check that it is there, and that "
+                "you may read it"
             ) from error
 
     def _list_folder(self, name: str) -> list[Path]:
@@ -386,12 +441,21 @@ def _is_file(path: Path) -> bool:
 
 
 def _create(path: Path, text: str) -> None:
-    """Write a new file durably; an error if there is one already."""
-    with open(path, "x", encoding="utf-8") as file:
+    """Write a new file durably, whole or not at all; an error if there is one already. Only the
+    holder of the lock calls it."""
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    temporary_path = path.with_name(f".{path.name}.new")
+    with open(temporary_path, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    temporary_path.rename(path)
     sync_folder(path.parent)
+
+
+def _is_empty(path: Path) -> bool:
+    return _is_file(path) and path.stat().st_size == 0
 
 
 def sync_folder(folder: Path) -> None:

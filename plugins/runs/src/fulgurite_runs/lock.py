@@ -28,6 +28,8 @@ DEAD = 60.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
 # This clock does not stop while the machine sleeps.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK_PRECISION = 2.0
+"""In seconds: the kernel says in whole ones when it began."""
 # The kernel's numbers of processes are 32 bits wide.
 _LARGEST_NUMBER = 2**31 - 1
 # The file always has the same size in bytes, so that one write replaces all of it.
@@ -59,20 +61,27 @@ class Owner:
         """Whether it is or was on this machine, since its last start."""
         return (self.host, self.boot) == (platform.node(), _read_boot_id())
 
-    @property
-    def is_running(self) -> bool:
-        """Whether its process may still be there, as far as this machine can tell."""
+    def is_running(self, last_heartbeat: float) -> bool:
+        """Return whether its process may still be there, as far as this machine can tell.
+
+        Args:
+            last_heartbeat: when the last one was, in seconds since 1970.
+        """
         if self.ended:
             return False
+        is_silent = time.time() - last_heartbeat > DEAD
         if not self.is_local:
-            return True
+            return not is_silent
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             pass  # it is there, and somebody else's
-        return True
+        # The number of a process that is gone is given to another one. Not by the start alone: a
+        # clock that was wrong when the fit began and is right now makes a process look younger.
+        began = _read_start(self.pid)
+        return not is_silent or began is None or began <= self.started + _CLOCK_PRECISION
 
     def __str__(self) -> str:
         return f"attempt {self.attempt}, process {self.pid} on {self.host}"
@@ -118,6 +127,7 @@ class Lock(AbstractContextManager["Lock", None]):
         self._checked = time.clock_gettime(_CLOCK)
         self._last_heartbeat: float | None = None
         self._descriptor = call_abandonable(f"the lock {path}", self._acquire)
+        self._previous = call_abandonable(f"the lock {path}", self._read_previous)
         self._owner = Owner(platform.node(), _read_boot_id(), os.getpid(), time.time(), attempt)
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="fulgurite-heartbeat", daemon=True)
@@ -167,7 +177,7 @@ class Lock(AbstractContextManager["Lock", None]):
             ) from FileNotFoundError(errno.ENOENT, "the locked file is gone", str(self._path))
 
     def release(self) -> None:
-        """End the heartbeat and let go of the lock; warn if the file could not say so."""
+        """End the heartbeat and release the lock; warn if the file could not say so."""
         failure = self._end()
         if failure is not None:
             warnings.warn(failure, stacklevel=2)
@@ -189,7 +199,7 @@ class Lock(AbstractContextManager["Lock", None]):
         return call_abandonable(f"the lock {self._path}", self._release)
 
     def _release(self) -> str | None:
-        """Let go of the lock, and return what could not be written.
+        """Release the lock, and return what could not be written.
 
         That is no error: all that was to be done under the lock is done, and its end alone is not
         noted. An error would hide the one that ends the block, often of the same disk.
@@ -214,6 +224,30 @@ class Lock(AbstractContextManager["Lock", None]):
             f"{self._path} could not be updated at the end of {self._owner}: {failure}. The lock "
             f"is free; another machine waits for up to {DEAD:.0f} s before it takes it"
         )
+
+    def give_back(self) -> None:
+        """Release the lock, and leave the file as it was before: the run belongs to whoever trained
+        it last."""
+        if self._descriptor != _NOT_INHERITED:
+            call_abandonable(f"the lock {self._path}", self._give_back)
+
+    def _read_previous(self) -> tuple[bytes, os.stat_result]:
+        """Return the content of the file before this lock, and its times."""
+        return os.pread(self._descriptor, _SIZE, 0), os.fstat(self._descriptor)
+
+    def _give_back(self) -> None:
+        self._released.set()
+        self._thread.join()
+        content, file = self._previous
+        try:
+            if self._read_successor() is None and not self._is_lost():
+                os.pwrite(self._descriptor, content, 0)
+                os.ftruncate(self._descriptor, len(content))
+                os.utime(self._descriptor, ns=(file.st_atime_ns, file.st_mtime_ns))
+                os.fsync(self._descriptor)
+        finally:
+            _HELD.discard(self)
+            os.close(self._descriptor)
 
     def _read_successor(self) -> Owner | None:
         """Return who owns the run instead of this lock."""
@@ -410,6 +444,20 @@ def _is_same_file(file: os.stat_result, path: Path) -> bool:
         return os.path.samestat(file, os.lstat(path))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def _read_start(pid: int) -> float | None:
+    """Return when a process of this machine began, in seconds since 1970; None if that is not
+    known here."""
+    try:
+        # Its name, in parentheses, may hold spaces.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        ticks = int(fields[19])
+        lines = Path("/proc/stat").read_text().splitlines()
+        boot = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+    return boot + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _read_boot_id() -> str:
