@@ -18,7 +18,7 @@ import pytest
 from fulgurite import tracebacks
 from fulgurite.errors import FulguriteError, ModelError, PluginError
 from fulgurite_evaluators import Evaluator
-from fulgurite_optimizers import MultiOptimizer
+from fulgurite_optimizers import Freeze
 
 ROOT = Path(__file__).parents[2]
 DATA = fg.ArrayData({"x": np.ones((8, 3), np.float32)}, batch_size=4)
@@ -126,7 +126,7 @@ def test_arguments_that_a_function_does_not_take_are_a_mistake_of_the_line_that_
         lambda: fg.Engine(stepz=1),  # pyright: ignore[reportCallIssue]
         lambda: fg.Every(),  # pyright: ignore[reportCallIssue]
         lambda: Evaluator("test", DATA, evry=1),  # pyright: ignore[reportCallIssue]
-        lambda: MultiOptimizer([], []),  # pyright: ignore[reportCallIssue]
+        lambda: Freeze("net", untli=3),  # pyright: ignore[reportCallIssue]
         lambda: engine.fit(Valid, DATA, stepz=1),
         lambda: engine.init_state(Valid),
     ]

@@ -219,7 +219,7 @@ class Epochs:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "fired", "told"),
+    ("lengths", "fired", "reason"),
     [
         ([3, 3, 3], [3, 6, 9], ""),
         # The last epoch is shorter, and nothing was due at a wrong step before it.
@@ -250,8 +250,8 @@ class Epochs:
         ),
     ],
 )
-def test_evenly_spaced_fires_as_often_as_it_says_or_the_user_is_told_what_follows(
-    lengths: list[int], fired: list[int], told: str
+ef test_evenly_spaced_fires_as_often_as_it_says_or_the_user_is_told_what_follows(
+    lengths: list[int], fired: list[int], reason: str
 ) -> None:
     steps: list[int] = []
 
@@ -266,9 +266,9 @@ def test_evenly_spaced_fires_as_often_as_it_says_or_the_user_is_told_what_follow
     result = fg.Engine(epochs=3, plugins=[Spy()]).fit(Counting(), Epochs(lengths))
     assert result.state.step == sum(lengths)
     assert steps == fired
-    expected = f"EvenlySpaced(n=3) of spy.spy is not even over this fit, whose end {told}"
+    expected = f"EvenlySpaced(n=3) of spy.spy is not even over this fit, whose end {reason}"
     messages = [message for message in result.messages if "spy.end" not in message]
-    assert len(messages) == bool(told)
+    assert len(messages) == bool(reason)
     assert all(message.startswith(expected) for message in messages)
     # Once is at the end, wherever that is, unless nothing was known of it at first.
     assert len(result.messages) - len(messages) == (lengths[0] == 200)

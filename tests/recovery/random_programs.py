@@ -312,8 +312,8 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
     """
     saboteur = Saboteur(faults, run_dir)
     # What was complete once has no more fits of its length: the run may be longer by now.
-    completed = run_dir.with_suffix(".completed")
-    num_completed = len(completed.read_text().splitlines()) if completed.exists() else 0
+    completed_file = run_dir.with_suffix(".completed")
+    num_completed = len(completed_file.read_text().splitlines()) if completed_file.exists() else 0
     try:
         shared: fg.Engine | None = None
         result: fg.FitResult | None = None
@@ -336,7 +336,7 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
             # Another reason is that of a plugin, with which the run is complete.
             if result.stop_reason == "SIGTERM":
                 raise InterruptedError(result.stop_reason)
-            with completed.open("a") as file:
+            with completed_file.open("a") as file:
                 print(steps, file=file)
     finally:
         DISK.error = None

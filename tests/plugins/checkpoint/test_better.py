@@ -120,6 +120,6 @@ def test_a_comparison_that_cannot_be_one_is_refused_at_the_first_checkpoint(tmp_
     with pytest.raises(ConfigurationError, match="step 1 are better than themselves: compare by >"):
         train(tmp_path / "equal", (1.0, 2.0), better=lambda metrics, best: metrics == best)
     with pytest.raises(TypeError) as caught:
-        train(tmp_path / "values", (1.0,), better=lambda value, best: value < best)
+        train(tmp_path / "values", (1.0, 2.0), better=lambda value, best: value < best)
     notes = " ".join(caught.value.__notes__)
     assert "gets the metrics of two checkpoints, such as 'score' in metrics['test']" in notes

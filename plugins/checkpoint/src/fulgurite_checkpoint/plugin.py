@@ -377,11 +377,10 @@ class Checkpointer(RunPlugin):
             check_exists(run, self.monitor, "Checkpointer")
         checkpoint = self._fit.resumed_from
         resumed_here = self._fit.resumed_here
-        policy = RetentionPolicy(self.max_to_keep, self.keep_period, self._best_by)
-        leftovers = self._prepare_place(run, root, policy)
+        leftovers = self._prepare_place(run, root)
         self._fit.saver = Saver(
             root,
-            policy,
+            RetentionPolicy(self.max_to_keep, self.keep_period, self._best_by),
             self.async_save,
             previous_timings={} if resumed_here is None else resumed_here.commit.timings,
             metrics_by_source=list_metrics(run, checkpoint),
@@ -390,6 +389,7 @@ class Checkpointer(RunPlugin):
             comparison=self._comparison,
             directory=self._fit.directory,
         )
+        leftovers |= self._fit.saver.remove_superfluous()
         self._fit.saver.report_leftovers(leftovers)
         if checkpoint is not None:
             report_hyperparameters(run)
@@ -410,14 +410,13 @@ class Checkpointer(RunPlugin):
             return
         run.notify("checkpoints", f"the best checkpoint is that with {chosen_by}")
 
-    def _prepare_place(self, run: fg.Run, root: Path, policy: RetentionPolicy) -> Leftovers:
-        """Make the folder, and leave in it what the run continues from and what is to stay of that;
-        return what could not be removed.
+    def _prepare_place(self, run: fg.Run, root: Path) -> Leftovers:
+        """Make the folder, and leave in it what the run continues from; return what could not be
+        removed.
 
         Args:
             run: the run.
             root: of its checkpoints.
-            policy: which of them stay.
         """
         leftovers: Leftovers = {}
         if jax.process_index() == 0:
@@ -432,9 +431,6 @@ class Checkpointer(RunPlugin):
                     f"{target}",
                     stacklevel=2,
                 )
-        if jax.process_index() == 0:
-            # A process may be killed between its last checkpoint and this.
-            leftovers |= policy.apply(root)
         return leftovers
 
     @fg.hookimpl

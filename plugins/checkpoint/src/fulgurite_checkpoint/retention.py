@@ -52,12 +52,20 @@ class RetentionPolicy:
             stays |= {entry.step for entry in complete if entry.step % self.keep_period == 0}
         return [entry for entry in complete if entry.step not in stays]
 
-    def apply(self, root: Path) -> Leftovers:
-        """Remove what need not stay of the run at `root`; return what could not be removed."""
+    def apply(self, root: Path, best: Entry | None = None) -> Leftovers:
+        """Remove what need not stay of a run; return what could not be removed.
+
+        Args:
+            root: of the checkpoints.
+            best: one that stays in any case: the best by a comparison that no checkpoint records.
+        """
         if self.max_to_keep is None:
             return {}  # listing would read each commit for nothing
         leftovers: Leftovers = {}
-        for entry in self.select_superfluous(list_entries(root)):
+        superfluous = self.select_superfluous(list_entries(root))
+        for entry in superfluous:
+            if best is not None and entry.step == best.step:
+                continue
             leftovers |= _try_to(remove, entry.path)
         return leftovers
 

@@ -106,6 +106,13 @@ class Saver:
             else:
                 self._best = self.comparison.find_best(entries)
 
+    def remove_superfluous(self) -> Leftovers:
+        """Remove what a process that was killed between its last checkpoint and this has left too
+        many; return what could not be removed."""
+        if jax.process_index() != 0:
+            return {}
+        return self.policy.apply(self.root, self._best)
+
     def note_metrics(self, record: fg.Record) -> None:
         """Note metrics with the step at which they were measured."""
         step, values = self.metrics_by_source.get(record.source, (None, {}))
