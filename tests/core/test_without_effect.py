@@ -250,7 +250,7 @@ class Epochs:
         ),
     ],
 )
-ef test_evenly_spaced_fires_as_often_as_it_says_or_the_user_is_told_what_follows(
+def test_evenly_spaced_fires_as_often_as_it_says_or_the_user_is_told_what_follows(
     lengths: list[int], fired: list[int], reason: str
 ) -> None:
     steps: list[int] = []
