@@ -57,6 +57,7 @@ def leave(run: fg.Run) -> None:
     sys.exit(0)
 
 
+# wandb, where another test has imported it, gives `sys.exit()` the code 0.
 def end_data() -> Iterator[np.ndarray]:
     yield from [BATCH] * 3
     sys.exit()
@@ -81,7 +82,7 @@ def test_a_program_that_its_data_would_end_saves_what_it_has_trained(
     tmp_path: Path, prefetch: int
 ) -> None:
     data = fg.DataSource(Ending(), prefetch=prefetch, resume="replay", name="pages")
-    with pytest.raises(DataError, match=r"the data source called sys\.exit\(None\)") as caught:
+    with pytest.raises(DataError, match=r"the data source called sys\.exit\(0?\)") as caught:
         fit(Checkpointer(), data=data, run_dir=tmp_path)
     assert "the data source 'pages' made the batch for step 4" in caught.value.__notes__[0]
     assert list_steps(tmp_path) == [3]
@@ -117,7 +118,7 @@ HOOKS = ("on_fit_start", "on_epoch_end", "get_host_state", "step_metrics", "tran
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (sys.exit, r"called sys\.exit\(None\)"),
+        (sys.exit, r"called sys\.exit\(0?\)"),
         (generate, "returned a generator, whose code has not run"),
         (wait, "returned a coroutine, whose code has not run"),
         (lambda: {"a": leaked[0]}, "returned .* of (another trace|a step that was traced)"),

@@ -161,8 +161,9 @@ def exit_as_error(error_class: type[FulguriteError], who: str) -> Iterator[None]
     except SystemExit as error:
         if _is_raised_by_signal_handler(error):
             raise
+        code = "" if error.code is None else repr(error.code)
         raise error_class(
-            f"{who} called sys.exit({error.code!r}), which would end the program in the middle of "
+            f"{who} called sys.exit({code}), which would end the program in the middle of "
             "a run: raise an exception that says what is wrong, or have an action return "
             "fg.StopTraining(reason)"
         ) from error

@@ -187,8 +187,7 @@ class PluginManager:
         for implementation in self.implementations(hook):
             context = implementation(step, **arguments)
             if context is not None:
-                with plugin_error_context(implementation.plugin, f"hook {hook}", step):
-                    stack.enter_context(context)
+                stack.enter_context(_PluginContext(implementation, context, step))
 
     def ask(self, hook: str, /, **arguments: Any) -> Any:
         """Call every implementation of a build hook, and combine the answers as the hook says.
@@ -443,3 +442,37 @@ def _make_function(method: Callable[..., Any], options: dict[str, Any]) -> Calla
 
     vars(function).update({_MARK: options, "__signature__": signature(method)})
     return function
+
+
+class _PluginContext(AbstractContextManager[None, bool | None]):
+    """A context that a plugin returned: an error of its end names the plugin.
+
+    Args:
+        hook: which returned it.
+        context: the context.
+        step: the number of completed updates.
+    """
+
+    def __init__(
+        self, hook: HookImpl, context: AbstractContextManager[Any], step: int | None = None
+    ) -> None:
+        self._hook = hook
+        self._context = context
+        self._step = step
+
+    def __enter__(self) -> None:
+        with self._name_plugin():
+            self._context.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool | None:
+        try:
+            return self._context.__exit__(kind, error, traceback)
+        except BaseException as further:
+            # What the block raised is not the plugin's.
+            if further is not error:
+                with self._name_plugin():
+                    raise
+            raise
+
+    def _name_plugin(self) -> AbstractContextManager[None]:
+        return plugin_error_context(self._hook.plugin, f"hook {self._hook.hook}", self._step)
