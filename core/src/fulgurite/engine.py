@@ -563,7 +563,9 @@ class Engine:
             model: as of `evaluate`; may be another one at each step.
             batch: a tree of arrays with a leading example axis, or an `fg.MaskedBatch`.
             totals: what the step before returned; None begins an evaluation.
-            name, metrics, losses: as of `evaluate`, the same at each step.
+            name: as of `evaluate`, the same at each step.
+            metrics: as of `evaluate`, the same at each step.
+            losses: as of `evaluate`, the same at each step.
         """
         spec = Evaluator(name, [batch], metrics=metrics, losses=losses)
         if totals is not None and self._get_runner(spec) is not self._get_runner(totals.evaluator):
