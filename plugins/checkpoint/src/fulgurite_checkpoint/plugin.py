@@ -424,7 +424,10 @@ class Checkpointer(RunPlugin):
         if self._fit.resumed_here is None:
             # Without a checkpoint, the fit may continue from the state that it was given.
             has_state = self._fit.resumed_from is None and run.step > 0
-            target = self._supersede_later(run, run.step if has_state else None)
+            # Until the first save there is nothing else from which a run that was moved, and is
+            # killed, could resume.
+            continues = has_state or is_resumed_from(root, run)
+            target = self._supersede_later(run, run.step if continues else None)
             if target is not None:
                 warnings.warn(
                     f"{root} held checkpoints that this run does not resume from: they are now in "
