@@ -160,3 +160,10 @@ def test_an_action_that_has_not_run_is_an_error() -> None:
 
     with pytest.raises(FulguriteError, match="action act returned a coroutine"):
         fit(Act(fg.At(2), act))
+
+
+def test_a_traced_hook_that_comes_to_the_end_of_an_iterator_is_named() -> None:
+    bad = make_plugin("transform_batch", lambda: next(iter(())))
+    with pytest.raises(StopIteration) as caught:
+        fit(bad)
+    assert "plugin 'bad'" in "".join(caught.value.__notes__)

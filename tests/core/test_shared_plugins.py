@@ -7,7 +7,7 @@ from typing import Any
 
 import fulgurite as fg
 import pytest
-from fulgurite.errors import PluginError
+from fulgurite.errors import FulguriteError, PluginError, SaveError
 from models import Act, Counting, numbers
 
 DATA = numbers([0], [0])
@@ -136,3 +136,34 @@ def test_per_fit_attributes_belong_to_the_instance_and_are_inherited() -> None:
     assert second.steps == [] and second.others == {}
     assert fit(first, steps=10) == 10
     assert first.steps == [10] and first.others == {}
+
+
+class FailAtEnd:
+    @fg.hookimpl
+    def on_fit_end(self) -> None:
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("trigger", [fg.At(2), fg.AtEnd()])
+def test_what_an_inner_fit_has_trained_is_not_handed_on_as_the_result_of_the_outer_one(
+    trigger: fg.Trigger,
+) -> None:
+    def train(run: fg.Run) -> None:
+        inner = fg.Engine(steps=7, plugins=[FailAtEnd()], autoload=False)
+        inner.fit(Counting(), numbers([0]))
+
+    # Of the stage `save` are actions after which only ends are left.
+    outer = Act(trigger, train, "save")
+    engine = fg.Engine(steps=3, plugins=[outer], autoload=False)
+    with pytest.raises(
+        FulguriteError, match="training has ended at step 7.*disk is gone"
+    ) as caught:
+        engine.fit(Counting(), numbers([0]))
+    cause = caught.value.__cause__
+    assert isinstance(cause, SaveError) and float(cause.result.module.weight) == -7
+    if isinstance(trigger, fg.AtEnd):
+        assert isinstance(caught.value, SaveError)
+        assert float(caught.value.result.module.weight) == -3
+    else:
+        assert isinstance(caught.value, PluginError)
+        assert "a fit within this one failed after its last step" in str(caught.value)

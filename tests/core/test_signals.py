@@ -379,3 +379,34 @@ def test_a_fit_for_which_no_thread_can_be_started_leaves_the_signals_as_they_wer
     result = fit(Act(fg.At(2), terminate))
     assert result.stop_reason == "SIGTERM" and int(result.state.step) < 3000
     fg.forget_stop_request()
+
+
+# --- processes that are forked within a fit
+# -----------------------------------------------------------------------------------------
+
+FORKED = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import fulgurite as fg, numpy as np
+from models import Act, Counting
+
+def fork(run):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(child, signal.SIGINT)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+data = [np.zeros(1, np.float32)]
+fg.Engine(steps=2, plugins=[Act(fg.At(1), fork)], autoload=False).fit(Counting, data)
+"""
+
+
+def test_a_process_that_is_forked_within_a_fit_is_ended_by_sigterm() -> None:
+    """Who waits for it after SIGTERM, such as a pool of processes, would wait for ever. Ctrl-C
+    comes to it as well, and is the fit's."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == (f"{-signal.SIGTERM}\n", 0), done.stderr

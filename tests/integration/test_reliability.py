@@ -9,11 +9,19 @@ import pytest
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "reliability.md").read_text().splitlines()
-    if line.startswith("| ")
-][1:]
+TEXT = (ROOT / "docs" / "reliability.md").read_text()
+FAULTS_TEXT, _, OTHERS_TEXT = TEXT.partition("\n## What others wrote\n")
+
+
+def read_rows(text: str) -> list[list[str]]:
+    """Return the cells of the rows of the table in a text, without those of its head."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines][1:]
+
+
+ROWS = read_rows(FAULTS_TEXT)
+# What is not the user's own is refused, and nothing is lost.
+ROWS_OF_OTHERS = read_rows(OTHERS_TEXT)
 
 # What anyone would ask about, by a word of its row.
 FAULTS = (
@@ -47,11 +55,23 @@ def test_every_fault_has_a_row(fault: str) -> None:
     assert [row for row in ROWS if fault in row[0]], fault
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_every_row_says_what_happens_what_is_lost_and_which_test_shows_it(row: list[str]) -> None:
-    assert len(row) == 4 and all(row)
-    match = re.fullmatch(r"`(tests/\S+\.py)::(test_\w+)`", row[3])
-    assert match is not None, row[3]
+def check_test(cell: str) -> None:
+    match = re.fullmatch(r"`(tests/\S+\.py)::(test_\w+)`", cell)
+    assert match is not None, cell
     tree = ast.parse((ROOT / match[1]).read_text())
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert match[2] in names
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_every_row_says_what_happens_what_is_lost_and_which_test_shows_it(row: list[str]) -> None:
+    assert len(row) == 4 and all(row)
+    check_test(row[3])
+
+
+@pytest.mark.parametrize("row", ROWS_OF_OTHERS, ids=lambda row: row[0])
+def test_every_row_of_what_others_wrote_says_what_happens_and_names_its_test(
+    row: list[str],
+) -> None:
+    assert len(row) == 3 and all(row)
+    check_test(row[2])

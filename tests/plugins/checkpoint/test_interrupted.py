@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite_checkpoint import Checkpointer
-from trained import ZEROS, Act, Counting, engine
+from fulgurite.errors import CheckpointError
+from fulgurite_checkpoint import Checkpointer, load
+from trained import ZEROS, Act, Counting, counting, engine, steps_in
 
 
 class Breaking:
@@ -228,3 +229,14 @@ def test_an_interrupted_action_comes_after_the_metrics_of_its_step(kind: type[Ke
     assert snapshot.metrics["train"] == snapshot.history[-1].values
     states = [entry["state"] for entry in snapshot.host_states.values()]
     assert states == ([2] if kind is CountingKeeper else [])
+
+
+def test_an_action_that_misses_a_checkpoint_of_another_run_is_saved_before(tmp_path: Path) -> None:
+    """A `CheckpointError` need not be one of this run's checkpoints."""
+
+    def read(run: fg.Run) -> None:
+        load(tmp_path / "other", model=Counting)
+
+    with pytest.raises(CheckpointError, match="other"):
+        counting(tmp_path / "run", Act(fg.At(4), read), every=3)
+    assert steps_in(tmp_path / "run") == [3, 4]

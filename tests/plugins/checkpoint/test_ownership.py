@@ -60,15 +60,19 @@ def test_checkpoints_that_do_not_know_their_run_are_read(tmp_path: Path) -> None
 
 
 def test_a_run_that_was_moved_is_continued_by_naming_its_checkpoints(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    counting(tmp_path / "run", "jsonl", directory=shared, steps=3, max_to_keep=2)
-    (tmp_path / "run").rename(tmp_path / "moved")
+    shared, moved = tmp_path / "shared", tmp_path / "moved"
     options: dict[str, Any] = {"directory": shared, "max_to_keep": 2}
+    counting(tmp_path / "run", "jsonl", steps=3, **options)
+    (tmp_path / "run").rename(moved)
     with pytest.raises(CheckpointError, match=rf"fit\(resume='{shared}'\) continues it"):
-        counting(tmp_path / "moved", "jsonl", resume="auto", **options)
-    with pytest.warns(UserWarning, match="held checkpoints that this run does not resume from"):
-        counting(tmp_path / "moved", "jsonl", resume=str(shared), steps=4, **options)
-    result = counting(tmp_path / "moved", "jsonl", resume="auto", steps=5, **options)
+        counting(moved, "jsonl", resume="auto", **options)
+    # Until it has saved, it could resume from nothing else once more.
+    fail = Act(fg.At(4), lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        counting(moved, "jsonl", fail, resume=str(shared), on_exception=False, **options)
+    assert steps_in(shared) == [2, 3]
+    counting(moved, "jsonl", resume=str(shared), steps=4, **options)
+    result = counting(moved, "jsonl", resume="auto", steps=5, **options)
     assert (float(result.module.weight), steps_in(shared)) == (-5, [4, 5])
 
 

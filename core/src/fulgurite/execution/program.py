@@ -108,8 +108,9 @@ class Program:
             _, without_metrics = self._trace(
                 self._init_state, model_init, model_init.arrays, key, key
             )
+            # No generator: it would make of a plugin's StopIteration an error that names nobody.
             self._metric_specs = unite_metric_specs(
-                self._trace_step_metrics(without_metrics, batch, resident) for batch in batches
+                [self._trace_step_metrics(without_metrics, batch, resident) for batch in batches]
             )
             window = eqx.filter_eval_shape(MetricWindow.zeros, *self._metric_specs)
             self.state_spec = without_metrics.replace(metric_window=window)

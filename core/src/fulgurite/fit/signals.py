@@ -65,6 +65,8 @@ class StopRequests:
         # and sets no event. This queue's `put` is made for it.
         self._wake_watcher = SimpleQueue[None]()
         self._watcher: threading.Thread | None = None
+        # Of the main thread, which alone handles signals: another one in a forked process.
+        self._thread_id: int | None = None
 
     @property
     def requested(self) -> str | None:
@@ -111,6 +113,7 @@ class StopRequests:
             )
             # Before any handler is set: the system may start no further thread.
             self._watcher.start()
+        self._thread_id = threading.get_native_id()
         for number in self._signals:
             # None is a handler in C, such as that of JAX, which could not be restored.
             if signal.getsignal(number) is not None:
@@ -152,7 +155,12 @@ class StopRequests:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal, from outside or from `_watch`."""
-        if self._received is None:
+        if threading.get_native_id() != self._thread_id and number != signal.SIGINT:
+            # A forked process, in which nobody asks whether a signal has come: who ends it would
+            # wait for ever. Ctrl-C comes to all processes, and the fit needs them for its step.
+            self._restore()
+            signal.raise_signal(number)
+        elif self._received is None:
             self._received = number
             self._wake_watcher.put(None)
             self._call_former(number, frame)

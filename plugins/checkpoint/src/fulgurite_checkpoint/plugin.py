@@ -424,7 +424,10 @@ class Checkpointer(RunPlugin):
         if self._fit.resumed_here is None:
             # Without a checkpoint, the fit may continue from the state that it was given.
             has_state = self._fit.resumed_from is None and run.step > 0
-            target = self._supersede_later(run, run.step if has_state else None)
+            # Until the first save there is nothing else from which a run that was moved, and is
+            # killed, could resume.
+            continues = has_state or is_resumed_from(root, run)
+            target = self._supersede_later(run, run.step if continues else None)
             if target is not None:
                 warnings.warn(
                     f"{root} held checkpoints that this run does not resume from: they are now in "
@@ -460,7 +463,7 @@ class Checkpointer(RunPlugin):
     def _save_on_exception(self, run: fg.Run, exception: BaseException) -> None:
         saver = self._fit.saver
         try:
-            if saver is not None and self._should_save_after(exception):
+            if saver is not None and not saver.has_given_up and self._should_save_after(exception):
                 saver.check_lock(run)
                 saver.save(run, wait=True)
         except StateError as error:
@@ -474,8 +477,7 @@ class Checkpointer(RunPlugin):
         if not self.on_exception or not isinstance(exception, Exception):
             return False
         # What fails in one of several processes cannot be saved by all of them.
-        is_alone = jax.process_count() == 1
-        return is_alone and not isinstance(exception, NonFiniteError | CheckpointError)
+        return jax.process_count() == 1 and not isinstance(exception, NonFiniteError)
 
     def _get_root(self, engine: EngineView) -> Path | None:
         """Return the directory that holds `checkpoints/`, or None if there is none."""

@@ -106,6 +106,11 @@ class Saver:
             else:
                 self._best = self.comparison.find_best(entries)
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether saves have failed so often that the run ends."""
+        return self._num_failures >= MAX_FAILURES
+
     def remove_superfluous(self) -> Leftovers:
         """Remove what a process that was killed between its last checkpoint and this has left too
         many; return what could not be removed."""
@@ -389,7 +394,7 @@ class Saver:
     def _report_failure(self, run: fg.Run, step: int, error: Exception) -> None:
         self._num_failures += 1
         reason = _format_failure(step, error)
-        if self._num_failures == MAX_FAILURES:
+        if self.has_given_up:
             raise SaveError(
                 f"{reason}. That was the third failure in a row; the older checkpoints in "
                 f"{self.root} are as they were. Make room or choose another directory, and start "
