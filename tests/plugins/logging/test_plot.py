@@ -143,6 +143,8 @@ def test_mistakes_are_reported_in_one_line(
         b"[1]",
         b'{"kind":"scalars","source":"a","values":{}}',
         b'{"kind":"scalars","source":"a","step":"1","values":{}}',
+        b'{"kind":"scalars","source":"a","step":-1,"values":{}}',
+        b'{"kind":"scalars","source":"a","step":' + b"9" * 400 + b',"values":{"loss":1}}',
         b'{"kind":"scalars","source":"a","step":1,"values":[]}',
         b'{"kind":"scalars","source":"a","step":1,"values":{"x":{"$array":[1,2],"dtype":"f4","shape":[3]}}}',
         b'{"kind":"scalars","source":"a","step":1,"values":{"x":{"$array":[1],"dtype":"no","shape":[1]}}}',
@@ -150,7 +152,7 @@ def test_mistakes_are_reported_in_one_line(
         b"\xff",
         b"x" * (LONGEST_LINE + 1),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_invalid_line_is_an_error_naming_it(
     tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
