@@ -119,3 +119,27 @@ def test_nothing_that_a_terminal_obeys_is_printed_of_a_run(
     # The hostile text was there to be printed.
     escapes = ("\\u001b", "\\x1b", "\\ud800")
     assert sum(any(escape in text for escape in escapes) for text in output.values()) > 5
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_arguments_that_are_no_finite_numbers_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("program.py").write_text(PROGRAM)
+    for rate in ("nan", "-inf"):
+        main(["fit", "program.py", f"rate={rate}", "--run", f"runs/rate={rate}"])
+    capsys.readouterr()
+    main(["runs", "runs"])
+    assert [row.split()[-1] for row in capsys.readouterr().out.splitlines()] == (
+        ["rate", "-inf", "nan"]
+    )
+    assert main(["compare", "runs/rate=nan", "runs/rate=-inf"]) == 1
+    for option in ("--from=runs/rate=nan", "--config=runs/rate=nan/attempts/1"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["fit", "program.py", option, "--print"])
+        assert "rate=nan " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "program.py", "--run", "runs", "--sweep", "rate=nan,-inf"])
+    assert "0 of 2 runs to do" in capsys.readouterr().out

@@ -82,17 +82,18 @@ def register_secret(value: str) -> None:
         return
     # What a shell passes on need not be UTF-8.
     content = value.encode(errors="surrogateescape")
-    _REGISTERED.update(
-        (
-            value,
-            quote(content, safe=""),
-            quote_plus(content),
-            json.dumps(value)[1:-1],
-            json.dumps(value, ensure_ascii=False)[1:-1],
-            repr(value)[1:-1],
-            base64.b64encode(content).decode(),
-        )
-    )
+    _REGISTERED.update((value, quote(content, safe=""), quote(content), quote_plus(content)))
+    _REGISTERED.add(repr(value)[1:-1])
+    for ensure_ascii in (True, False):
+        escaped = json.dumps(value, ensure_ascii=ensure_ascii)[1:-1]
+        # Twice: the path of an array has its keys in quotes, and stands in JSON itself.
+        twice = json.dumps(escaped, ensure_ascii=False)[1:-1]
+        _REGISTERED.update((escaped, twice))
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        encoded = encode(content).decode()
+        _REGISTERED.add(encoded)
+        if len(value) >= MIN_UNIQUE_LENGTH:  # of a shorter one there might be left a word
+            _REGISTERED.add(encoded.rstrip("="))
 
 
 def mask_registered(text: str) -> str:

@@ -1,6 +1,7 @@
 """What a fit goes on from or begins with, and what must fit."""
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from edits import update_hashes
 from fulgurite.errors import CheckpointError, ConfigurationError, PathError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_testing import get_arrays
@@ -43,8 +45,6 @@ def first_step(run: Path | None, resume: Any, **options: Any) -> tuple[int, floa
 
 @pytest.mark.parametrize(("resume", "first"), [("auto", 5), ("latest", 5), (2, 3), ("never", 1)])
 def test_resume_selects_the_checkpoint(run: Path, tmp_path: Path, resume: Any, first: int) -> None:
-    import shutil
-
     shutil.copytree(run, tmp_path / "run")
     assert first_step(tmp_path / "run", resume) == (first, -first)
     aside = {"auto": [], "latest": [], 2: [3, 4], "never": [1, 2, 3, 4]}[resume]
@@ -126,6 +126,19 @@ def test_changed_shapes_are_an_error_listing_all_of_them(net: Any, tmp_path: Pat
     assert "model_state.norm.ema_state_index[0]: saved float32[4], wanted float32[5]" in text
 
 
+def test_the_model_of_a_checkpoint_that_differs_is_quoted_as_text(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "theirs")
+    checkpoint = tmp_path / "theirs" / "checkpoints" / "step-4"
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["model"] = ["\x1b]0;title\x07"]
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    update_hashes(checkpoint)
+    with pytest.warns(UserWarning, match=r"may not be exact: .*- ?\\u001b\]0;title\\u0007"):
+        counting(tmp_path / "mine", steps=5, resume=tmp_path / "theirs")
+
+
 @pytest.mark.full
 def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_path: Path) -> None:
     with pytest.raises(
@@ -158,6 +171,11 @@ def test_new_plugin_is_an_error_or_starts_with_fresh_state(run: Path, tmp_path: 
         match=r"plugin 'slice'.*was not when it was saved: leave it out with '-slice'",
     ):
         counting(tmp_path / "a", Slice(), resume=run)
+    # '-slice:second' would be an error itself: an instance is not found by that.
+    Slice.plugin_name = "slice:second"
+    with pytest.raises(CheckpointError, match=r"was not when it was saved: leave it out\n"):
+        counting(tmp_path / "c", Slice(), resume=run)
+    Slice.plugin_name = "slice"
     result = counting(tmp_path / "b", Slice(), resume=run, on_missing_plugin="ignore")
     assert (
         result.state.plugin_states["slice"].tolist() == [3, 3] and float(result.module.weight) == -5

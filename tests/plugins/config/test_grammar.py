@@ -311,6 +311,12 @@ def test_runs_of_a_sweep_have_names_that_no_file_system_takes_for_one() -> None:
     assert [trial.config.name for trial in trials] == ["Best", "best", "é", accent, "other"]
 
 
+def test_no_trial_is_called_as_the_log_of_another() -> None:
+    names = [trial.name for trial in sweep(L(name="x"), ["name=a,a.log,a.LOG"])]
+    assert names[0] == "name=a"
+    assert not any(name.lower().endswith(".log") for name in names)
+
+
 @pytest.mark.parametrize(
     ("axis", "error"),
     [("name=1,,2", "a value is missing"), ("name=[1,2", "is not closed"), ("name", "is no axis")],

@@ -99,6 +99,25 @@ def test_a_picture_is_written(tmp_path: Path, kind: str) -> None:
         )
 
 
+def test_names_are_texts_and_settings_of_the_current_directory_start_no_tex(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.Popen", pytest.fail)
+    Path("matplotlibrc").write_text("text.usetex: True\n")
+    matplotlib.rcParams["text.usetex"] = True  # as if it had been read when matplotlib was imported
+    try:
+        values = {"a $\\frac$": 1.0}
+        record = {"kind": "scalars", "source": "train", "step": 1, "values": values}
+        Path("records.jsonl").write_text(f"{json.dumps(record)}\n")
+        assert main([".", "--metric", "a $\\frac$", "--out", "a.svg"]) == 0
+        assert matplotlib.rcParams["text.usetex"]
+    finally:
+        matplotlib.rcParams["text.usetex"] = False
+    assert Path("a.svg").stat().st_size > 1000
+
+
 def test_mistakes_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +143,8 @@ def test_mistakes_are_reported_in_one_line(
         b"[1]",
         b'{"kind":"scalars","source":"a","values":{}}',
         b'{"kind":"scalars","source":"a","step":"1","values":{}}',
+        b'{"kind":"scalars","source":"a","step":-1,"values":{}}',
+        b'{"kind":"scalars","source":"a","step":' + b"9" * 400 + b',"values":{"loss":1}}',
         b'{"kind":"scalars","source":"a","step":1,"values":[]}',
         b'{"kind":"scalars","source":"a","step":1,"values":{"x":{"$array":[1,2],"dtype":"f4","shape":[3]}}}',
         b'{"kind":"scalars","source":"a","step":1,"values":{"x":{"$array":[1],"dtype":"no","shape":[1]}}}',
@@ -131,7 +152,7 @@ def test_mistakes_are_reported_in_one_line(
         b"\xff",
         b"x" * (LONGEST_LINE + 1),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_invalid_line_is_an_error_naming_it(
     tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]

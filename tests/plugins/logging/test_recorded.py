@@ -292,11 +292,19 @@ def test_a_secret_that_is_a_part_of_another_one_leaves_nothing_of_it() -> None:
         json.dumps('gr"ö ss/e'),
         json.dumps('gr"ö ss/e', ensure_ascii=False),
         base64.b64encode('gr"ö ss/e'.encode()).decode(),
+        "gr%22%C3%B6%20ss/e",
+        r"gr\\\"ö ss/e",
+        r"gr\\\"\\u00f6 ss/e",
     ],
 )
 def test_a_registered_secret_is_redacted_however_it_is_written(written: str) -> None:
     register_secret('gr"ö ss/e')
     assert redact_text(f"at {written}").strip('xy"') in ("at ***", "at x***", 'at "***')
+
+
+def test_a_registered_secret_is_redacted_in_base64_for_urls_without_padding() -> None:
+    register_secret("???>>>~")
+    assert redact_text("at Pz8_Pj4-fg and Pz8/Pj4+fg==") == "at *** and ***"
 
 
 def test_a_secret_need_not_be_utf_8_and_the_key_of_an_error_is_none() -> None:

@@ -24,6 +24,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
+from fulgurite.redact import register_secret
 from fulgurite_progress import ProgressBar, display, model_summary, parameter_table, timing_table
 from fulgurite_progress.display import iter_intervals
 from fulgurite_progress.line import Line
@@ -296,6 +297,34 @@ def test_a_pipe_gets_nothing_twice(
     assert re.match(rf"step {step}/20 .*plugin slow", lines[1])
     assert ("loss" in lines[1]) is (step == 10), "the numbers of the last step are in the last line"
     assert re.match(r"step 20/20  loss .*  done$", lines[2])
+
+
+class Named(fg.Module):
+    """Has a secret where the terminal shows names."""
+
+    layers: dict[str, eqx.nn.Linear]
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        loss = jax.vmap(self.layers[SECRET])(batch).mean()
+        return fg.Output(loss, metrics={f"of {SECRET}": loss})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+SECRET = "canary-in-a-name"
+
+
+def test_a_registered_secret_in_a_name_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    register_secret(SECRET)
+    evaluating = fg.LambdaPlugin(
+        every={2: lambda run: run.report_evaluation("val", {f"of {SECRET}": 1.0})}
+    )
+    model = Named({SECRET: eqx.nn.Linear(3, 2, key=jax.random.key(0))})
+    engine(ProgressBar(), evaluating, steps=2).fit(model, BATCHES)
+    shown = capsys.readouterr().err
+    assert SECRET not in shown
+    assert 'layers["***"]' in shown and "val: of *** 1" in shown
 
 
 def test_long_paths_are_cut_on_the_left():

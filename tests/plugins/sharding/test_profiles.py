@@ -52,6 +52,15 @@ def test_a_command_is_filled_in(folder: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
+def test_what_a_terminal_obeys_is_printed_as_escapes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = '[profiles.a]\ncommand = ["srun", "\\u001b]0;title\\u0007"]\n'
+    (folder / "fulgurite.toml").write_text(profile)
+    assert launch(["--profile", "a", "--print", "train.py"]) == 0
+    assert r"srun '\u001b]0;title\u0007' fulgurite" in capsys.readouterr().out
+
+
 def test_processes_here_get_variables_and_devices(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite.printable import as_printable
+from fulgurite.redact import redact_shapes
 from fulgurite_logging import iter_records, iter_telemetry
 from fulgurite_runs import RunDirectory
 
@@ -47,7 +48,7 @@ def run_mlflow(arguments: list[str]) -> int:
     try:
         sent = send_missing(options.run, options.tracking_uri, options.experiment)
     except (FulguriteError, OSError) as error:
-        print(as_printable(f"error: {error}"), file=sys.stderr)
+        print(as_printable(f"error: {redact_shapes(str(error))}"), file=sys.stderr)
         return 2
     print(f"sent {sent} values to the run {read_run_id(options.run)} of MLflow")
     return 0

@@ -21,6 +21,7 @@ from fulgurite.errors import (
 from fulgurite.fit.monitor import check_exists
 from fulgurite.fit.run import EngineView
 from fulgurite.metrics.direction import Mode, resolve_mode
+from fulgurite.printable import as_printable
 from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.triggers import as_trigger
 from fulgurite_runs import RunDirectory, RunPlugin, get_run_directory, open_run
@@ -356,10 +357,9 @@ class Checkpointer(RunPlugin):
         if unexpected:
             differences.append(f"pending_actions of index.json has {'; '.join(unexpected)}")
         if differences:
-            warnings.warn(
-                f"resuming from {checkpoint.path} may not be exact: {'; '.join(differences)}",
-                stacklevel=2,
-            )
+            # The model is quoted as the checkpoint has it, which may have been downloaded.
+            text = as_printable("; ".join(differences))
+            warnings.warn(f"resuming from {checkpoint.path} may not be exact: {text}", stacklevel=2)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:

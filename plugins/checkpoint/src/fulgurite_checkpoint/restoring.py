@@ -354,8 +354,9 @@ def check_plugins(
         for plugin in removed
     ]
     rows += [
-        f"{_format_plugin(plugin)} is active now and was not when it was saved: leave it out with "
-        f"'-{plugin['name']}'"
+        f"{_format_plugin(plugin)} is active now and was not when it was saved: leave it out"
+        # What follows a colon tells instances apart, which have been given one by one.
+        + (f" with '-{plugin['name']}'" if ":" not in plugin["name"] else "")
         for plugin in added
     ]
     if rows and on_missing_plugin == "error":

@@ -14,7 +14,7 @@ from fulgurite.errors import (
 from fulgurite.redact import MASK, RedactedText, redact_value
 from fulgurite_config import Node
 from fulgurite_config.paths import normalize_path
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.json_codec import dumps, loads
 
 from fulgurite_cli.configuration import (
     KEY as CONFIG_KEY,
@@ -165,7 +165,7 @@ def plan_config(
         arguments |= _parse_overrides(experiment, overrides, parameters)
         _check_complete(experiment, parameters, arguments)
         planned = _describe_arguments(parameters, arguments)
-    return json.loads(dumps(redact_value(planned)))
+    return loads(dumps(redact_value(planned)))
 
 
 def _describe_arguments(
@@ -340,7 +340,7 @@ def _merge_saved_config(
     for name, value in saved_config.items():
         if name not in parameters or _is_hidden(value):
             continue
-        if name in arguments and json.loads(json.dumps(to_plain(arguments[name]))) != value:
+        if name in arguments and dumps(to_plain(arguments[name])) != dumps(value):
             raise ConfigurationError(
                 f"{name}={arguments[name]!r} differs from what the run was started with, "
                 f"{name}={value!r}: leave it out"
@@ -351,4 +351,4 @@ def _merge_saved_config(
 
 def _is_hidden(value: Any) -> bool:
     """Return whether a manifest hides a value because it is a secret."""
-    return MASK in json.dumps(value)
+    return MASK in json.dumps(value, default=repr)

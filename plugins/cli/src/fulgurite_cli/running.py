@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import json
 import os
 import re
 import signal
@@ -25,7 +24,7 @@ from fulgurite.printable import as_printable
 from fulgurite.redact import redact_value
 from fulgurite.tracebacks import VARIABLE, has_user_frames, hide_internal_frames
 from fulgurite_runs import RunDirectory
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs.json_codec import dumps, loads
 from fulgurite_runs.manifest import get_arguments
 
 from fulgurite_cli.experiment import Factory, build_experiment, describe_values, plan_config
@@ -223,9 +222,9 @@ def _iter_changes(engine: Engine) -> Iterator[str]:
         saved = get_arguments(RunDirectory(engine.run_dir).read_manifest())
     except CheckpointError:  # there is no run yet, or what is wrong with it is the error itself
         return
-    current = get_arguments({"configuration": json.loads(dumps(redact_value(engine.config)))})
+    current = get_arguments({"configuration": loads(dumps(redact_value(engine.config)))})
     for name in saved.keys() & current.keys():
-        if saved[name] != current[name]:
+        if dumps(saved[name]) != dumps(current[name]):  # NaN is not equal to itself
             yield f"{name} was {saved[name]!r} and is {current[name]!r}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fulgurite.errors import ConfigurationError
 from fulgurite_config.numbers import parse_float
 from fulgurite_runs import RunDirectory
-from fulgurite_runs.json_codec import check_memory
+from fulgurite_runs.json_codec import check_memory, loads
 
 from fulgurite_cli.configuration import KEY
 
@@ -59,6 +59,9 @@ def read_config_file(path: str) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         check_memory(text)
         form = json.loads(text, parse_float=parse_float)
+        is_manifest = isinstance(form, dict) and "configuration" in form and "plugins" in form
+        if is_manifest:
+            form = loads(text)  # as it was written, with NaN and infinities
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} cannot be read as a configuration: {error}; give a JSON file"
@@ -67,7 +70,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path} is no configuration: it holds {type(form).__name__}, not a JSON object"
         )
-    if "configuration" in form and "plugins" in form:
+    if is_manifest:
         return _get_configuration(form, path)
     return {KEY: text} if any(key.startswith("$") for key in form) else form
 

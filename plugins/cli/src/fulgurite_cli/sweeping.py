@@ -19,6 +19,7 @@ from fulgurite_config.paths import split_override
 from fulgurite_config.sweeps import expand_axes, split_axis
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.directory import expand_path
+from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import get_arguments
 
 from fulgurite_cli.swept import SweptRun
@@ -151,7 +152,8 @@ def _is_done(run: RunDirectory, config: dict[str, Any]) -> bool:
     """Return whether a run is complete, and was started with a configuration. One that cannot be
     read is not: it is started, and says what is wrong while the others train."""
     try:
-        return run.is_complete and run.read_manifest().get("configuration") == config
+        # As JSON, because NaN is not equal to itself.
+        return run.is_complete and dumps(run.read_manifest().get("configuration")) == dumps(config)
     except CheckpointError:
         return False
 

@@ -29,8 +29,8 @@ class Trial(NamedTuple):
         assert [trial.name for trial in trials] == ["rate=0.1", "rate=0.01"]
 
     Attributes:
-        name: the overrides as a folder may be called; with a digest of them if they are long, or
-            would be called the same as others.
+        name: the overrides as a folder may be called; with a digest of them if they are long, end
+            in `.log`, or would be called the same as others.
         overrides: what was changed.
         config: the configuration.
     """
@@ -93,7 +93,8 @@ def _make_name(overrides: Sequence[str]) -> str:
     text = ",".join(overrides).replace("**.", "").replace("*", "all")
     text = text.replace("[", ".").replace("]", "")
     name = re.sub(r"[/\\?'\"\s]", "_", text)
-    if len(name.encode()) <= MAX_BYTES:
+    # `a.log` beside the folder `a` is what its run prints.
+    if len(name.encode()) <= MAX_BYTES and not name.lower().endswith(".log"):
         return name
     start = name.encode()[:MAX_BYTES].decode(errors="ignore")
     return f"{start}-{_make_digest(overrides)}"

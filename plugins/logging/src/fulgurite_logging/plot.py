@@ -72,11 +72,31 @@ def plot_runs(
     """
     try:
         # Imported here, because only this command needs it.
-        from matplotlib.figure import Figure
+        import matplotlib.figure
     except ImportError as error:
         raise ConfigurationError(
             "plots need matplotlib: pip install 'fulgurite-logging[plot]'"
         ) from error
+    with matplotlib.rc_context():
+        if Path(matplotlib.matplotlib_fname()).absolute().parent == Path.cwd():
+            # The current directory may be anybody's, and settings name commands, such as TeX.
+            matplotlib.rcdefaults()
+        # A name is a text: between dollar signs in it there is no formula.
+        matplotlib.rcParams.update({"text.parse_math": False, "text.usetex": False})
+        _draw(runs, metrics, out, log=log)
+
+
+def _draw(runs: Sequence[Path], metrics: Sequence[str], out: Path, *, log: bool) -> None:
+    """Write a figure as `plot_runs` does, with the settings of matplotlib that are in force.
+
+    Args:
+        runs: directories of runs, or their files of records.
+        metrics: names such as `train/loss`.
+        out: the picture.
+        log: whether the vertical axis is logarithmic.
+    """
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="step", yscale="log" if log else "linear")
     for run in runs:

@@ -98,6 +98,8 @@ def iter_lines(path: Path, item: str, types: dict[str, type]) -> Iterator[dict[s
                 values = json_codec.loads(line)
                 if not all(type(values[name]) is expected for name, expected in types.items()):
                     raise ValueError(f"it lacks {', '.join(types)}")
+                if not 0 <= values.get("step", 0) < 2**63:
+                    raise ValueError("its step is none that a run could reach")
             except (ValueError, TypeError, LookupError, RecursionError) as error:
                 raise ConfigurationError(f"{path}, line {number}: no {item}: {error}") from error
             yield values

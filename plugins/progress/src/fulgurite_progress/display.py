@@ -12,6 +12,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.printable import as_printable
+from fulgurite.redact import mask_registered
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -105,7 +106,8 @@ class Display:
         numbers = self._select_metrics(metrics)
         names = sorted(numbers, key=lambda name: name != "loss")
         values = ", ".join(f"{name} {numbers[name]:.4g}" for name in names)
-        self.console.print(Text(f"step {self._run.step:,}, {name}: {values}", "green"))
+        text = mask_registered(f"step {self._run.step:,}, {name}: {values}")
+        self.console.print(Text(as_printable(text), "green"))
 
     def _select_metrics(self, values: dict[str, Any]) -> dict[str, float]:
         """Return the numbers that are shown; a metric of a phase has the name `PHASE/NAME`."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fulgurite.printable import as_printable
+from fulgurite.redact import mask_registered
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
@@ -20,14 +22,19 @@ class PathCell:
 
     path: str
 
+    @property
+    def text(self) -> str:
+        """The path without secrets and without what a terminal would obey."""
+        return as_printable(mask_registered(self.path))
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yield one line of at most the width of the column."""
         width = options.max_width
-        is_too_long = len(self.path) > width
-        text = "…" + self.path[len(self.path) - width + 1 :] if is_too_long else self.path
-        yield Text(text, no_wrap=True)
+        text = self.text
+        is_too_long = len(text) > width
+        yield Text("…" + text[len(text) - width + 1 :] if is_too_long else text, no_wrap=True)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """Return how narrow and how wide the column may be."""
-        length = len(self.path)
+        length = len(self.text)
         return Measurement(min(length, SHORTEST), length).with_maximum(options.max_width)

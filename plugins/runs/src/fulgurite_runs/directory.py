@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 
-from fulgurite_runs.json_codec import check_memory, check_readable, check_size
+from fulgurite_runs.json_codec import check_readable, check_size, loads
 from fulgurite_runs.lock import Lock, Owner, check_unused, read_owner
 from fulgurite_runs.waiting import call_abandonable
 
@@ -94,9 +93,7 @@ class RunDirectory:
                 if not _is_file(path):
                     raise ValueError("it is not a file")
                 check_size(path.stat().st_size)
-                raw = path.read_bytes()
-                check_memory(raw)
-                manifest = json.loads(raw)
+                manifest = loads(path.read_bytes())
                 if not isinstance(manifest, dict):
                     raise ValueError("it is not a JSON object")
                 return manifest

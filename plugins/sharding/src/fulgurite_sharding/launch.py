@@ -157,7 +157,7 @@ def _run_here(profile: Profile, options: argparse.Namespace) -> int:
     ]
     if options.print:
         for variables in device_variables:
-            print(_format_command({**profile.environment, **variables}, command))
+            print(as_printable(_format_command({**profile.environment, **variables}, command)))
         return 0
     if options.logs:
         _make_folder(options.logs)
@@ -207,7 +207,7 @@ def _run_command(profile: Profile, where: str, options: argparse.Namespace) -> i
         command = [sys.executable, "-P", "-m", "fulgurite_cli", *command]
         variables |= _get_device_variables(1, profile.devices)[0]
     if options.print:
-        print(_format_command(variables, command))
+        print(as_printable(_format_command(variables, command)))
         return 0
     if shutil.which(command[0]) is None:
         raise ConfigurationError(f"{where}: there is no program {command[0]!r} on this machine")
