@@ -49,6 +49,45 @@ def test_shuffled_sources_have_orders_of_their_own_in_each_round():
     assert passes[0].tolist() != passes[1].tolist()
 
 
+def shuffle_by_hand(seed: int, index: int, epoch: int) -> list[int]:
+    """Return the order of the epoch of a source of six examples, from NumPy's generator."""
+    entropy = np.random.SeedSequence([seed, index, epoch])
+    return np.random.Generator(np.random.Philox(entropy)).permutation(6).tolist()
+
+
+@pytest.mark.parametrize("kind", ["together", "stages"])
+def test_order_follows_from_the_seed_of_the_run_unless_the_source_has_one(kind: str):
+    def build_source(**options: Any) -> Any:
+        part = fg.ArrayData(np.arange(6), 2, shuffle=True)
+        return (
+            Together({"a": part}, **options) if kind == "together" else Stages((part, 3), **options)
+        )
+
+    def read_order(source: Any, seed: int, start_step: int = 0) -> list[list[int]]:
+        engine = fg.Engine(steps=6, seed=seed)
+        batches = [*engine.iter_batches(source, start_step=start_step)]
+        leaves = [jax.tree.leaves(batch)[0] for batch in batches]
+        return [np.concatenate(leaves[n : n + 3]).tolist() for n in range(0, len(leaves), 3)]
+
+    for seed in (0, 1):
+        by_hand = [shuffle_by_hand(seed, 0, epoch) for epoch in range(2)]
+        assert read_order(build_source(), seed) == by_hand
+        # A walk that continues in the middle of a pass keeps to the order of that pass.
+        source = build_source()
+        batches = [*itertools.islice(fg.Engine(steps=2, seed=seed).iter_batches(source), 2)]
+        rest = fg.Engine(steps=1, seed=seed).iter_batches(source, start_step=2)
+        leaves = jax.tree.leaves([*batches, *itertools.islice(rest, 1)])
+        assert np.concatenate(leaves).tolist() == by_hand[0]
+        assert read_order(build_source(seed=7), seed)[0] == shuffle_by_hand(7, 0, 0)
+    # An evaluation reads with a seed of its own, and leaves that of the run to the next pass.
+    source = build_source()
+    batches = fg.Engine(steps=6, seed=1).iter_batches(fg.DataSource(source, prefetch=0))
+    read = [jax.tree.leaves(next(batches))[0] for _ in range(2)]
+    source.set_run_seed(0)
+    read += [jax.tree.leaves(batch)[0] for batch in batches]
+    assert np.concatenate(read[3:]).tolist() == shuffle_by_hand(1, 0, 1)
+
+
 @pytest.mark.parametrize("length", ["cycle", "min"])
 def test_source_resumes_at_every_position(length: Any):
     def build_source() -> Together:
