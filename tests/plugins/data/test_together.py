@@ -4,15 +4,17 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, DataError, ModelError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_data import Stages, Together
+from fulgurite_optimizers import GradientAccumulation
 from fulgurite_testing import check_source
 
 
@@ -138,6 +140,51 @@ def test_epochs_are_passes_over_the_sources():
         by_hand -= 0.05 * (2 * (by_hand - a) + 2 * (by_hand - b))
     assert int(result.state.step) == 4
     assert float(result.module.weight) == pytest.approx(by_hand, rel=1e-6)
+
+
+class Distances(Sum):
+    """A loss for each source: as means of known weight, as plain numbers, or with one weight."""
+
+    losses: str = eqx.field(static=True, default="means")
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        values = {name: (self.weight - part) ** 2 for name, part in batch.items()}
+        if self.losses == "means":
+            means = {name: fg.metrics.Mean.from_values(value) for name, value in values.items()}
+            return fg.Output(losses=means)
+        weight = 1 if self.losses == "one weight" else None
+        losses = {name: jnp.mean(value) for name, value in values.items()}
+        return fg.Output(losses=losses, weight=weight)
+
+
+def test_what_the_errors_about_unequal_batches_say_is_what_can_be_done():
+    first, second = [np.float32([1, 2]), np.float32([3, 5])], [np.arange(4.0), 7 + np.arange(4.0)]
+
+    def fit(losses: str, *plugins: Any, second: Any = second) -> float:
+        engine = fg.Engine(steps=2, plugins=plugins)
+        result = engine.fit(Distances(jnp.zeros(()), losses), Together({"a": first, "b": second}))
+        return float(result.module.weight)
+
+    microbatches, steps = GradientAccumulation(2), GradientAccumulation(2, "steps")
+    with pytest.raises(DataError, match=r"need one batch size .* over steps.*'steps'\).*weight=1"):
+        fit("means", microbatches)
+    with pytest.raises(ModelError, match=r"weight=1 has each step count alike.* with one length"):
+        fit("means", steps)
+    with pytest.raises(DataError, match=r"each loss and metric as fg\.metrics\.Mean\.from_values"):
+        fit("plain numbers")
+
+    def compute_gradient(weight: float, number: int) -> float:
+        return sum(2 * (weight - np.mean(part[number])) for part in (first, second))
+
+    once = -0.05 * (compute_gradient(0, 0) + compute_gradient(0, 1)) / 2
+    assert fit("one weight", steps) == pytest.approx(once, rel=1e-6)
+    twice = -0.05 * compute_gradient(0, 0)
+    twice -= 0.05 * compute_gradient(twice, 1)
+    assert fit("means") == pytest.approx(twice, rel=1e-6)
+    second = [part[:2] for part in second]
+    twice = -0.05 * compute_gradient(0, 0)
+    twice -= 0.05 * compute_gradient(twice, 1)
+    assert fit("means", microbatches, second=second) == pytest.approx(twice, rel=1e-6)
 
 
 @pytest.mark.parametrize(
