@@ -95,6 +95,8 @@ class Applying(Moving):
 class Scanning(fg.Engine):
     """As `Moving`, in a scan over the minibatches."""
 
+    last_output = staticmethod(lambda outputs: jax.tree.map(lambda leaf: leaf[-1], outputs))
+
     def train_step(
         self, state: fg.TrainState, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
     ) -> tuple[fg.TrainState, fg.Output]:
@@ -109,8 +111,7 @@ class Scanning(fg.Engine):
             return eqx.filter(state, eqx.is_array), output
 
         arrays, outputs = jax.lax.scan(update, arrays, jnp.arange(2))
-        last_output = jax.tree.map(lambda leaf: leaf[-1], outputs)
-        return eqx.combine(arrays, static), last_output
+        return eqx.combine(arrays, static), self.last_output(outputs)
 
 
 @pytest.mark.parametrize("engine", [Moving, Forking, ForkingWithState, Applying, Scanning])
@@ -147,6 +148,16 @@ def test_plugins_see_the_model_state_that_the_train_state_holds() -> None:
     result = engine.fit(eqx.nn.make_with_state(Follower), NO_DATA)
     assert result.history["train/watching/position"].tolist() == [1, 2, 3, 4]
     assert float(result.model_state.get(result.module.position)) == STEPS
+
+
+def test_outputs_of_several_updates_are_not_returned_stacked() -> None:
+    class Stacking(Scanning):
+        last_output = staticmethod(lambda outputs: outputs)
+
+    with pytest.raises(
+        ModelError, match=r"the loss term 'loss' of shape \(2,\).*the last, jax\.tree"
+    ):
+        Stacking(steps=1).fit(eqx.nn.make_with_state(Follower), NO_DATA)
 
 
 def lose_before(engine: Any, state: Any, batch: Any, ctx: Any, update_rule: Any) -> Any:

@@ -193,10 +193,10 @@ class TrainStep:
         with batch_error_context(self._describe_step(), batch):
             answer = self._services.compute_update(state, batch, ctx, rule)
             is_pair = isinstance(answer, tuple) and len(answer) == 2
+            function = self._services.compute_update.__qualname__
+            if function == "Engine.train_step":
+                function = f"the update rule {type(self.update_rule).__name__}"
             if not is_pair or not isinstance(answer[1], Output):
-                function = self._services.compute_update.__qualname__
-                if function == "Engine.train_step":
-                    function = f"the update rule {type(self.update_rule).__name__}"
                 raise ModelError(
                     f"{function} returned {type(answer).__name__}: return (state, fg.Output(...))"
                 )
@@ -204,6 +204,7 @@ class TrainStep:
         check_not_used_up(new.model_state, "the train state that train_step returned")
         # The train state says what the model's state has become, also to plugins.
         output = _drop_model_state(output).resolve().replace(model_state=new.model_state)
+        _check_losses(output, function)
         if output.raw_grads is None:
             # A rule of one's own need not tell them apart.
             output = output.replace(raw_grads=output.grads)
@@ -267,6 +268,18 @@ class TrainStep:
 
     def _call(self, hook: HookImpl, ctx: Context, **arguments: Any) -> Any:
         return hook(self.step_number, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
+
+
+def _check_losses(output: Output, function: str) -> None:
+    """Raise a ModelError if an output is that of several updates, one after the other."""
+    for name, value in {"loss": output.loss, **output.losses}.items():
+        if value is not None and jnp.shape(value):
+            raise ModelError(
+                f"{function} returned the loss term {name!r} of shape {jnp.shape(value)}, and an "
+                "output is that of one update: of several, as jax.lax.scan stacks them, return "
+                "the last, jax.tree.map(lambda leaf: leaf[-1], outputs), and what you want to log "
+                "of all of them as a metric"
+            )
 
 
 def _drop_model_state(output: Output) -> Output:
