@@ -28,7 +28,7 @@ class Follower(fg.Module):
         self.position = eqx.nn.StateIndex(jnp.zeros(()))
         self.mean = eqx.nn.StateIndex(jnp.zeros(()))
 
-    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+    def training_step(self, batch: Any, ctx: Any) -> fg.Output:
         mean = ctx.model_state.get(self.mean)
         model_state = ctx.model_state.set(self.mean, 0.5 * mean + 0.5 * batch.mean())
         return fg.Output(jnp.mean((self.weight - batch) ** 2), model_state=model_state)
@@ -48,7 +48,7 @@ def follow_by_hand() -> tuple[float, float, float]:
     return weight, position, mean
 
 
-def move(state: fg.TrainState, model_state: Any) -> fg.TrainState:
+def move(state: Any, model_state: Any) -> Any:
     """Return the state with the position one further on, by `set` on a model state."""
     position = model_state.get(state.module.position) + 1
     return state.replace(model_state=model_state.set(state.module.position, position))
@@ -58,7 +58,7 @@ class Moving(fg.Engine):
     """Moves, and makes two updates."""
 
     def train_step(
-        self, state: fg.TrainState, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
+        self, state: Any, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
     ) -> tuple[fg.TrainState, fg.Output]:
         state = move(state, state.model_state)
         position = state.model_state.get(state.module.position)
@@ -98,7 +98,7 @@ class Scanning(fg.Engine):
     last_output = staticmethod(lambda outputs: jax.tree.map(lambda leaf: leaf[-1], outputs))
 
     def train_step(
-        self, state: fg.TrainState, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
+        self, state: Any, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
     ) -> tuple[fg.TrainState, fg.Output]:
         state = move(state, ctx.model_state)
         position = state.model_state.get(state.module.position)
@@ -118,7 +118,7 @@ class Scanning(fg.Engine):
 def test_each_update_of_a_step_reads_the_model_state_of_the_state_that_it_updates(
     engine: type[fg.Engine],
 ) -> None:
-    result = engine(steps=STEPS).fit(eqx.nn.make_with_state(Follower), NO_DATA)
+    result: Any = engine(steps=STEPS).fit(eqx.nn.make_with_state(Follower), NO_DATA)
     module, model_state = result.module, result.model_state
     observed = (module.weight, model_state.get(module.position), model_state.get(module.mean))
     np.testing.assert_allclose(observed, follow_by_hand(), rtol=1e-6)
@@ -145,7 +145,7 @@ def test_plugins_see_the_model_state_that_the_train_state_holds() -> None:
             return {"position": state.plugin_states["watching"]}
 
     engine = MovingAfterwards(steps=STEPS, log_every=1, plugins=[Watching()])
-    result = engine.fit(eqx.nn.make_with_state(Follower), NO_DATA)
+    result: Any = engine.fit(eqx.nn.make_with_state(Follower), NO_DATA)
     assert result.history["train/watching/position"].tolist() == [1, 2, 3, 4]
     assert float(result.model_state.get(result.module.position)) == STEPS
 

@@ -158,7 +158,8 @@ class Distances(Sum):
 
 
 def test_what_the_errors_about_unequal_batches_say_is_what_can_be_done():
-    first, second = [np.float32([1, 2]), np.float32([3, 5])], [np.arange(4.0), 7 + np.arange(4.0)]
+    first = [np.array([1.0, 2.0]), np.array([3.0, 5.0])]
+    second = [np.arange(4.0), 7 + np.arange(4.0)]
 
     def fit(losses: str, *plugins: Any, second: Any = second) -> float:
         engine = fg.Engine(steps=2, plugins=plugins)
@@ -174,7 +175,7 @@ def test_what_the_errors_about_unequal_batches_say_is_what_can_be_done():
         fit("plain numbers")
 
     def compute_gradient(weight: float, number: int) -> float:
-        return sum(2 * (weight - np.mean(part[number])) for part in (first, second))
+        return sum(2 * (weight - float(np.mean(part[number]))) for part in (first, second))
 
     once = -0.05 * (compute_gradient(0, 0) + compute_gradient(0, 1)) / 2
     assert fit("one weight", steps) == pytest.approx(once, rel=1e-6)
