@@ -1,5 +1,6 @@
 """The update rule as `train_step` receives it, and the model state that goes through it."""
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -99,4 +100,4 @@ def _are_same_arrays(first: Any, second: Any) -> bool:
     first_leaves, second_leaves = jax.tree.leaves(first), jax.tree.leaves(second)
     if len(first_leaves) != len(second_leaves):
         return False
-    return all(one is other for one, other in zip(first_leaves, second_leaves, strict=True))
+    return all(map(operator.is_, first_leaves, second_leaves))
