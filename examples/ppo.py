@@ -192,9 +192,7 @@ class PPO(fg.Engine):
     ) -> tuple[fg.TrainState, fg.Output]:
         arrays, static = eqx.partition(state.replace(model_state=None), eqx.is_array)
         play_key, order_key = ctx.keys("default", 2)
-        # A state of Equinox can be set once, and the engine still has the one before the step.
-        envs = jax.tree.map(lambda leaf: leaf, state.model_state)
-        rollout, model_state = state.module.play(envs, play_key, self.rollout_length)
+        rollout, model_state = state.module.play(state.model_state, play_key, self.rollout_length)
         steps = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rollout)
         orders = [
             jax.random.permutation(key, len(steps.action)).reshape(self.num_minibatches, -1)

@@ -22,23 +22,28 @@ IN_LOOP = LoopChoice(True, "small")
 
 
 @pytest.mark.parametrize(
-    ("interval", "batch_bytes", "steps", "reason"),
+    ("interval", "epoch_length", "batch_bytes", "steps", "reason"),
     [
-        (50.0, 1000, 16, "small"),
-        (float("inf"), 1000, 16, "small"),
-        (10.5, 1000, 10, "small"),
-        (1.9, 1000, 1, "something is due after nearly every step"),
-        (50.0, 4 * 2**20, 4, "small"),
-        (50.0, 9 * 2**20, 1, "a batch has 9.0 MiB"),
-        (50.0, 0, 16, "small"),
+        (50.0, 50, 1000, 16, "small"),
+        (float("inf"), float("inf"), 1000, 16, "small"),
+        (10.5, 50, 1000, 10, "small"),
+        (50.0, 3, 1000, 3, "small"),
+        (1.9, 50, 1000, 1, "something is due after nearly every step"),
+        (1.9, 1, 8, 1, "each step is the end of an epoch, because the data has one batch"),
+        (50.0, 50, 4 * 2**20, 4, "small"),
+        (50.0, 50, 9 * 2**20, 1, "a batch has 9.0 MiB"),
+        (50.0, 50, 0, 16, "small"),
     ],
 )
-def test_number_of_steps(interval: float, batch_bytes: int, steps: int, reason: str) -> None:
-    assert choose_steps_per_execution(IN_LOOP, batch_bytes, interval) == (steps, reason)
+def test_number_of_steps(
+    interval: float, epoch_length: float, batch_bytes: int, steps: int, reason: str
+) -> None:
+    choice = choose_steps_per_execution(IN_LOOP, batch_bytes, interval, epoch_length)
+    assert choice == (steps, reason)
 
 
 def test_steps_that_are_not_in_a_loop_are_single() -> None:
-    choice = choose_steps_per_execution(LoopChoice(False, "large"), 8, 50.0)
+    choice = choose_steps_per_execution(LoopChoice(False, "large"), 8, 50.0, 50)
     assert choice == (1, "large")
 
 
@@ -77,6 +82,9 @@ def test_explanation_says_what_was_chosen() -> None:
     )
     engine.fit(Counting(), numbers(*[[0.0]] * 4))
     assert engine.explain().startswith("steps_per_execution: 2, because a step has 0.0 MFLOP")
+    engine = fg.Engine(steps=4, log_every=None)
+    engine.fit(Counting(), numbers([0.0]))
+    assert engine.explain().startswith("steps_per_execution: 1, because each step is the end of an")
     assert fg.Engine(steps=1, steps_per_execution=3).explain() == (
         "steps_per_execution: 3, as it was given"
     )

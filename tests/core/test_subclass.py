@@ -29,9 +29,9 @@ class Halving(fg.Engine):
         self, state: fg.TrainState, batch: Any, ctx: fg.Context, update_rule: fg.UpdateRule
     ) -> tuple[fg.TrainState, fg.Output]:
         grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
-        rule = update_rule
-        assert isinstance(rule, fg.GradientUpdate)
-        return rule.apply_gradients(state, jax.tree.map(lambda grad: 0.5 * grad, grads), output)
+        return update_rule.apply_gradients(
+            state, jax.tree.map(lambda grad: 0.5 * grad, grads), output
+        )
 
 
 def test_subclass_has_equal_bits_by_fit_fused_fit_and_step() -> None:

@@ -489,6 +489,7 @@ class Engine:
 
         Returns:
             The state with new module, model state and optimizer state, and the output with `grads`.
+            The model state is that of the state; plugins see it as `output.model_state`.
         """
         return update_rule(self.forward, state, batch, ctx)
 

@@ -4,15 +4,17 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, DataError, ModelError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_data import Stages, Together
+from fulgurite_optimizers import GradientAccumulation
 from fulgurite_testing import check_source
 
 
@@ -47,6 +49,45 @@ def test_shuffled_sources_have_orders_of_their_own_in_each_round():
     passes = [np.concatenate([batch["long"] for batch in batches[n : n + 8]]) for n in (0, 8)]
     assert all(sorted(order) == [*range(24)] for order in passes)
     assert passes[0].tolist() != passes[1].tolist()
+
+
+def shuffle_by_hand(seed: int, index: int, epoch: int) -> list[int]:
+    """Return the order of the epoch of a source of six examples, from NumPy's generator."""
+    entropy = np.random.SeedSequence([seed, index, epoch])
+    return np.random.Generator(np.random.Philox(entropy)).permutation(6).tolist()
+
+
+@pytest.mark.parametrize("kind", ["together", "stages"])
+def test_order_follows_from_the_seed_of_the_run_unless_the_source_has_one(kind: str):
+    def build_source(**options: Any) -> Any:
+        part = fg.ArrayData(np.arange(6), 2, shuffle=True)
+        return (
+            Together({"a": part}, **options) if kind == "together" else Stages((part, 3), **options)
+        )
+
+    def read_order(source: Any, seed: int, start_step: int = 0) -> list[list[int]]:
+        engine = fg.Engine(steps=6, seed=seed)
+        batches = [*engine.iter_batches(source, start_step=start_step)]
+        leaves = [jax.tree.leaves(batch)[0] for batch in batches]
+        return [np.concatenate(leaves[n : n + 3]).tolist() for n in range(0, len(leaves), 3)]
+
+    for seed in (0, 1):
+        by_hand = [shuffle_by_hand(seed, 0, epoch) for epoch in range(2)]
+        assert read_order(build_source(), seed) == by_hand
+        # A walk that continues in the middle of a pass keeps to the order of that pass.
+        source = build_source()
+        batches = [*itertools.islice(fg.Engine(steps=2, seed=seed).iter_batches(source), 2)]
+        rest = fg.Engine(steps=1, seed=seed).iter_batches(source, start_step=2)
+        leaves = jax.tree.leaves([*batches, *itertools.islice(rest, 1)])
+        assert np.concatenate(leaves).tolist() == by_hand[0]
+        assert read_order(build_source(seed=7), seed)[0] == shuffle_by_hand(7, 0, 0)
+    # An evaluation reads with a seed of its own, and leaves that of the run to the next pass.
+    source = build_source()
+    batches = fg.Engine(steps=6, seed=1).iter_batches(fg.DataSource(source, prefetch=0))
+    read = [jax.tree.leaves(next(batches))[0] for _ in range(2)]
+    source.set_run_seed(0)
+    read += [jax.tree.leaves(batch)[0] for batch in batches]
+    assert np.concatenate(read[3:]).tolist() == shuffle_by_hand(1, 0, 1)
 
 
 @pytest.mark.parametrize("length", ["cycle", "min"])
@@ -99,6 +140,52 @@ def test_epochs_are_passes_over_the_sources():
         by_hand -= 0.05 * (2 * (by_hand - a) + 2 * (by_hand - b))
     assert int(result.state.step) == 4
     assert float(result.module.weight) == pytest.approx(by_hand, rel=1e-6)
+
+
+class Distances(Sum):
+    """A loss for each source: as means of known weight, as plain numbers, or with one weight."""
+
+    losses: str = eqx.field(static=True, default="means")
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        values = {name: (self.weight - part) ** 2 for name, part in batch.items()}
+        if self.losses == "means":
+            means = {name: fg.metrics.Mean.from_values(value) for name, value in values.items()}
+            return fg.Output(losses=means)
+        weight = 1 if self.losses == "one weight" else None
+        losses = {name: jnp.mean(value) for name, value in values.items()}
+        return fg.Output(losses=losses, weight=weight)
+
+
+def test_what_the_errors_about_unequal_batches_say_is_what_can_be_done():
+    first = [np.array([1.0, 2.0]), np.array([3.0, 5.0])]
+    second = [np.arange(4.0), 7 + np.arange(4.0)]
+
+    def fit(losses: str, *plugins: Any, second: Any = second) -> float:
+        engine = fg.Engine(steps=2, plugins=plugins)
+        result = engine.fit(Distances(jnp.zeros(()), losses), Together({"a": first, "b": second}))
+        return float(result.module.weight)
+
+    microbatches, steps = GradientAccumulation(2), GradientAccumulation(2, "steps")
+    with pytest.raises(DataError, match=r"need one batch size .* over steps.*'steps'\).*weight=1"):
+        fit("means", microbatches)
+    with pytest.raises(ModelError, match=r"weight=1 has each step count alike.* with one length"):
+        fit("means", steps)
+    with pytest.raises(DataError, match=r"each loss and metric as fg\.metrics\.Mean\.from_values"):
+        fit("plain numbers")
+
+    def compute_gradient(weight: float, number: int) -> float:
+        return sum(2 * (weight - float(np.mean(part[number]))) for part in (first, second))
+
+    once = -0.05 * (compute_gradient(0, 0) + compute_gradient(0, 1)) / 2
+    assert fit("one weight", steps) == pytest.approx(once, rel=1e-6)
+    twice = -0.05 * compute_gradient(0, 0)
+    twice -= 0.05 * compute_gradient(twice, 1)
+    assert fit("means") == pytest.approx(twice, rel=1e-6)
+    second = [part[:2] for part in second]
+    twice = -0.05 * compute_gradient(0, 0)
+    twice -= 0.05 * compute_gradient(twice, 1)
+    assert fit("means", microbatches, second=second) == pytest.approx(twice, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
 
         Args:
             data: an `ArrayData`, a `DataSource`, or any iterable of batches.
-            seed: for the order of an `ArrayData` without a seed of its own.
+            seed: for the order of an `ArrayData`, or of a source with `set_run_seed`, that has no
+                seed of its own.
             position: where to begin; the beginning by default.
             limit: the largest number of batches an epoch.
             epochs: the number of epochs; without end by default.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat
 from operator import length_hint
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -39,6 +39,15 @@ class BatchItem(NamedTuple):
 
 
 Items = Generator[BatchItem, None, None]
+
+
+@runtime_checkable
+class SeededSource(Protocol):
+    """A source with an order that follows from the seed of the run, as that of `ArrayData` does."""
+
+    def set_run_seed(self, seed: int) -> None:
+        """Take the seed of the run, before each pass."""
+        ...
 
 
 class BatchReader(Protocol):
@@ -132,8 +141,12 @@ class ReplayedReader(BatchReader):
     ended.
     """
 
-    def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
+    def __init__(
+        self, options: DataSource, seed: Seed, limit: int | None, epochs: int | None
+    ) -> None:
         self._source = options.source
+        # Without the step of a fit that continues: the source itself knows in which pass it is.
+        self._run_seed = seed[0] if isinstance(seed, tuple) else seed
         self._copies = options.copy
         self._limit = limit
         self._epochs = epochs
@@ -199,6 +212,9 @@ class ReplayedReader(BatchReader):
 
     def _iter_pass(self, num_skipped: int) -> Iterator[Any]:
         """Return the batches of one pass, but for the first ones."""
+        if isinstance(self._source, SeededSource):
+            # At each pass: an evaluation may have read the source in between.
+            self._source.set_run_seed(self._run_seed)
         iterator = iter_batches(self._source)
         unread = self._get_unread(iterator)
         convert = partial(as_arrays, copy=self._copies)
@@ -229,8 +245,10 @@ class ReplayedReader(BatchReader):
 class StatefulReader(ReplayedReader):
     """A `StatefulSource`, such as an iterator of grain: it resumes from its own state."""
 
-    def __init__(self, options: DataSource, limit: int | None, epochs: int | None) -> None:
-        super().__init__(options, limit, epochs)
+    def __init__(
+        self, options: DataSource, seed: Seed, limit: int | None, epochs: int | None
+    ) -> None:
+        super().__init__(options, seed, limit, epochs)
         # What is left of a pass after its limit would come first in the next one.
         self.is_resumable = limit is None
         self.is_exact = self.is_resumable
@@ -310,8 +328,8 @@ def make_reader(
     if isinstance(options.source, ArrayData):
         return SeekableReader(options.source, seed, limit, epochs, process)
     if isinstance(options.source, StatefulSource) and options.resume != "replay":
-        return StatefulReader(options, limit, epochs)
-    return ReplayedReader(options, limit, epochs)
+        return StatefulReader(options, seed, limit, epochs)
+    return ReplayedReader(options, seed, limit, epochs)
 
 
 def _make_position(epoch: int, number: int, is_last: bool) -> Position:

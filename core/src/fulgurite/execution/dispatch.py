@@ -88,7 +88,7 @@ def choose_loop(programs: Sequence[ClosedJaxpr], *, is_sharded: bool) -> LoopCho
 
 
 def choose_steps_per_execution(
-    loop_choice: LoopChoice, batch_bytes: int, interval: float
+    loop_choice: LoopChoice, batch_bytes: int, interval: float, epoch_length: float
 ) -> DispatchChoice:
     """Return how many steps go into one dispatch.
 
@@ -96,15 +96,18 @@ def choose_steps_per_execution(
         loop_choice: whether they may be several.
         batch_bytes: the size of the largest batch.
         interval: the mean number of steps from one at which anything is due to the next.
+        epoch_length: the number of batches in an epoch, whose end is that of a dispatch.
     """
     if not loop_choice.runs_in_loop:
         return DispatchChoice(1, loop_choice.reason)
+    if epoch_length < 2:
+        return DispatchChoice(1, "each step is the end of an epoch, because the data has one batch")
     if interval < 2:
         return DispatchChoice(1, "something is due after nearly every step")
     if 2 * batch_bytes > MAX_BUFFER_BYTES:
         return DispatchChoice(1, f"a batch has {batch_bytes / 2**20:,.1f} MiB")
     fitting = MAX_BUFFER_BYTES // max(batch_bytes, 1)
-    steps = min(MAX_FUSED_STEPS, fitting, math.floor(min(interval, MAX_FUSED_STEPS)))
+    steps = min(MAX_FUSED_STEPS, fitting, math.floor(min(interval, epoch_length, MAX_FUSED_STEPS)))
     return DispatchChoice(steps, loop_choice.reason)
 
 

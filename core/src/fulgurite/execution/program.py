@@ -221,14 +221,15 @@ class Program:
             )
         return self._compiled_steps[key]
 
-    def choose_steps_per_execution(self, interval: float) -> DispatchChoice:
+    def choose_steps_per_execution(self, interval: float, epoch_length: float) -> DispatchChoice:
         """Return how many steps go into one dispatch where the user does not say it.
 
         Args:
             interval: the mean number of steps from one at which anything is due to the next.
+            epoch_length: the number of batches in an epoch.
         """
         self.dispatch_choice = choose_steps_per_execution(
-            self._loop_choice, self._batch_bytes, interval
+            self._loop_choice, self._batch_bytes, interval, epoch_length
         )
         return self.dispatch_choice
 

@@ -160,8 +160,8 @@ class Loop:
         if plan.steps_per_execution != "auto":
             return plan.steps_per_execution
         interval = self._scheduler.find_interval(plan.step_range)
-        epoch_length = plan.data_iterator.epoch_length or interval
-        return plan.program.choose_steps_per_execution(min(interval, epoch_length)).steps
+        epoch_length = plan.data_iterator.epoch_length or math.inf
+        return plan.program.choose_steps_per_execution(interval, epoch_length).steps
 
     def run_to_end(self) -> FitResult:
         """Train, and tell the plugins how it ended."""

@@ -202,6 +202,9 @@ class Context:
             name: of the pass; it is folded into the keys.
             index: the number of the pass, if there are several of this name.
             changes: replace `training`, `model_state`, `mask`, `num_examples` or `optimizer`.
+                `update_rule(forward, state, ...)` reads the model state of its `state` anyway; a
+                forward pass of your own reads that of its context, which is the one from before
+                the step unless you pass `model_state=state.model_state`.
         """
         return replace(
             self,

@@ -251,8 +251,9 @@ def get_common_length(batch: Any) -> int:
         listed = ", ".join(f"{path} with {length}" for path, length in lengths.items())
         raise DataError(
             f"the arrays of a batch begin with different lengths ({listed}), so nobody knows how "
-            "many examples it has: have the source yield fg.Batch(value, num_examples=...), or "
-            "return fg.Output(loss, weight=...) for what the loss is a mean over"
+            "many examples it has: return each loss and metric as fg.metrics.Mean.from_values("
+            "values), which says what it is a mean over; or fg.Output(loss, weight=...); or have "
+            "a source of your own yield fg.Batch(value, num_examples=...)"
         )
     return next(iter(lengths.values()), 1)
 

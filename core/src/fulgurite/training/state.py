@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -50,9 +51,12 @@ class TrainState(eqx.Module):
     packed_fields: ClassVar[tuple[str, ...]] = ("metric_window", "nonfinite")
     """The fields that are read on the host while later steps run: they travel packed."""
 
-    def replace(self, **changes: Any) -> "TrainState":
-        """Return a copy with some fields changed."""
-        return replace(self, **changes)
+    # A property: Equinox flattens the owner of a method at each call, also where its model state is
+    # used up and is just what is to be replaced.
+    @property
+    def replace(self) -> Callable[..., "TrainState"]:
+        """Return a copy with some fields changed: `state.replace(module=module)`."""
+        return partial(replace, self)
 
     def reset_metrics(self) -> "TrainState":
         """Return a copy whose metrics begin anew: those of the open window, and running ones such

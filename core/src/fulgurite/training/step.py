@@ -1,7 +1,7 @@
 """One training step as it is traced: batch in, new state out, with every traced hook in its
 place."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from fulgurite.training.forward import get_weight, split_batch
 from fulgurite.training.metric_window import MetricWindow, collect_step_metrics
 from fulgurite.training.services import Services
 from fulgurite.training.state import TrainState
+from fulgurite.training.step_rule import StepRule, check_not_used_up, copy_model_state
 from fulgurite.training.trace import CachedTrace
 from fulgurite.training.update import UpdateRule
 from fulgurite.tree.specs import check_same_structure
@@ -185,24 +186,28 @@ class TrainStep:
         self, state: TrainState, batch: Any, ctx: Context
     ) -> tuple[TrainState, Output]:
         """Run `Engine.train_step`, and check what it returns."""
+        # Copies: a model state can be updated once, and the engine needs the one from before too.
+        ctx = replace(ctx, model_state=copy_model_state(ctx.model_state))
+        rule = StepRule(self.update_rule, ctx)
+        state = state.replace(model_state=copy_model_state(state.model_state))
         with batch_error_context(self._describe_step(), batch):
-            answer = self._services.compute_update(state, batch, ctx, self.update_rule)
+            answer = self._services.compute_update(state, batch, ctx, rule)
             is_pair = isinstance(answer, tuple) and len(answer) == 2
+            function = self._services.compute_update.__qualname__
+            if function == "Engine.train_step":
+                function = f"the update rule {type(self.update_rule).__name__}"
             if not is_pair or not isinstance(answer[1], Output):
-                function = self._services.compute_update.__qualname__
-                if function == "Engine.train_step":
-                    function = f"the update rule {type(self.update_rule).__name__}"
                 raise ModelError(
                     f"{function} returned {type(answer).__name__}: return (state, fg.Output(...))"
                 )
         new, output = answer
-        output = output.resolve()
+        check_not_used_up(new.model_state, "the train state that train_step returned")
+        # The train state says what the model's state has become, also to plugins.
+        output = _drop_model_state(output).resolve().replace(model_state=new.model_state)
+        _check_losses(output, function)
         if output.raw_grads is None:
             # A rule of one's own need not tell them apart.
             output = output.replace(raw_grads=output.grads)
-        if output.model_state is None:
-            # Nor say twice what the model's state has become.
-            output = output.replace(model_state=new.model_state)
         return new, output
 
     def _describe_step(self) -> str:
@@ -265,10 +270,23 @@ class TrainStep:
         return hook(self.step_number, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
 
 
+def _check_losses(output: Output, function: str) -> None:
+    """Raise a ModelError if an output is that of several updates, one after the other."""
+    for name, value in {"loss": output.loss, **output.losses}.items():
+        if value is not None and jnp.shape(value):
+            raise ModelError(
+                f"{function} returned the loss term {name!r} of shape {jnp.shape(value)}, and an "
+                "output is that of one update: of several, as jax.lax.scan stacks them, return "
+                "the last, jax.tree.map(lambda leaf: leaf[-1], outputs), and what you want to log "
+                "of all of them as a metric"
+            )
+
+
 def _drop_model_state(output: Output) -> Output:
     """Return the output without the model state, which the new train state has.
 
-    A plugin may have put another one there, and then Equinox lets nobody look at this one.
+    Whoever used up this one with `set` has another one there, and then Equinox lets nobody look at
+    this one.
     """
     names = [field.name for field in fields(output) if field.name != "model_state"]
     return Output(**{name: getattr(output, name) for name in names})

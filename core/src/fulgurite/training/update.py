@@ -65,7 +65,8 @@ class UpdateRule:
             forward: the engine's forward pass.
             state: its module, model state and optimizer state are replaced.
             batch: the batch.
-            ctx: the context of the step.
+            ctx: the context of the step. In `train_step` the model state that the forward pass
+                reads is that of `state`; one that `ctx.fork` was given must be the same.
 
         Returns:
             The new state, and the output with `raw_grads` (as they were computed; `grads` if there
@@ -83,7 +84,7 @@ class UpdateRule:
             state: the state before.
             grads: the gradients, a tree like the module, as `compute_gradients` returns them; those
                 of `jax.grad` after `conjugate_gradients`.
-            output: of the forward pass.
+            output: of the forward pass, whose model state the new state has.
         """
         raise ModelError(
             f"the rule {type(self).__name__} takes its own gradients: call "

@@ -61,9 +61,16 @@ def check_part(owner: str, name: str | int, part: Any) -> None:
 
 
 class ResumablePasses:
-    """The base of sources whose batches depend only on their number, so that a position is two
-    integers."""
+    """The base of sources whose batches depend only on their number and a seed, so that a position
+    is two integers.
 
+    Attributes:
+        seed: for the order of each `ArrayData` that shuffles and has no seed; None for that of the
+            run, and 0 where there is no run.
+    """
+
+    seed: int | None
+    _run_seed: int = 0
     _pass: int = 0
     _number: int = 0
 
@@ -79,6 +86,18 @@ class ResumablePasses:
             start: the number of the first batch.
         """
         raise NotImplementedError(f"{type(self).__name__} has no iter_pass: define it")
+
+    def set_run_seed(self, seed: int) -> None:
+        """Take the seed of a run, which the engine gives before each pass.
+
+        Args:
+            seed: of the run.
+        """
+        self._run_seed = seed
+
+    def get_order_seed(self) -> int:
+        """Return the seed that counts: that of the source, or else that of the run."""
+        return self._run_seed if self.seed is None else self.seed
 
     def __iter__(self) -> Iterator[Any]:
         """Yield what is left of the pass; after its end, the next pass."""

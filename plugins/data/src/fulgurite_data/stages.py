@@ -33,10 +33,13 @@ class Stages(ResumablePasses):
             steps it is read. A source that is shorter begins again, in another order if it
             shuffles.
         ends: the numbers of steps after which the stages end.
-        seed: for the order of each `ArrayData` that shuffles and has no seed.
+        seed: for the order of each `ArrayData` that shuffles and has no seed; by default the seed
+            of the run.
     """
 
-    def __init__(self, *stages: tuple[fg.ArrayData | Sequence[Any], int], seed: int = 0) -> None:
+    def __init__(
+        self, *stages: tuple[fg.ArrayData | Sequence[Any], int], seed: int | None = None
+    ) -> None:
         if not stages:
             raise ConfigurationError("Stages: at least one pair (source, steps) is needed.")
         for index, (part, steps) in enumerate(stages):
@@ -78,4 +81,5 @@ class Stages(ResumablePasses):
         return f"Stages{self.stages!r}, seed={self.seed}"
 
     def _make_readers(self) -> list[PartReader]:
-        return [PartReader(part, (self.seed, i)) for i, (part, _) in enumerate(self.stages)]
+        seed = self.get_order_seed()
+        return [PartReader(part, (seed, i)) for i, (part, _) in enumerate(self.stages)]

@@ -33,8 +33,8 @@ class Together(ResumablePasses):
         length: when a pass ends. `cycle`: with the longest source; the others begin again.
             `min`: with the shortest. `max`: with the longest; a source that has ended gives None,
             so that a batch has another structure, see `batch_examples`.
-        seed: for the order of each `ArrayData` that shuffles and has no seed. Every source gets an
-            order of its own, also two of one length.
+        seed: for the order of each `ArrayData` that shuffles and has no seed; by default the seed
+            of the run. Every source gets an order of its own, also two of one length.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Together(ResumablePasses):
         parts: Mapping[str, fg.ArrayData | Sequence[Any]],
         length: Length = "cycle",
         *,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         if length not in get_args(Length):
             raise ConfigurationError(
@@ -68,8 +68,9 @@ class Together(ResumablePasses):
             num_pass: the number of the pass.
             start: the number of the first batch.
         """
+        seed = self.get_order_seed()
         readers = {
-            name: PartReader(part, (self.seed, index))
+            name: PartReader(part, (seed, index))
             for index, (name, part) in enumerate(self.parts.items())
         }
         for number in range(start, len(self)):
@@ -79,7 +80,8 @@ class Together(ResumablePasses):
     def batch_examples(self) -> tuple[dict[str, Any], ...]:
         """A batch of each structure that occurs, for `fg.DataSource(..., batch_examples=)`: with
         `length="max"`, sources end one after the other."""
-        readers = [PartReader(part, (self.seed, 0)) for part in self.parts.values()]
+        seed = self.get_order_seed()
+        readers = [PartReader(part, (seed, 0)) for part in self.parts.values()]
         ends = {0} | {len(part) for part in self.parts.values() if self.length == "max"}
         numbers = sorted(end for end in ends if end < len(self))
         return tuple(

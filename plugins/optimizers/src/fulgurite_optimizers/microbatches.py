@@ -134,8 +134,10 @@ def split_into_parts(batch: PyTree, n: int) -> PyTree:
     if len(lengths) > 1:
         raise DataError(
             f"a batch of {format_tree(batch)} cannot be split into {n} parts, because its arrays "
-            "begin with different lengths: what is not one entry an example, such as the weights "
-            "of classes, is a field of the module"
+            "begin with different lengths. What is not one entry an example, such as the weights "
+            "of classes, is a field of the module. Sources that are read together need one batch "
+            f"size for this; or accumulate over steps, GradientAccumulation({n}, 'steps'), with "
+            "one weight for all losses, fg.Output(losses=..., weight=1)"
         )
 
     def split_leaf(leaf: Any) -> Any:

@@ -239,9 +239,11 @@ class PhaseStep:
             listed = " and ".join(", ".join(names) for _, names in groups)
             raise ModelError(
                 f"the terms {listed} of the loss of the phase {self.name!r} are means over "
-                "different weights, and gradients of several steps are added up as one: accumulate "
-                "microbatches, GradientAccumulation(n), or return plain numbers and one weight, "
-                "fg.Output(losses=..., weight=...)"
+                "different weights, and gradients of several steps are added up as one: return "
+                "plain numbers, such as jnp.mean(...), and one weight, fg.Output(losses=..., "
+                "weight=...), where weight=1 has each step count alike; or accumulate "
+                "microbatches, GradientAccumulation(n), of batches whose arrays all begin with one "
+                "length"
             )
         ((weight, _),) = groups
         return weight
