@@ -47,7 +47,9 @@ class CheckpointRef:
         map: to read only a part: paths of the new state, each with the path in the checkpoint that
             fills it, such as `{"module.encoder": "module.backbone"}`. None is everything.
         strict: whether every array below the paths of `map` must have its counterpart, on both
-            sides. Otherwise those that both sides have are read; there must be one for each pair.
+            sides, with the same shape and dtype. Otherwise what has the shape is read,
+            floating-point numbers in the dtype of the model, and a warning lists the rest, which
+            stays as the model makes it; there must be a path in common for each pair.
         view: the module view to evaluate or to predict with, such as `averaged`. None for the
             module that was trained, and of the best checkpoint for the weights that were measured.
         hyperparameters: what a fit that resumes takes of those that `optax.inject_hyperparams`
