@@ -22,6 +22,7 @@ from fulgurite.triggers import Or, UnboundedRange
 from jaxtyping import PyTree
 
 from fulgurite_optimizers.freeze_hooks import FreezeHooks
+from fulgurite_optimizers.steps import count_waiting
 
 
 @hide_constructor_frames
@@ -108,13 +109,32 @@ class Freeze:
         """Log that the part is trained from now on, and the step is about to be compiled again."""
         if self._find_time("until", run.step_range) == run.step:
             message = f"{self._text} is trained from step {run.step} on: the step is compiled again"
+            num_waiting = self._count_waiting(run.state)
+            if num_waiting:
+                message += (
+                    f". {num_waiting} steps of the accumulation in progress have no gradient of it "
+                    "and count in its mean, so that its first update is too small: choose a step "
+                    "at which parameters are updated"
+                )
             run.notify("freeze", message)
 
     def announce_freezing(self, run: fg.Run) -> None:
         """Log that the part is frozen from now on, and the step is about to be compiled again."""
         if self._find_time("since", run.step_range) == run.step:
             message = f"{self._text} is frozen from step {run.step} on: the step is compiled again"
+            num_waiting = self._count_waiting(run.state)
+            if num_waiting:
+                message += (
+                    f". Its gradients of {num_waiting} steps of the accumulation in progress are "
+                    "not applied while it is frozen: choose a step at which parameters are updated"
+                )
             run.notify("freeze", message)
+
+    def _count_waiting(self, state: fg.TrainState) -> int:
+        """Return how many steps of an accumulation over steps have not updated the part yet."""
+        assert isinstance(self.where, Selector)
+        flags = leaves_with_paths(self.where(state.module))
+        return count_waiting(state.opt_state, {path for path, is_frozen in flags if is_frozen})
 
     def is_frozen(self, step: int, step_range: fg.StepRange) -> bool:
         """Return whether the part is frozen in the update after a step.
