@@ -72,7 +72,7 @@ def test_fresh_start_beside_checkpoints_must_be_explicit(run: Path) -> None:
     ("resume", "error", "says"),
     [
         (9, CheckpointError, r"no checkpoint of step 9.*There is: 1, 2, 3, 4"),
-        ("best", CheckpointError, r"by which metric"),
+        ("best", CheckpointError, r"by which metric\? Its run had no monitor: give a step"),
         ("lastest", CheckpointError, r"no run in lastest"),
         ("", ConfigurationError, r"'auto', 'never'"),
         (True, ConfigurationError, r"resume is True"),
@@ -499,11 +499,13 @@ def test_run_resumes_with_another_number_of_devices(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_named_by_a_path_and_paths() -> None:
-    for mistake in ({"path": 5}, {"path": "run", "map": "module"}):
-        with pytest.raises(ConfigurationError, match="path must be that of a run"):
-            fg.CheckpointRef(**mistake)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="path must be that of a run"):
-        engine(None, Checkpointer(1), steps=1).fit(Counting, ZEROS, init_from=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="^int is given .* path must be that of a run"):
+        fg.CheckpointRef(5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="map is str; it must be a dictionary"):
+        fg.CheckpointRef("run", map="module")  # type: ignore[arg-type]
+    trainer = engine(None, Checkpointer(1), steps=1)
+    with pytest.raises(ConfigurationError, match="^Counting is given where a checkpoint is meant"):
+        trainer.fit(Counting, ZEROS, init_from=Counting())  # type: ignore[arg-type]
 
 
 class Standardized(fg.Module):

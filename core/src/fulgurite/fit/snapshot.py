@@ -73,11 +73,16 @@ class CheckpointRef:
             raise ConfigurationError(
                 f"CheckpointRef: step is {self.step!r}; it must be a step, 'latest' or 'best'"
             )
-        if not isinstance(self.path, str | PathLike | None) or not isinstance(
-            self.map, dict | None
-        ):
+        if not isinstance(self.path, str | PathLike | None):
             raise ConfigurationError(
-                f"{self!r}: path must be that of a run, and map a dictionary of paths to paths"
+                f"{type(self.path).__name__} is given where a checkpoint is meant: path must be "
+                "that of a run or of a checkpoint, or a CheckpointRef. A module to begin with is "
+                "the first argument of fit"
+            )
+        if not isinstance(self.map, dict | None):
+            raise ConfigurationError(
+                f"CheckpointRef: map is {type(self.map).__name__}; it must be a dictionary of "
+                "paths to paths, such as {'module.encoder': 'module.encoder'}"
             )
         check_one_of(
             self.hyperparameters, ("checkpoint", "program"), "CheckpointRef: hyperparameters"

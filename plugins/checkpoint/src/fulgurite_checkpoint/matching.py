@@ -39,9 +39,7 @@ class Matches:
         )
 
 
-def match(
-    needed: Mapping[str, Any], saved: Mapping[str, Spec], pairs: Iterable[Pair]
-) -> Matches:
+def match(needed: Mapping[str, Any], saved: Mapping[str, Spec], pairs: Iterable[Pair]) -> Matches:
     """Return what of a checkpoint comes into a model.
 
     Args:

@@ -378,7 +378,8 @@ class Checkpointer(RunPlugin):
         if root is None:
             raise ConfigurationError(
                 "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or "
-                "Checkpointer(directory=...)"
+                "Checkpointer(directory=...). To begin with weights and save nothing: leave the "
+                "Checkpointer out, fit(fulgurite_checkpoint.load(path, model=model), data)"
             )
         check_data(run.data_iterator)
         if self.monitor is not None:

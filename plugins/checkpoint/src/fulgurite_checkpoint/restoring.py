@@ -130,7 +130,8 @@ def _find_best(root: Path, entries: list[Entry], monitor: Monitor | None) -> Ent
         monitor = _resolve_monitor(monitor, commits[-1])
     if monitor is None:
         raise CheckpointError(
-            f"the best checkpoint of {root} by which metric? Give Checkpointer(monitor='test/loss')"
+            f"the best checkpoint of {root} by which metric? Its run had no monitor: give a step "
+            "or 'latest', or, to an engine that reads it, Checkpointer(monitor='test/loss')"
         )
     metric, mode = monitor
     best = format.find_best(entries, metric, mode)

@@ -32,7 +32,8 @@ class Freeze:
 
     A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state. Its
     model state, such as the running statistics of a BatchNorm layer, stays as it is, too; a layer
-    still normalizes with the statistics of the batch in training, unless it is in inference mode.
+    still normalizes with the statistics of the batch in training, and dropout is active, unless the
+    part is in inference mode: call it as `eqx.nn.inference_mode(self.encoder)`.
     With `since` or `until`, that state exists from the beginning and is left alone while the part
     is frozen, so checkpoints from all times have the same structure. Optimizers that correct the
     bias of their moments by one count for all parameters, as Adam does, begin with updates that
@@ -94,6 +95,22 @@ class Freeze:
         """
         is_scheduled = self.since is not None or self.until is not None
         return [] if is_scheduled else self.list_frozen_indices(module)
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Tell if the fit ends before the part is trained, or is frozen, as far as is known."""
+        stop = run.step_range.stop
+        if stop is None or run.engine.fast_dev_run is not None:
+            return
+        for name, change in (("until", "trained"), ("since", "frozen")):
+            trigger = getattr(self, name)
+            time = None if trigger is None else trigger.next(0, fg.StepRange(0, None))
+            if time is not None and time >= stop:
+                run.notify(
+                    "freeze",
+                    f"{self._text} is to be {change} from step {time} on, and the fit ends at step "
+                    f"{stop}, before that",
+                )
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
