@@ -22,7 +22,7 @@ class Matches:
         names: the arrays that are read, by path, each with its name in the checkpoint.
         specs: shape and dtype in which they are read, by their name in the checkpoint.
         rest: a row for each array that does not fit as it is, cast ones included.
-        num_needed: how many arrays of the model were to be filled.
+        num_needed: how many arrays of the module and of its state were to be filled.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -32,8 +32,9 @@ class Matches:
 
     def describe(self) -> str:
         """Return what comes from the checkpoint, and a row for each array that differs."""
+        num_filled = sum(map(_is_of_model, self.names))
         return (
-            f"{len(self.names)} of {self.num_needed} arrays come from it; what differs is cast "
+            f"{num_filled} of {self.num_needed} arrays come from it; what differs is cast "
             "where it says so, and otherwise stays as the model makes it:\n"
             f"{arrays.join_rows(self.rest)}"
         )
@@ -52,7 +53,7 @@ def match(needed: Mapping[str, Any], saved: Mapping[str, Spec], pairs: Iterable[
         target = None if target_name is None else needed[target_name]
         spec = None if source_name is None else saved[source_name]
         row = arrays.format_difference(_join_names(target_name, source_name), spec, target)
-        matches.num_needed += target is not None
+        matches.num_needed += target_name is not None and _is_of_model(target_name)
         if target is None or spec is None or tuple(spec[0]) != target.shape:
             matches.rest.append(row)
             continue
@@ -89,6 +90,11 @@ def pick(
         name: _cast(name, loaded[source_name], needed[name].dtype, source)
         for name, source_name in matches.names.items()
     }
+
+
+def _is_of_model(name: str) -> bool:
+    """Return whether an array is of a module or its state, and not of the rest of a train state."""
+    return name.startswith(("module", "model_state"))
 
 
 def _join_names(target_name: str | None, source_name: str | None) -> str:
