@@ -223,14 +223,17 @@ def test_padding_is_no_part_of_a_trial() -> None:
     assert evaluate(loss, data) == {"loss": pytest.approx(X[:5].mean())}
 
 
-def test_a_fit_whose_last_batch_is_smaller_says_it_once_in_a_message() -> None:
+@pytest.mark.parametrize("remainder", ["keep", "pad"])
+def test_a_fit_whose_last_batch_has_fewer_examples_says_it_once(remainder: Any) -> None:
+    """Padded to the length of the others, it weighs as little."""
     engine = fg.Engine(epochs=2, autoload=False)
     module = Scaled(jnp.float32(1), mean_of_tokens)
-    data = fg.ArrayData(X, 4)
+    data = fg.ArrayData(X, 4, remainder=remainder)
     (message,) = engine.fit(module, data).messages
-    assert "the last batch of an epoch has fewer, but the loss of 4 examples is" in message
+    assert "batches differ in how many they have, but the loss of 4 examples is" in message
     assert engine.fit(module, data).messages == []
-    assert fit(mean_of_tokens, fg.ArrayData(X, 3), steps=2).messages == []
+    for even in (fg.ArrayData(X, 3), fg.ArrayData(X, 4, remainder="drop")):
+        assert fit(mean_of_tokens, even, steps=2).messages == []
 
 
 def test_a_loss_that_is_no_mean_is_refused_by_accumulation_in_each_fit_of_an_engine() -> None:

@@ -88,6 +88,7 @@ def test_best_checkpoint_by_evaluator_metrics(
     [
         ("vla/iou", "nothing measures 'vla/iou': there is no evaluator 'vla'. Did you mean 'val'"),
         ("train/los", "training measures no 'train/los'. Did you mean 'loss'"),
+        ("all/updtes", "evaluator 'all' measures no 'all/updtes'. Did you mean 'updates'"),
     ],
 )
 def test_what_nothing_measures_is_refused_before_the_first_step(
@@ -103,7 +104,7 @@ def test_what_nothing_measures_is_refused_before_the_first_step(
         EarlyStopping(monitor, every=None if monitor.startswith("train") else 1, mode="max"),
     ]
     for plugin in plugins_by_monitor:
-        plugins = [val, plugin]
+        plugins = [val, Evaluator("all", data, every=1), plugin]
         engine = fg.Engine(steps=2, plugins=plugins, autoload=False)
         with pytest.raises(ConfigurationError, match=re.escape(message)) as error:
             engine.fit(Counting, data)

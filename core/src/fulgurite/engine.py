@@ -25,7 +25,7 @@ from fulgurite.data.sources import (
     get_batch_examples,
     get_device_arrays,
     get_split,
-    has_smaller_last_batch,
+    has_unequal_batches,
     may_pad,
 )
 from fulgurite.errors import (
@@ -765,7 +765,8 @@ class Engine:
         examples = get_batch_examples(request.data) or (first_batch,)
         program = self._get_program(request.model_init, examples, device_arrays)
         self._check_same_start(request, batches, first_batch)
-        needs_means = has_smaller_last_batch(request.data) or program.update_rule.needs_mean_loss
+        is_weighted = has_unequal_batches(request.data, first_batch)
+        needs_means = is_weighted or program.update_rule.needs_mean_loss
         sample = choose_sample(first_batch) if needs_means else None
         padded = choose_examples(first_batch) if may_pad(request.data, first_batch) else None
         del first_batch  # a fit keeps no batch longer than its steps do

@@ -123,3 +123,15 @@ def test_a_comparison_that_cannot_be_one_is_refused_at_the_first_checkpoint(tmp_
         train(tmp_path / "values", (1.0, 2.0), better=lambda value, best: value < best)
     notes = " ".join(caught.value.__notes__)
     assert "gets the metrics of two checkpoints, such as 'score' in metrics['test']" in notes
+
+
+def test_the_end_tells_how_many_evaluations_the_best_is_chosen_from(tmp_path: Path) -> None:
+    """Of those at 15, 30, 45 and 60, the last alone is at a saved step."""
+    options: dict[str, Any] = {"every": 7, "monitor": "test/score", "mode": "max"}
+    scores = (0.9, 0.5, 0.3, 0.1)
+    result = counting(tmp_path / "apart", Scores(scores, 15), steps=60, **options)
+    (message,) = [message for message in result.messages if "evaluations of" in message]
+    assert message.startswith("1 of 4 evaluations of test/score were at a saved step")
+    options["every"] = 5
+    result = counting(tmp_path / "together", Scores(scores, 15), steps=60, **options)
+    assert not any("evaluations of" in message for message in result.messages)

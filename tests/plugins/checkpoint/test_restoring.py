@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_fresh_start_beside_checkpoints_must_be_explicit(run: Path) -> None:
     ("resume", "error", "says"),
     [
         (9, CheckpointError, r"no checkpoint of step 9.*There is: 1, 2, 3, 4"),
-        ("best", CheckpointError, r"by which metric"),
+        ("best", CheckpointError, r"by which metric\? Its run had no monitor: give a step"),
         ("lastest", CheckpointError, r"no run in lastest"),
         ("", ConfigurationError, r"'auto', 'never'"),
         (True, ConfigurationError, r"resume is True"),
@@ -374,9 +374,65 @@ def test_a_path_that_cannot_be_parsed_is_an_error_at_once() -> None:
 
 def test_non_strict_restore_takes_common_leaves(old: Any) -> None:
     path, result = old
-    state = beginning(fg.CheckpointRef(path, map={"module": "module"}, strict=False))
+    with pytest.warns(UserWarning, match="fits the model in part"):
+        state = beginning(fg.CheckpointRef(path, map={"module": "module"}, strict=False))
     assert np.array_equal(state.module.encoder.weight, result.module.encoder.weight)
     assert float(state.module.weight) == float(result.module.weight) != 0
+
+
+class Renamed(fg.Module):
+    """`Old` with another name for its encoder, and a weight of another shape."""
+
+    backbone: eqx.nn.Linear
+    weight: jax.Array
+
+    def __init__(self, *, width: int = 0, key: Any) -> None:
+        self.backbone = eqx.nn.Linear(2, 3, key=key)
+        self.weight = jnp.full((width,) if width else (), 7.0)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.weight.sum())
+
+    configure_optimizers = Old.configure_optimizers
+
+
+def test_what_a_non_strict_restore_leaves_is_listed(old: Any, tmp_path: Path) -> None:
+    """A frozen part that was initialized at random trained without a word."""
+    path, result = old
+    reference = fg.CheckpointRef(path, strict=False)
+    says = (
+        r"(?s)step-2 fits the model in part: 1 of 3 arrays .*"
+        r"module\.backbone\.weight: saved nothing, wanted float32\[3, 2\].*"
+        r"module\.encoder\.weight: saved float32\[3, 2\], wanted nothing"
+    )
+    trainer = engine(tmp_path / "new", Checkpointer(9), steps=1)
+    with pytest.warns(UserWarning, match=says):
+        begun = trainer.fit(Renamed, ZEROS, init_from=reference)
+    assert any(f"begins with arrays of {path}" in message for message in begun.messages)
+    reader = engine(None, Reader(), steps=1)
+    with pytest.warns(UserWarning, match=says):
+        state = reader.load_weights(Renamed, reference)
+    assert float(state.module.weight) == float(result.module.weight)
+
+
+def test_a_non_strict_restore_leaves_arrays_of_another_shape(old: Any) -> None:
+    path, result = old
+    build = partial(Renamed, width=4)
+    renamed = fg.CheckpointRef(
+        path,
+        map={"module.backbone": "module.encoder", "module.weight": "module.weight"},
+        strict=False,
+    )
+    says = r"(?s)2 of 3 arrays .*module\.weight: saved float32\[\], wanted float32\[4\]"
+    with pytest.warns(UserWarning, match=says):
+        state = beginning(renamed, build)
+    assert np.array_equal(state.module.backbone.weight, result.module.encoder.weight)
+    assert state.module.weight.tolist() == [7, 7, 7, 7]
+    with pytest.raises(CheckpointError, match=r"(?s)wanted float32\[4\].*strict=False"):
+        beginning(replace(renamed, strict=True), build)
+    nothing = fg.CheckpointRef(path, map={"module.weight": "module.weight"}, strict=False)
+    with pytest.raises(CheckpointError, match=r"nothing of .* fits the model"):
+        beginning(nothing, build)
 
 
 def test_non_strict_restore_of_nothing_is_an_error(old: Any) -> None:
@@ -460,11 +516,13 @@ def test_run_resumes_with_another_number_of_devices(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_named_by_a_path_and_paths() -> None:
-    for mistake in ({"path": 5}, {"path": "run", "map": "module"}):
-        with pytest.raises(ConfigurationError, match="path must be that of a run"):
-            fg.CheckpointRef(**mistake)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="path must be that of a run"):
-        engine(None, Checkpointer(1), steps=1).fit(Counting, ZEROS, init_from=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="^int is given .* path must be that of a run"):
+        fg.CheckpointRef(5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="map is str; it must be a dictionary"):
+        fg.CheckpointRef("run", map="module")  # type: ignore[arg-type]
+    trainer = engine(None, Checkpointer(1), steps=1)
+    with pytest.raises(ConfigurationError, match="^Counting is given where a checkpoint is meant"):
+        trainer.fit(Counting, ZEROS, init_from=Counting())  # type: ignore[arg-type]
 
 
 class Standardized(fg.Module):

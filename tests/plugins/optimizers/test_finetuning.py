@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite_optimizers import BackboneFinetuning, GradientAccumulation
+from fulgurite_optimizers import BackboneFinetuning, Freeze, GradientAccumulation
 from fulgurite_optimizers.finetuning import scale_rate_of_part
 from fulgurite_testing import assert_same_bits
 from games import Compiled, engine
@@ -108,6 +108,14 @@ def test_updates_of_accumulated_gradients_count() -> None:
     plugins = [tuning, GradientAccumulation(2, "steps")]
     result = engine(*plugins, steps=4).fit(START, BATCHES)
     assert (float(result.module.head), float(result.module.backbone)) == (-6, -1)
+
+
+@pytest.mark.parametrize("plugin", [BackboneFinetuning("backbone", 9), Freeze("backbone", 9)])
+def test_a_part_that_is_never_trained_is_told(plugin: Any) -> None:
+    (message,) = engine(plugin, steps=4).fit(START, BATCHES).messages
+    assert message.endswith(
+        "is to be trained from step 9 on, and the fit ends at step 4, before that"
+    )
 
 
 def test_invalid_finetuning_is_an_error() -> None:

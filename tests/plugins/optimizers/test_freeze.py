@@ -301,3 +301,34 @@ def test_statistics_of_a_frozen_part_stay(plugin: Freeze, changes: tuple[bool, b
             assert is_same != is_changed
     if plugin.until is not None:
         assert int(result.model_state.get(norms[0].batch_counter)) == 2
+
+
+def test_training_that_begins_or_ends_within_an_accumulation_is_told() -> None:
+    """The encoder's first gradient was (g3 + g4) / 4, half as large, without a word."""
+    accumulation = GradientAccumulation(4, "steps")
+
+    class Plain(Two):
+        def configure_optimizers(self) -> Any:
+            return optax.sgd(0.1)
+
+    def fit(**times: Any) -> fg.FitResult:
+        return engine(Freeze("first", **times), accumulation, steps=8).fit(Plain, points())
+
+    within = fit(until=6)
+    (message,) = within.messages
+    assert "2 steps of the accumulation in progress have no gradient of it" in message
+    (aligned,) = fit(until=4).messages
+    assert aligned.endswith("the step is compiled again")
+    (message,) = fit(since=6).messages
+    assert "Its gradients of 2 steps of the accumulation in progress are not applied" in message
+    # What the message says, by hand: only `second` has changed in the first update.
+    first, second = Two().first, Two().second
+    batches = [*engine(steps=8).iter_batches(points())]
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return ((jnp.tanh(batch @ params[0]) @ params[1] - 1) ** 2).mean()
+
+    grads = [jax.grad(loss)((first, second), batch)[1] for batch in batches[:4]]
+    second = second - 0.1 * sum(grads) / 4
+    grads = [jax.grad(loss)((first, second), batch)[0] for batch in batches[6:]]
+    np.testing.assert_allclose(within.module.first, first - 0.1 * sum(grads) / 4, rtol=1e-5)

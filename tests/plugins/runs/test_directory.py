@@ -180,14 +180,15 @@ def test_manifest_of_an_attempt_is_written_once(tmp_path: Path):
     assert (tmp_path / "attempts" / "1").read_text() == '{"seed": 0}'
 
 
-def test_triggers_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
+def test_triggers_and_selections_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
     @dataclass
     class Timed:
         when: fg.Trigger
         often: list[fg.Trigger]
+        where: fg.Selector
         plugin_name = "timed"
 
-    timed = Timed(fg.Every(3), [fg.At(1), fg.AtEnd()])
+    timed = Timed(fg.Every(3), [fg.At(1), fg.AtEnd()], fg.select("head"))
     fg.Engine(steps=1, run_dir=tmp_path, plugins=[timed, RunPlugin()], autoload=False).fit(
         TinyModel, tiny_data()
     )
@@ -196,7 +197,11 @@ def test_triggers_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
         for entry in loads((tmp_path / "attempts" / "1").read_text())["plugins"]
         if entry["name"] == "timed"
     )
-    assert plugin["settings"] == {"when": "Every(n=3)", "often": ["At(1)", "AtEnd()"]}
+    assert plugin["settings"] == {
+        "when": "Every(n=3)",
+        "often": ["At(1)", "AtEnd()"],
+        "where": "select('head')",
+    }
 
 
 def test_links_are_neither_followed_nor_moved(tmp_path: Path):

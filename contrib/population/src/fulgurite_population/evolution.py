@@ -115,9 +115,9 @@ class Evolution:
 
     def _check_exists(self, run: fg.Run, source: str, name: str) -> None:
         if source != "train":
-            check_exists(run, self.monitor, "Evolution")
             evaluator = run.engine.evaluators.get(source)
             if evaluator is None or not evaluator.check_at_start:
+                check_exists(run, self.monitor, "Evolution")
                 return  # what a function measures is known when it has run
         types = run.engine.get_metric_types(run.state, source)
         names = {key.removesuffix("[0]") for key in types if not key.endswith("]") or "[0]" in key}

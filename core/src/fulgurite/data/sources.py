@@ -438,15 +438,23 @@ def get_array_data_spec(data: Any) -> Any:
     return shape_spec(next(iter(source))) if isinstance(source, ArrayData) else None
 
 
-def has_smaller_last_batch(data: Any) -> bool:
-    """Return whether it is known that the last batch of an epoch has fewer examples."""
+def has_unequal_batches(data: Any, batch: Any) -> bool:
+    """Return whether it is known that some batches have fewer examples than others, or may have
+    because they are padded.
+
+    Args:
+        data: a data source.
+        batch: its first batch.
+    """
     source = as_data(data).source
+    if isinstance(source, ArrayData):
+        is_uneven = source.num_examples % source.batch_size > 0
+        return is_uneven and source.num_examples > source.batch_size and source.remainder != "drop"
     if isinstance(source, list | tuple) and source:
         first, last = (jax.tree.leaves(batch)[:1] for batch in (source[0], source[-1]))
-        return [np.shape(leaf)[:1] for leaf in first] != [np.shape(leaf)[:1] for leaf in last]
-    if not isinstance(source, ArrayData) or source.remainder != "keep":
-        return False
-    return source.num_examples > source.batch_size and source.num_examples % source.batch_size > 0
+        if [np.shape(leaf)[:1] for leaf in first] != [np.shape(leaf)[:1] for leaf in last]:
+            return True
+    return may_pad(data, batch)
 
 
 def may_pad(data: Any, batch: Any) -> bool:

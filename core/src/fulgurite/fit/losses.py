@@ -83,7 +83,7 @@ def _judge_losses(is_needed: bool, outcome: "_Outcome") -> list[str]:
         )
     if not sentences:
         return []
-    where = "the last batch of an epoch has fewer" if not is_needed else "a batch is divided"
+    where = "batches differ in how many they have" if not is_needed else "a batch is divided"
     return [
         f"metrics of training are averaged over examples, and {where}, but "
         f"{'; '.join(sentences.values())}. {FIX}"

@@ -45,13 +45,22 @@ def check_exists(run: Run, monitor: str, where: str) -> None:
     if source == "train":
         types = run.engine.get_metric_types(run.state, source)
         known = types.keys() | _ENGINE_METRICS
-        # A metric of several numbers has one class for all of them.
-        if not any(name == whole or name.startswith((f"{whole}/", f"{whole}[")) for whole in known):
+        if not _is_among(name, known):
             raise ConfigurationError(
                 f"{where}: training measures no {monitor!r}. {did_you_mean(name, known)}"
             )
         return
     registered = run.engine.plugins.plugins.values()
+    is_certain = all(map(_reports_under_its_name, registered))
+    evaluator = run.engine.evaluators.get(source)
+    # What an evaluator that is not traced before the first step measures is known when it has run.
+    if evaluator is not None and evaluator.check_at_start and is_certain:
+        types = run.engine.get_metric_types(run.state, source)
+        if not _is_among(name, types):
+            raise ConfigurationError(
+                f"{where}: evaluator {source!r} measures no {monitor!r}. "
+                f"{did_you_mean(name, types)}"
+            )
     evaluators = {*run.engine.evaluators}
     evaluators |= {
         plugin.name.partition(":")[2]
@@ -59,11 +68,19 @@ def check_exists(run: Run, monitor: str, where: str) -> None:
         if plugin.name.startswith("evaluator:")
     }
     known = evaluators.union(*(plugin.aliases for plugin in registered))
-    if source not in known and all(map(_reports_under_its_name, registered)):
+    if source not in known and is_certain:
         raise ConfigurationError(
             f"{where}: nothing measures {monitor!r}: there is no evaluator {source!r}. "
             f"{did_you_mean(source, {'train', *evaluators})}"
         )
+
+
+def _is_among(name: str, metrics: Iterable[str]) -> bool:
+    """Return whether a number is one of some metrics, or a part of one: a metric of several numbers
+    has one class for all of them."""
+    return any(
+        name == metric or name.startswith((f"{metric}/", f"{metric}[")) for metric in metrics
+    )
 
 
 def check_measured(

@@ -47,7 +47,9 @@ class CheckpointRef:
         map: to read only a part: paths of the new state, each with the path in the checkpoint that
             fills it, such as `{"module.encoder": "module.backbone"}`. None is everything.
         strict: whether every array below the paths of `map` must have its counterpart, on both
-            sides. Otherwise those that both sides have are read; there must be one for each pair.
+            sides, with the same shape and dtype. Otherwise what has the shape is read,
+            floating-point numbers in the dtype of the model, and a warning lists the rest, which
+            stays as the model makes it; there must be a path in common for each pair.
         view: the module view to evaluate or to predict with, such as `averaged`. None for the
             module that was trained, and of the best checkpoint for the weights that were measured.
         hyperparameters: what a fit that resumes takes of those that `optax.inject_hyperparams`
@@ -71,11 +73,16 @@ class CheckpointRef:
             raise ConfigurationError(
                 f"CheckpointRef: step is {self.step!r}; it must be a step, 'latest' or 'best'"
             )
-        if not isinstance(self.path, str | PathLike | None) or not isinstance(
-            self.map, dict | None
-        ):
+        if not isinstance(self.path, str | PathLike | None):
             raise ConfigurationError(
-                f"{self!r}: path must be that of a run, and map a dictionary of paths to paths"
+                f"{type(self.path).__name__} is given where a checkpoint is meant: path must be "
+                "that of a run or of a checkpoint, or a CheckpointRef. A module to begin with is "
+                "the first argument of fit"
+            )
+        if not isinstance(self.map, dict | None):
+            raise ConfigurationError(
+                f"CheckpointRef: map is {type(self.map).__name__}; it must be a dictionary of "
+                "paths to paths, such as {'module.encoder': 'module.encoder'}"
             )
         check_one_of(
             self.hyperparameters, ("checkpoint", "program"), "CheckpointRef: hyperparameters"

@@ -18,6 +18,8 @@ from fulgurite_checkpoint.orbax_errors import mute_failed_saves
 
 Spec = tuple[tuple[int, ...], str]
 """Shape and dtype, as the index holds them."""
+Pair = tuple[str | None, str | None]
+"""The path of an array of a state, and that in a checkpoint which fills it; None for none."""
 _MAX_ROWS = 20
 _MAX_NAMES = 4
 
@@ -205,7 +207,7 @@ def check_same_specs(needed: Mapping[str, Any], saved: Mapping[str, Spec], sourc
         raise CheckpointError(
             f"{source} does not fit the model, optimizer and plugins:\n{join_rows(rows)}\n"
             "Make them as they were, or begin in another run directory with what fits, by "
-            "fit(init_from=fg.CheckpointRef(path, map={...}))"
+            "fit(init_from=fg.CheckpointRef(path, strict=False))"
         )
 
 
@@ -233,9 +235,9 @@ def apply_mapping(
     mapping: Mapping[str, str],
     strict: bool,
     source: Path,
-) -> dict[str, str]:
-    """Return the names of the arrays of a state that a map of paths fills, each with its name in
-    the checkpoint.
+) -> list[Pair]:
+    """Return the paths of the arrays of a state that a map names, each with its counterpart in the
+    checkpoint.
 
     Args:
         needed: the arrays of the state by path.
@@ -248,17 +250,18 @@ def apply_mapping(
         CheckpointError: there is nothing below a path, or nothing in common below a pair of them;
             or, if `strict`, an array has no counterpart on the other side.
     """
-    names: dict[str, str] = {}
+    pairs: list[Pair] = []
     mapping = {**mapping, **_map_model_state(needed, saved, mapping, strict, source)}
     for target_path, source_path in mapping.items():
         targets = _find_below(target_path, needed)
         sources = _find_below(source_path, saved)
-        # A part of the state, such as the model state, may hold no array on both sides.
+        # A part of the state, such as the model state, may hold no array on both sides, or, of
+        # another model, on one.
         is_field = target_path == source_path and target_path in fg.TrainState.__dataclass_fields__
-        are_both_empty = is_field and targets.keys() == sources.keys()
-        if not targets and not are_both_empty:
+        may_be_empty = is_field and (not strict or targets.keys() == sources.keys())
+        if not targets and not may_be_empty:
             raise CheckpointError(_format_nothing_below(target_path, "the new state", needed))
-        if not sources and not are_both_empty:
+        if not sources and not may_be_empty:
             raise CheckpointError(_format_nothing_below(source_path, str(source), saved))
         unpaired = sorted(targets.keys() ^ sources.keys(), key=str)
         if strict and unpaired:
@@ -272,7 +275,8 @@ def apply_mapping(
                 f"init_from: {target_path!r} and {source_path!r} differ; strict=False takes what "
                 "both have:\n" + "\n".join(rows)
             )
-        if unpaired and not targets.keys() & sources.keys():
+        is_nothing_in_common = unpaired and not targets.keys() & sources.keys()
+        if is_nothing_in_common and targets and sources:
             raise CheckpointError(
                 f"init_from: {target_path!r} of the new state and {source_path!r} of {source} have "
                 f"no array in common. Only in the new state: {_format_few(targets.values())}; only "
@@ -280,8 +284,9 @@ def apply_mapping(
                 "saved model was made with, such as adapters of the same names at the same layers, "
                 "or name other paths in CheckpointRef(map=...)"
             )
-        names |= {targets[path]: sources[path] for path in targets if path in sources}
-    return names
+        paths = sorted({*targets, *sources}, key=str)
+        pairs += [(targets.get(path), sources.get(path)) for path in paths]
+    return pairs
 
 
 def _map_model_state(

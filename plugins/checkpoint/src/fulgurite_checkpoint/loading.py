@@ -3,20 +3,18 @@
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import equinox as eqx
 import fulgurite as fg
 import jax
-import jax.numpy as jnp
-import numpy as np
 from fulgurite.errors import CheckpointError
 from fulgurite.training.state import as_model_init
 
 from fulgurite_checkpoint import arrays, restoring
 from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.format import Entry
+from fulgurite_checkpoint.matching import Matches, match, pick
 from fulgurite_checkpoint.references import resolve_step_path
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 
@@ -77,7 +75,8 @@ def load(
             _check_is_trained(checkpoint)
         key = jax.random.key(0)
         shapes = _make_state(eqx.filter_eval_shape(model_init.build, model_init.arrays, key))
-        matches = _match(arrays.flatten_state(shapes), checkpoint)
+        needed = arrays.flatten_state(shapes)
+        matches = _match(needed, checkpoint)
         if strict and matches.rest:
             raise CheckpointError(
                 f"{checkpoint.path} does not fit {_get_name(model)}:\n"
@@ -91,18 +90,14 @@ def load(
                 f"{arrays.join_rows(matches.rest)}\nGive the model that was saved"
             )
         loaded = restoring.load_verified(checkpoint, matches.specs, "full")
-        loaded = {
-            name: _cast(name, array, matches.dtypes[name], checkpoint)
-            for name, array in loaded.items()
-        }
+        parts = pick(matches, needed, loaded, checkpoint.path)
         if matches.rest:
             warnings.warn(
-                f"{checkpoint.path} fits {_get_name(model)} in part; what differs is cast where it "
-                f"says so, and otherwise as the model makes it:\n{arrays.join_rows(matches.rest)}",
+                f"{checkpoint.path} fits {_get_name(model)} in part: {matches.describe()}",
                 stacklevel=2,
             )
             shapes = _make_state(model_init.build(model_init.arrays, key))
-        return arrays.unflatten_state(shapes, loaded)
+        return arrays.unflatten_state(shapes, parts)
 
     if reference.step == "latest":
         state = restoring.find_newest(root, read)
@@ -113,22 +108,7 @@ def load(
     return state.module if state.model_state is None else (state.module, state.model_state)
 
 
-@dataclass
-class _Matches:
-    """How the arrays of a checkpoint fit a model.
-
-    Attributes:
-        specs: what to read, by path.
-        dtypes: of the model, by path.
-        rest: a row for each array that does not fit as it is, cast ones included.
-    """
-
-    specs: dict[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
-    dtypes: dict[str, Any] = field(default_factory=dict)
-    rest: list[str] = field(default_factory=list)
-
-
-def _match(needed: Mapping[str, Any], checkpoint: SavedCheckpoint) -> _Matches:
+def _match(needed: Mapping[str, Any], checkpoint: SavedCheckpoint) -> Matches:
     """Return what of a checkpoint comes into a model.
 
     Args:
@@ -140,55 +120,9 @@ def _match(needed: Mapping[str, Any], checkpoint: SavedCheckpoint) -> _Matches:
         for name, spec in checkpoint.specs.items()
         if name.startswith(tuple(f"{field}{end}" for field in _MODEL_FIELDS for end in ".["))
     }
-    matches = _Matches()
-    for name in sorted({*needed, *saved}):
-        target, spec = needed.get(name), saved.get(name)
-        row = arrays.format_difference(name, spec, target)
-        if target is None or spec is None or tuple(spec[0]) != target.shape:
-            matches.rest.append(row)
-        elif spec[1] == str(target.dtype):
-            matches.specs[name] = jax.ShapeDtypeStruct(target.shape, target.dtype)
-            matches.dtypes[name] = target.dtype
-        elif _can_cast(spec[1], target.dtype):
-            matches.specs[name] = jax.ShapeDtypeStruct(target.shape, jnp.dtype(spec[1]))
-            matches.dtypes[name] = target.dtype
-            matches.rest.append(f"{row}, and cast")
-        else:
-            matches.rest.append(row)
-    return matches
-
-
-def _can_cast(saved: str, dtype: Any) -> bool:
-    """Return whether numbers of a saved dtype are cast: between real floating-point numbers, or
-    between complex ones, that jax can hold."""
-    if saved.startswith("key<") or jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return False
-    saved_dtype = jnp.dtype(saved)
-    if jax.dtypes.canonicalize_dtype(saved_dtype) != saved_dtype:
-        return False
-    kinds = (jnp.floating, jnp.complexfloating)
-    return any(jnp.issubdtype(saved_dtype, kind) and jnp.issubdtype(dtype, kind) for kind in kinds)
-
-
-def _cast(name: str, array: jax.Array, dtype: Any, checkpoint: SavedCheckpoint) -> jax.Array:
-    """Return an array in the dtype of the model; an error if a finite number is none there.
-
-    Args:
-        name: its path.
-        array: as it was saved.
-        dtype: of the model.
-        checkpoint: that holds it.
-    """
-    if array.dtype == dtype:
-        return array
-    result = array.astype(dtype)
-    num_lost = int(np.sum(np.asarray(jnp.isfinite(array) & ~jnp.isfinite(result))))
-    if num_lost:
-        raise CheckpointError(
-            f"{num_lost} numbers of {name} in {checkpoint.path} are too large for {dtype}: give a "
-            f"model with {array.dtype}"
-        )
-    return result
+    names = sorted({*needed, *saved})
+    pairs = [(name if name in needed else None, name if name in saved else None) for name in names]
+    return match(needed, saved, pairs)
 
 
 def _check_is_trained(checkpoint: SavedCheckpoint) -> None:

@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -29,6 +29,7 @@ from fulgurite_runs.loggers import rewind_loggers
 
 from fulgurite_checkpoint import format, restoring
 from fulgurite_checkpoint.comparison import Better, Comparison, make_comparison
+from fulgurite_checkpoint.coverage import MonitorCoverage
 from fulgurite_checkpoint.differences import (
     describe_differences,
     describe_hyperparameter_changes,
@@ -71,13 +72,17 @@ class _FitState:
         saver: writes the checkpoints.
         resumed_from: the checkpoint that the fit resumes from, or None.
         is_same_run: whether that one is of this run.
+        began_from: the path of the checkpoint that a new run took arrays of, or None.
         directory: that of the checkpoints, where it is not the run's and has a lock of its own.
+        coverage: at which steps the monitor was measured, and which were saved.
     """
 
     saver: Saver | None = None
     directory: RunDirectory | None = None
     resumed_from: SavedCheckpoint | None = None
     is_same_run: bool = False
+    began_from: Path | None = None
+    coverage: MonitorCoverage = field(default_factory=MonitorCoverage)
 
     @property
     def resumed_here(self) -> SavedCheckpoint | None:
@@ -201,6 +206,7 @@ class Checkpointer(RunPlugin):
     @fg.hookimpl
     def log_scalars(self, record: fg.Record) -> None:
         """Note at which step metrics were measured."""
+        self._fit.coverage.note_metrics(record)
         if self._fit.saver is not None:
             self._fit.saver.note_metrics(record)
 
@@ -252,6 +258,8 @@ class Checkpointer(RunPlugin):
             self._fit.is_same_run = is_same_run
             has_later = is_same_run and bool(list_later(root, checkpoint.commit.step))
             snapshot = replace(snapshot, is_latest=not has_later, num_attempts=num_attempts)
+        else:
+            self._fit.began_from = checkpoint.path
         return snapshot
 
     @property
@@ -370,11 +378,13 @@ class Checkpointer(RunPlugin):
         if root is None:
             raise ConfigurationError(
                 "Checkpointer has no place to write to: give Engine(run_dir=...), --run, or "
-                "Checkpointer(directory=...)"
+                "Checkpointer(directory=...). To begin with weights and save nothing: leave the "
+                "Checkpointer out, fit(fulgurite_checkpoint.load(path, model=model), data)"
             )
         check_data(run.data_iterator)
         if self.monitor is not None:
             check_exists(run, self.monitor, "Checkpointer")
+            self._fit.coverage.monitor = self.monitor
         checkpoint = self._fit.resumed_from
         resumed_here = self._fit.resumed_here
         leftovers = self._prepare_place(run, root)
@@ -395,6 +405,8 @@ class Checkpointer(RunPlugin):
             report_hyperparameters(run)
         if resumed_here is not None:
             report_changed_loggers(run, resumed_here)
+        if self._fit.began_from is not None:
+            run.notify("checkpoints", f"the run begins with arrays of {self._fit.began_from}")
         # Again, because a process may be killed between a checkpoint and what it says of it.
         self._fit.saver.report_best(run)
         self._report_choice(run)
@@ -444,6 +456,10 @@ class Checkpointer(RunPlugin):
         if self._fit.saver is not None:
             self._fit.saver.check_lock(run)
             is_last = run.stop_reason is not None or run.step == run.step_range.stop
+            self._fit.coverage.saved_steps.add(run.step)
+            if is_last:
+                # Before the save, because another record would be a reason for another one.
+                self._fit.coverage.report(run)
             self._fit.saver.save(run, wait=is_last)
 
     @fg.hookimpl

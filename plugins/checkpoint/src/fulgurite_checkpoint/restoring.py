@@ -18,6 +18,7 @@ from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.contents import Contents, parse_contents
 from fulgurite_checkpoint.files import DamagedError, read_json
 from fulgurite_checkpoint.format import Commit, Entry, Monitor, Verify
+from fulgurite_checkpoint.matching import match, pick
 
 T = TypeVar("T")
 
@@ -129,7 +130,8 @@ def _find_best(root: Path, entries: list[Entry], monitor: Monitor | None) -> Ent
         monitor = _resolve_monitor(monitor, commits[-1])
     if monitor is None:
         raise CheckpointError(
-            f"the best checkpoint of {root} by which metric? Give Checkpointer(monitor='test/loss')"
+            f"the best checkpoint of {root} by which metric? Its run had no monitor: give a step "
+            "or 'latest', or, to an engine that reads it, Checkpointer(monitor='test/loss')"
         )
     metric, mode = monitor
     best = format.find_best(entries, metric, mode)
@@ -297,18 +299,37 @@ def restore_part(
     """
     needed = arrays.flatten_state(template)
     saved = checkpoint.specs
-    names = arrays.apply_mapping(
+    pairs = arrays.apply_mapping(
         needed, saved, reference.map or {}, reference.strict, checkpoint.path
     )
-    arrays.check_same_specs(
-        {name: needed[name] for name in names},
-        {name: saved[saved_name] for name, saved_name in names.items()},
-        checkpoint.path,
-    )
-    specs = {saved_name: needed[name] for name, saved_name in names.items()}
-    loaded = load_verified(checkpoint, specs, verify)
-    parts = {name: loaded[saved_name] for name, saved_name in names.items()}
+    if reference.strict:
+        _check_pairs(needed, saved, pairs, checkpoint.path)
+    matches = match(needed, saved, pairs)
+    wants_module = any(target and target.startswith("module") for target, _ in pairs)
+    if wants_module and not any(name.startswith("module") for name in matches.names):
+        raise CheckpointError(
+            f"nothing of {checkpoint.path} fits the model:\n{arrays.join_rows(matches.rest)}\n"
+            "Give the model that was saved, or name other paths in CheckpointRef(map=...)"
+        )
+    loaded = load_verified(checkpoint, matches.specs, verify)
+    parts = pick(matches, needed, loaded, checkpoint.path)
+    if matches.rest:
+        warnings.warn(
+            f"{checkpoint.path} fits the model in part: {matches.describe()}", stacklevel=2
+        )
     return checkpoint.contents.make_snapshot(arrays.unflatten_state(template, parts))
+
+
+def _check_pairs(
+    needed: dict[str, Any], saved: dict[str, arrays.Spec], pairs: list[arrays.Pair], path: Path
+) -> None:
+    """Raise `CheckpointError` if a pair of arrays differs in shape or dtype."""
+    paired = {target: source for target, source in pairs if target and source}
+    arrays.check_same_specs(
+        {target: needed[target] for target in paired},
+        {target: saved[source] for target, source in paired.items()},
+        path,
+    )
 
 
 @dataclass(frozen=True)

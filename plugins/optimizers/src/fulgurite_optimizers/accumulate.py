@@ -41,7 +41,8 @@ class GradientAccumulation(AccumulationSettings, FinalizeMixin):
             its own random keys; the model's state goes from one to the next; running metrics are
             averaged; the output has no `preds`, and the media of the first. With `steps`, only
             every `n`-th step changes the parameters. A remainder at the end of training is applied
-            there; this is not a step, so plugins see it by the hook `after_finalize`.
+            there; this is not a step, so plugins see it by the hook `after_finalize`, and the
+            metrics of the last step, such as `default/updates`, do not count it.
         assume_mean: whether a loss that is a bare number is taken for a mean over examples untried.
 
     Example:

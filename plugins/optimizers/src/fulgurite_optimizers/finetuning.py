@@ -36,7 +36,9 @@ class BackboneFinetuning:
     """Trains a part of the module, such as a pretrained backbone, later than the rest and at a
     fraction of its learning rate.
 
-    Until then the part is frozen, as by `Freeze`. It has an optimizer state of its own, which
+    Until then the part is frozen, as by `Freeze`: BatchNorm layers in it normalize with the
+    statistics of the batch and dropout is active, before and after, unless the part is in inference
+    mode. It has an optimizer state of its own, which
     begins when its training does: Adam corrects the bias of its first moments, which it would not
     if they shared the count of the rest, and then the first updates would be six times too large.
     Schedules of the learning rate are those of the rest. What an optimizer computes from all of
@@ -114,6 +116,12 @@ class BackboneFinetuning:
     def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
         """Freeze the part until its training begins."""
         return rule if self.until == 0 else self._build_freeze().wrap_update_rule(module, rule)
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Tell if the fit ends before the part is trained."""
+        if self.until != 0:
+            self._build_freeze().on_fit_start(run)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

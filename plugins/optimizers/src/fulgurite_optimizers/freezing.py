@@ -22,6 +22,7 @@ from fulgurite.triggers import Or, UnboundedRange
 from jaxtyping import PyTree
 
 from fulgurite_optimizers.freeze_hooks import FreezeHooks
+from fulgurite_optimizers.steps import count_waiting
 
 
 @hide_constructor_frames
@@ -31,7 +32,8 @@ class Freeze:
 
     A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state. Its
     model state, such as the running statistics of a BatchNorm layer, stays as it is, too; a layer
-    still normalizes with the statistics of the batch in training, unless it is in inference mode.
+    still normalizes with the statistics of the batch in training, and dropout is active, unless the
+    part is in inference mode: call it as `eqx.nn.inference_mode(self.encoder)`.
     With `since` or `until`, that state exists from the beginning and is left alone while the part
     is frozen, so checkpoints from all times have the same structure. Optimizers that correct the
     bias of their moments by one count for all parameters, as Adam does, begin with updates that
@@ -95,6 +97,22 @@ class Freeze:
         return [] if is_scheduled else self.list_frozen_indices(module)
 
     @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Tell if the fit ends before the part is trained, or is frozen, as far as is known."""
+        stop = run.step_range.stop
+        if stop is None or run.engine.fast_dev_run is not None:
+            return
+        for name, change in (("until", "trained"), ("since", "frozen")):
+            trigger = getattr(self, name)
+            time = None if trigger is None else trigger.next(0, fg.StepRange(0, None))
+            if time is not None and time >= stop:
+                run.notify(
+                    "freeze",
+                    f"{self._text} is to be {change} from step {time} on, and the fit ends at step "
+                    f"{stop}, before that",
+                )
+
+    @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Announce the steps at which the rule changes."""
         actions = []
@@ -108,13 +126,32 @@ class Freeze:
         """Log that the part is trained from now on, and the step is about to be compiled again."""
         if self._find_time("until", run.step_range) == run.step:
             message = f"{self._text} is trained from step {run.step} on: the step is compiled again"
+            num_waiting = self._count_waiting(run.state)
+            if num_waiting:
+                message += (
+                    f". {num_waiting} steps of the accumulation in progress have no gradient of it "
+                    "and count in its mean, so that its first update is too small: choose a step "
+                    "at which parameters are updated"
+                )
             run.notify("freeze", message)
 
     def announce_freezing(self, run: fg.Run) -> None:
         """Log that the part is frozen from now on, and the step is about to be compiled again."""
         if self._find_time("since", run.step_range) == run.step:
             message = f"{self._text} is frozen from step {run.step} on: the step is compiled again"
+            num_waiting = self._count_waiting(run.state)
+            if num_waiting:
+                message += (
+                    f". Its gradients of {num_waiting} steps of the accumulation in progress are "
+                    "not applied while it is frozen: choose a step at which parameters are updated"
+                )
             run.notify("freeze", message)
+
+    def _count_waiting(self, state: fg.TrainState) -> int:
+        """Return how many steps of an accumulation over steps have not updated the part yet."""
+        assert isinstance(self.where, Selector)
+        flags = leaves_with_paths(self.where(state.module))
+        return count_waiting(state.opt_state, {path for path, is_frozen in flags if is_frozen})
 
     def is_frozen(self, step: int, step_range: fg.StepRange) -> bool:
         """Return whether the part is frozen in the update after a step.

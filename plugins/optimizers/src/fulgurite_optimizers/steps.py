@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from fulgurite.tree.paths import leaves_with_paths
 from jaxtyping import Array, Float, Int, PyTree
 
 from fulgurite_optimizers.metrics import zeros_like_spec
@@ -81,3 +82,24 @@ def accumulate_over_steps(
         return jax.lax.cond(is_due, apply, wait, state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def count_waiting(opt_state: PyTree, paths: set[str]) -> int:
+    """Return how many gradients wait for the next update of parameters; 0 where each step updates
+    them.
+
+    Args:
+        opt_state: the optimizer state of a train state.
+        paths: of the parameters in the module.
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=_is_steps_state)
+    counts = [
+        int(node.num_accumulated)
+        for node in nodes
+        if _is_steps_state(node) and paths & {path for path, _ in leaves_with_paths(node.grads)}
+    ]
+    return max(counts, default=0)
+
+
+def _is_steps_state(node: Any) -> bool:
+    return isinstance(node, StepsState)

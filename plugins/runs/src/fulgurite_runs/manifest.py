@@ -118,6 +118,11 @@ def _describe_plugin(plugins: PluginManager, plugin: RegisteredPlugin) -> dict[s
     values = {
         field.name: getattr(plugin.plugin, field.name, None) for field in fields if field.init
     }
+    # A selection shows as it was written.
+    values = {
+        name: _ADDRESS.sub("", value.text) if isinstance(value, fg.Selector) else value
+        for name, value in values.items()
+    }
     settings = {name: value for name, value in values.items() if _is_plain(value)}
     return {
         "name": plugin.name,
