@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fulgurite.execution.debugging import has_invalid_numbers, is_debugging_numbers
 from fulgurite.execution.flat_state import VectorPacking
+from fulgurite.metrics.columns import find_columns
 from fulgurite.tree.specs import is_real_dtype, shape_spec
 
 
@@ -29,10 +30,10 @@ class CarryLayout:
         self.spec = shape_spec(carry)
         specs, self._treedef = jax.tree.flatten(self.spec)
         self._are_packed = [leaf.shape == () and is_real_dtype(leaf.dtype) for leaf in specs]
-        packed = [
-            leaf for leaf, is_packed in zip(specs, self._are_packed, strict=True) if is_packed
-        ]
-        self._packing = VectorPacking(packed)
+        indices = [index for index, is_packed in enumerate(self._are_packed) if is_packed]
+        positions = {index: position for position, index in enumerate(indices)}
+        columns = [[positions[index] for index in column] for column in find_columns(self.spec)]
+        self._packing = VectorPacking([specs[index] for index in indices], columns=columns)
 
     def flatten(self, carry: Any) -> list[Any]:
         """Return the arrays of a tree; traced."""

@@ -8,6 +8,7 @@ packed vectors are not donated: they stay readable while the next steps run.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,9 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from fulgurite.errors import StateError
+from fulgurite.metrics.columns import find_columns
 from fulgurite.training.state import TrainState, check_not_consumed
 from fulgurite.tree.specs import deduplicate_arrays, put_beside, shape_spec, tree_signature
-from fulgurite.tree.vectors import concatenate_vectors
+from fulgurite.tree.vectors import concatenate_vectors, join_scalars, split_into_scalars
 
 Vectors = tuple[Array | np.ndarray, ...]
 
@@ -42,27 +44,41 @@ class VectorPacking:
     Args:
         structs: the shape and dtype of each array.
         subtrees: trees that some of the arrays are the leaves of, by name.
+        columns: the indices of numbers that lie side by side, because the program that unpacks them
+            joins them to one vector, and splits such a vector before it packs them.
     """
 
     def __init__(
-        self, structs: Sequence[Any], subtrees: Mapping[str, Subtree] | None = None
+        self,
+        structs: Sequence[Any],
+        subtrees: Mapping[str, Subtree] | None = None,
+        columns: Sequence[Sequence[int]] = (),
     ) -> None:
         self._structs = list(structs)
         self._subtrees = dict(subtrees or {})
+        in_columns = {index for column in columns for index in column}
+        others = [[index] for index in range(len(self._structs)) if index not in in_columns]
+        self._runs = [*map(list, columns), *others]
         sizes: dict[Any, int] = {}
-        self._offsets: list[tuple[int, int]] = []  # of each array: which vector, and where in it
-        for struct in self._structs:
+        # Of each array: which vector, and where in it.
+        self._offsets: dict[int, tuple[int, int]] = {}
+        for index in chain.from_iterable(self._runs):
+            struct = self._structs[index]
             dtype = _get_vector_dtype(struct.dtype)
             start = sizes.setdefault(dtype, 0)
             sizes[dtype] = start + struct.size
-            self._offsets.append((list(sizes).index(dtype), start))
+            self._offsets[index] = (list(sizes).index(dtype), start)
         self.dtypes = list(sizes)
         self._hash = hash(tuple(self._structs))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, VectorPacking):
             return False
-        return (self._structs, self._subtrees) == (other._structs, other._subtrees)
+        return (self._structs, self._subtrees, self._runs) == (
+            other._structs,
+            other._subtrees,
+            other._runs,
+        )
 
     def __hash__(self) -> int:
         return self._hash
@@ -70,23 +86,35 @@ class VectorPacking:
     def pack(self, values: Sequence[Array]) -> Vectors:
         """Return the vectors that hold `values`."""
         groups: list[list[Array]] = [[] for _ in self.dtypes]
-        for value, (vector, _) in zip(values, self._offsets, strict=True):
-            groups[vector].append(_bitcast(_ravel(value), self.dtypes[vector]))
+        for first, *others in self._runs:
+            vector, _ = self._offsets[first]
+            numbers = _ravel(values[first])
+            if others:
+                numbers = join_scalars([values[index] for index in (first, *others)])
+            groups[vector].append(_bitcast(numbers, self.dtypes[vector]))
         return tuple(map(concatenate_vectors, groups))
 
     def pack_on_host(self, values: Sequence[np.ndarray]) -> Vectors:
         """Return the vectors that hold `values`, as NumPy arrays."""
         groups: list[list[np.ndarray]] = [[] for _ in self.dtypes]
-        for value, (vector, _) in zip(values, self._offsets, strict=True):
-            groups[vector].append(_bitcast(np.ravel(value), self.dtypes[vector]))
+        for index, (vector, _) in self._offsets.items():
+            groups[vector].append(_bitcast(np.ravel(values[index]), self.dtypes[vector]))
         return tuple(np.concatenate(group) for group in groups)
 
     def unpack(self, vectors: Sequence[Any]) -> list[Any]:
         """Return the values: jax arrays of jax vectors, NumPy arrays of NumPy vectors."""
-        return [
-            _bitcast(_slice(vectors[vector], start, struct), struct.dtype)
-            for struct, (vector, start) in zip(self._structs, self._offsets, strict=True)
-        ]
+        values: dict[int, Any] = {}
+        for run in self._runs:
+            vector, start = self._offsets[run[0]]
+            struct = self._structs[run[0]]
+            if len(run) == 1:
+                values[run[0]] = _bitcast(_slice(vectors[vector], start, struct), struct.dtype)
+            else:
+                # All at once, because XLA joins again what was split only if nothing is between.
+                spec = jax.ShapeDtypeStruct((len(run),), struct.dtype)
+                numbers = _bitcast(_slice(vectors[vector], start, spec), struct.dtype)
+                values.update(zip(run, _split(numbers), strict=True))
+        return [values[index] for index in range(len(self._structs))]
 
     def get_subtree(self, vectors: Vectors, name: str) -> Any:
         """Return one of the trees; of NumPy arrays if the vectors are."""
@@ -168,7 +196,9 @@ class StateLayout:
         self._array_plans = [plan for plan in plans if not plan.is_packed]
         self._packed_plans = [plan for plan in plans if plan.is_packed]
         structs = [_get_raw_spec(plan) for plan in self._packed_plans]
-        self.packing = VectorPacking(structs, _find_subtrees(state, self._packed_plans))
+        positions = {plan.leaf_index: index for index, plan in enumerate(self._packed_plans)}
+        columns = [[positions[index] for index in column] for column in find_columns(state)]
+        self.packing = VectorPacking(structs, _find_subtrees(state, self._packed_plans), columns)
         self._pack, self._unpack = self._jit_packing()
         self.shardings: FlatState | None = None
         if self._replicated is not None:
@@ -372,6 +402,13 @@ def _slice(vector: Any, start: int, struct: Any) -> Any:
         return vector[start : start + struct.size].reshape(struct.shape)
     part = jax.lax.slice(vector, (start,), (start + struct.size,))
     return jax.lax.reshape(part, struct.shape)
+
+
+def _split(vector: Any) -> list[Any]:
+    """Return the numbers of a vector, each without an axis."""
+    if isinstance(vector, np.ndarray):
+        return [vector[index, ...] for index in range(vector.size)]
+    return split_into_scalars(vector)
 
 
 def _get_vector_dtype(dtype: Any) -> Any:

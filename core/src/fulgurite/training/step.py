@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Int
 from fulgurite.errors import ModelError, PluginError
 from fulgurite.metrics import Metric, RunningMetric
 from fulgurite.metrics.base import flatten_nested
+from fulgurite.metrics.columns import select_tree
 from fulgurite.metrics.weights import collect_weights
 from fulgurite.model.context import Context
 from fulgurite.model.media import Media, render_if_due
@@ -115,7 +116,8 @@ class TrainStep:
         def select(before: Any, after: Any) -> Any:
             return jnp.where(record.is_bad, before, after) if eqx.is_array(after) else after
 
-        new, window = jax.tree.map(select, (state, state.metric_window), (record.state, window))
+        new = jax.tree.map(select, state, record.state)
+        window = select_tree(record.is_bad, state.metric_window, window)
         return new.replace(plugin_states={**new.plugin_states, **kept_states}), window
 
     def update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepOutcome:

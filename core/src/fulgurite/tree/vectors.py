@@ -1,8 +1,9 @@
 """Many numbers in one vector, in a way that XLA compiles fast.
 
 XLA on CPU runs a kernel for each operand of a long concatenation, and only one for up to 16 numbers
-that are chosen by their index. Everything here is of `jax.lax`: the functions of `jax.numpy` take
-ten times as long to trace, and there are two calls for each number.
+that are chosen by their index. Where the operands are the numbers of one vector, it runs none: what
+was split and is joined again is that vector. Everything here is of `jax.lax`: the functions of
+`jax.numpy` take ten times as long to trace, and there are two calls for each number.
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,12 @@ def stack_scalars(scalars: Sequence[Shaped[Array, ""]]) -> Shaped[Array, " _"]:
     """Return a vector of numbers with the same dtype; traced."""
     parts = _stack_in_groups(scalars)
     return parts[0] if len(parts) == 1 else jax.lax.concatenate(parts, 0)
+
+
+def join_scalars(scalars: Sequence[Shaped[Array, ""]]) -> Shaped[Array, " _"]:
+    """Return a vector of numbers that `split_into_scalars` returned, or that lie in memory already;
+    traced. For numbers that are computed, `stack_scalars` compiles faster."""
+    return jax.lax.concatenate([jax.lax.reshape(scalar, (1,)) for scalar in scalars], 0)
 
 
 def split_into_scalars(vector: Shaped[Array, " _"]) -> list[Shaped[Array, ""]]:
