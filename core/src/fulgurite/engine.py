@@ -55,7 +55,7 @@ from fulgurite.execution.debugging import check_jit_enabled
 from fulgurite.execution.dispatch import StepsPerExecution
 from fulgurite.execution.executables import keep_compiled_programs
 from fulgurite.execution.program import Program
-from fulgurite.fit.ending import ResultKeeper
+from fulgurite.fit.ending import ResultKeeper, enter_contexts
 from fulgurite.fit.loop import Loop
 from fulgurite.fit.losses import try_losses, try_padding
 from fulgurite.fit.run import FitResult
@@ -365,7 +365,7 @@ class Engine:
             ExitStack() as stack,
         ):
             self.plugins.timings = Timings()
-            self.plugins.enter_contexts("around_fit", stack, timings=self.plugins.timings)
+            enter_contexts(self.plugins, "around_fit", stack, timings=self.plugins.timings)
             with self.plugins.timings.time("start"):
                 plan = self._plan_fit(request, stack)
             loop = Loop(self, plan, signals)
@@ -373,7 +373,7 @@ class Engine:
             # What opens the run's directory compares it with the snapshot, and closes it last. It
             # describes the run before host states are restored, which may be in the fields that
             # are settings of plugins.
-            self.plugins.enter_contexts("fit_context", stack, loop.step, run=loop.run)
+            enter_contexts(self.plugins, "fit_context", stack, loop.step, run=loop.run)
             restore_host_states(self.plugins, plan.resumed_from)
             result = loop.run_to_end()
             signals.stopped_by = result.stop_reason

@@ -1,11 +1,11 @@
 """The end of a fit: what was trained outlasts what fails there, and errors say whose they are."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from fulgurite.errors import PluginError, SaveError
 from fulgurite.fit.loop import Loop
-from fulgurite.plugins.manager import HookImpl, plugin_error_context
+from fulgurite.plugins.manager import HookImpl, PluginManager, plugin_error_context
 from fulgurite.redact import format_error
 
 
@@ -48,6 +48,29 @@ class ResultKeeper(AbstractContextManager["ResultKeeper", None]):
         if not isinstance(error, SaveError) or self.loop is None:
             return False
         return error.result.history is self.loop.dispatcher.history
+
+
+def enter_contexts(
+    plugins: PluginManager,
+    hook: str,
+    stack: ExitStack,
+    step: int | None = None,
+    /,
+    **arguments: Any,
+) -> None:
+    """Enter the context managers that the implementations of a hook return.
+
+    Args:
+        plugins: of the engine.
+        hook: its name.
+        stack: which leaves them.
+        step: for notes on errors.
+        arguments: of the hook.
+    """
+    for implementation in plugins.implementations(hook):
+        context = implementation(step, **arguments)
+        if context is not None:
+            stack.enter_context(PluginContext(implementation, context, step))
 
 
 class PluginContext(AbstractContextManager[None, bool | None]):

@@ -7,7 +7,7 @@ and calls and combines them itself, as the metadata of each hook says.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType, ModuleType
@@ -172,23 +172,6 @@ class PluginManager:
                 answer = implementation(step, **arguments)
             answers.append((implementation.plugin, answer))
         return answers
-
-    def enter_contexts(
-        self, hook: str, stack: ExitStack, step: int | None = None, /, **arguments: Any
-    ) -> None:
-        """Enter the context managers that the implementations of a hook return.
-
-        Args:
-            hook: its name.
-            stack: which leaves them.
-            step: for notes on errors.
-            arguments: of the hook.
-        """
-        for implementation in self.implementations(hook):
-            context = implementation(step, **arguments)
-            if context is not None:
-                with plugin_error_context(implementation.plugin, f"hook {hook}", step):
-                    stack.enter_context(context)
 
     def ask(self, hook: str, /, **arguments: Any) -> Any:
         """Call every implementation of a build hook, and combine the answers as the hook says.
