@@ -58,7 +58,7 @@ def compute_expected(batches: np.ndarray) -> dict[str, float]:
     columns = batches.reshape(-1, len(NAMES)).astype(np.float64)
     sums = {name: columns[:, index].sum() for index, name in enumerate(NAMES)}
     largest = {f"between_{index}": columns[:, index].max() for index in range(len(NAMES))}
-    return {**sums, **largest, "single": np.float32(columns.mean())}
+    return {**sums, **largest, "single": float(columns.mean())}
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
