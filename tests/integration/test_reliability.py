@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in (ROOT / "docs" / "reliability.md").read_text().splitlines()
-    if line.startswith("| ")
-][1:]
+    if line.startswith("| ") and not line.endswith("| test |")
+]
 
 # What anyone would ask about, by a word of its row.
 FAULTS = (
@@ -49,9 +49,10 @@ def test_every_fault_has_a_row(fault: str) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_every_row_says_what_happens_what_is_lost_and_which_test_shows_it(row: list[str]) -> None:
-    assert len(row) == 4 and all(row)
-    match = re.fullmatch(r"`(tests/\S+\.py)::(test_\w+)`", row[3])
-    assert match is not None, row[3]
+    # What others wrote costs nothing, so that table has no column for it.
+    assert len(row) in (3, 4) and all(row)
+    match = re.fullmatch(r"`(tests/\S+\.py)::(test_\w+)`", row[-1])
+    assert match is not None, row[-1]
     tree = ast.parse((ROOT / match[1]).read_text())
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert match[2] in names
