@@ -80,7 +80,7 @@ def test_each_of_many_metrics_is_computed_over_its_window_without_skipped_steps(
     expected = [compute_expected(BATCHES[:4]), compute_expected(np.delete(BATCHES, BAD, 0)[4:])]
     for values, window in zip(records.values, expected, strict=True):
         assert {name: values[name] for name in window} == pytest.approx(window, rel=1e-6)
-    metrics = result.state.metric_window.values.metrics
+    metrics: dict[str, Any] = result.state.metric_window.values.metrics
     totals = {name: float(metrics[name].total) for name in NAMES}
     assert totals == {name: expected[1][name] for name in NAMES}
 
