@@ -9,7 +9,6 @@ import pytest
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
-<<<<<<< HEAD
 TEXT = (ROOT / "docs" / "reliability.md").read_text()
 FAULTS_TEXT, _, OTHERS_TEXT = TEXT.partition("\n## What others wrote\n")
 
@@ -23,13 +22,6 @@ def read_rows(text: str) -> list[list[str]]:
 ROWS = read_rows(FAULTS_TEXT)
 # What is not the user's own is refused, and nothing is lost.
 ROWS_OF_OTHERS = read_rows(OTHERS_TEXT)
-=======
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "reliability.md").read_text().splitlines()
-    if line.startswith("| ") and not line.endswith("| test |")
-]
->>>>>>> hostile2
 
 # What anyone would ask about, by a word of its row.
 FAULTS = (
@@ -63,18 +55,9 @@ def test_every_fault_has_a_row(fault: str) -> None:
     assert [row for row in ROWS if fault in row[0]], fault
 
 
-<<<<<<< HEAD
 def check_test(cell: str) -> None:
     match = re.fullmatch(r"`(tests/\S+\.py)::(test_\w+)`", cell)
     assert match is not None, cell
-=======
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_every_row_says_what_happens_what_is_lost_and_which_test_shows_it(row: list[str]) -> None:
-    # What others wrote costs nothing, so that table has no column for it.
-    assert len(row) in (3, 4) and all(row)
-    match = re.fullmatch(r"`(tests/\S+\.py)::(test_\w+)`", row[-1])
-    assert match is not None, row[-1]
->>>>>>> hostile2
     tree = ast.parse((ROOT / match[1]).read_text())
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert match[2] in names
