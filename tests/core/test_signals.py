@@ -391,10 +391,13 @@ import fulgurite as fg, numpy as np
 from models import Act, Counting
 
 def fork(run):
+    begun, begin = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(begin, b"x")  # Python forgets signals that come while it forks
         time.sleep(60)
         os._exit(0)
+    os.read(begun, 1)
     os.kill(child, signal.SIGINT)
     os.kill(child, signal.SIGTERM)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
