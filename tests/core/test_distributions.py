@@ -25,6 +25,7 @@ PUBLIC_MODULES = {
     "fulgurite.metrics",
     "fulgurite.printable",
     "fulgurite.redact",
+    "fulgurite.tracebacks",
     "fulgurite.tree.paths",
 }
 """Besides `fulgurite` itself; other distributions are imported by their top level."""

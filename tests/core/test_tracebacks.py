@@ -92,7 +92,7 @@ def test_errors_of_the_engine_s_constructor_and_of_the_history_show_the_call_alo
 
 
 def find_checked_classes() -> list[type]:
-    """Return the plugins of `plugins/` that check their arguments, and what else users call."""
+    """Return the plugins of this workspace that check their arguments, and what else users call."""
     names = tracebacks._OWN_PACKAGES
     plugins = [entry.load() for entry in entry_points(group="fulgurite.plugins")]
     plugins = [plugin for plugin in plugins if plugin.__module__.partition(".")[0] in names]

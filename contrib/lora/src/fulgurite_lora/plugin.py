@@ -10,6 +10,7 @@ from fulgurite.errors import (
     check_name,
     set_ints,
 )
+from fulgurite.tracebacks import hide_constructor_frames
 from jaxtyping import Array, Key
 
 from fulgurite_lora.adapters import (
@@ -22,6 +23,7 @@ from fulgurite_lora.layers import STREAM
 from fulgurite_lora.rule import AdapterUpdate, find_adapter_update
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Lora:
     """Adds adapters of low rank to linear layers, and trains them alone.

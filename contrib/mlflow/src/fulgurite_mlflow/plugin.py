@@ -9,6 +9,7 @@ from typing import Any
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.redact import redact_text, redact_value
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import EvaluationDirectory
 
@@ -16,6 +17,7 @@ from fulgurite_mlflow.backend import Backend, RunIdentity, RunNote, forget_run, 
 from fulgurite_mlflow.values import FOLDER, build_uri, clean_name
 
 
+@hide_constructor_frames
 @dataclass(eq=False)
 class MLflowLogger(FileLogger):
     """Send metrics, parameters, media and texts to MLflow, on its own thread.

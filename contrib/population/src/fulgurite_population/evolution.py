@@ -22,6 +22,7 @@ from fulgurite.errors import (
 )
 from fulgurite.fit.monitor import check_exists, check_measured, read_measured
 from fulgurite.metrics import Mode, is_better, rank, resolve_mode
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import map_to_paths
 from jaxtyping import Array, PyTree
 
@@ -41,6 +42,7 @@ class EveryBeforeEnd(fg.Every):
         return None if is_past else step
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Evolution:
     """How members that do badly are replaced: each becomes a copy of one that does well, with its

@@ -21,6 +21,7 @@ from fulgurite.errors import (
 )
 from fulgurite.fit.monitor import get_decision_stage
 from fulgurite.metrics import Mode, rank, resolve_mode
+from fulgurite.tracebacks import hide_constructor_frames
 from fulgurite.tree.paths import map_to_paths
 
 from fulgurite_population.evolution import EveryBeforeEnd, Evolution
@@ -51,6 +52,7 @@ class Best:
     module: Any
 
 
+@hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class Population:
     """Trains many members in one program: the same model with several seeds or hyperparameters.

@@ -6,10 +6,12 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, check_one_of
+from fulgurite.tracebacks import hide_constructor_frames
 
 from fulgurite_sam.rule import Ascent, SharpnessAwareUpdate
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Sam:
     """Minimizes the loss at the worst point near the weights, so that training ends in a flat
