@@ -222,5 +222,5 @@ def test_the_whole_traceback_is_there_on_request(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_distribution_of_this_workspace_is_known() -> None:
-    packages = {path.parent.name for path in ROOT.glob("plugins/*/src/*/__init__.py")}
+    packages = {path.parent.name for path in ROOT.glob("*/*/src/*/__init__.py")}
     assert packages | {"fulgurite"} == tracebacks._OWN_PACKAGES
