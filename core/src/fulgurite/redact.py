@@ -51,7 +51,7 @@ _OPTION = re.compile(
 _BEARER = re.compile(rf"\b(Bearer\s+)(?:{_QUOTED}|{_BARE})", re.IGNORECASE)
 # Such a header may have words of any number: `Authorization: Digest username="a", response="b"`.
 _HEADER = re.compile(r"((?:authorization|cookie)\s*:\s*)(?![\s\"'{\[(])[^\r\n\"'`]+", re.IGNORECASE)
-# A quote may be a part of a password, but not where the text around it goes on.
+# A quote may be a part of a password, but not where the text around it continues.
 _USER = re.compile(r"""(\w://)(?:[^/\s"'<>]|'(?![,\s:}\])]))*@""")
 _TOKEN = re.compile(
     r"\b(?:gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_\w{20,}|sk-[\w-]{20,}"

@@ -157,7 +157,7 @@ class StopRequests:
         """Handle a signal, from outside or from `_watch`."""
         if threading.get_native_id() != self._thread_id and number != signal.SIGINT:
             # A forked process, in which nobody asks whether a signal has come: who ends it would
-            # wait for ever. Ctrl-C comes to all processes, and the fit needs them for its step.
+            # wait forever. Ctrl-C comes to all processes, and the fit needs them for its step.
             self._restore()
             signal.raise_signal(number)
         elif self._received is None:

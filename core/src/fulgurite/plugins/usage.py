@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class PerFit(Generic[T]):
-    """An attribute of a plugin that begins anew with each fit, before any hook of it is called.
+    """An attribute of a plugin that begins afresh with each fit, before any hook of it is called.
 
     It holds what the plugin keeps on the host while it trains: counts, open files, threads. Nothing
     of an earlier fit is left in it, nor of one that could not start. After a fit it stays as it is

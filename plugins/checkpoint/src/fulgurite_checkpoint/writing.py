@@ -114,7 +114,7 @@ class PendingCheckpoint:
         for name, text in self.texts.items():
             self._go_on_with(name)
             file = self.path / name
-            # States and paths stay as they are, or a run could not go on with them.
+            # States and paths stay as they are, or a run could not continue with them.
             if isinstance(file, Path) and mask_registered(text) != text:
                 file.touch()
                 file.chmod(0o600)

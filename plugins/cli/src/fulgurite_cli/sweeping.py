@@ -65,7 +65,7 @@ def run_sweep(
     """Run all runs of a sweep that are not complete yet, or not with this configuration; return
     the exit code.
 
-    A signal is handed to the runs, which save and end; the same command goes on with the rest. If
+    A signal is handed to the runs, which save and end; the same command continues with the rest. If
     this process is killed, they save and end as well.
 
     Args:
