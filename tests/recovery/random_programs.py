@@ -23,7 +23,8 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite_checkpoint import Checkpointer, SaveError
+from fulgurite.errors import CheckpointError, SaveError
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
 from fulgurite_logging import JSONLLogger
 from fulgurite_rng import Rng
@@ -394,8 +395,8 @@ def train_until_done(program: Program, run_dir: Path, faults: Sequence[Fault]) -
         former = signal.signal(signal.SIGTERM, do_nothing)
         try:
             return train(program, run_dir, faults)
-        except (InterruptedError, OSError, SaveError) as error:
-            if isinstance(error, SaveError):
+        except (InterruptedError, OSError, CheckpointError, SaveError) as error:
+            if isinstance(error, CheckpointError | SaveError):
                 assert get_disk_faults(faults), error
             elif not isinstance(error, InterruptedError) and "the fault" not in str(error):
                 raise
