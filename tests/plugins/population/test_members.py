@@ -162,6 +162,7 @@ class Steep(fg.Module):
         return optax.sgd(1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.optimized
 @pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_member_skips_an_overflow_of_its_loss_scale_as_a_run_of_its_own(exact):

@@ -319,6 +319,7 @@ def test_an_empty_manifest_of_the_newest_attempt_is_passed_over(tmp_path: Path) 
         run.read_manifest()
 
 
+@pytest.mark.full
 def test_an_attempt_has_its_whole_manifest_or_does_not_exist(tmp_path: Path) -> None:
     """A process is killed at each of its file operations that Python reports."""
     program = """
