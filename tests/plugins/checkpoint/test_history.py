@@ -1,6 +1,7 @@
 """The history in a checkpoint: as much of it as can be read again."""
 
 import fulgurite as fg
+import pytest
 from fulgurite_checkpoint.history import HistoryEncoder, decode_history
 from fulgurite_runs.json_codec import MAX_MEMORY, MAX_SIZE, estimate_memory, loads
 
