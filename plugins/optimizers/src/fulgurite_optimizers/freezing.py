@@ -124,28 +124,41 @@ class Freeze:
 
     def announce(self, run: fg.Run) -> None:
         """Log that the part is trained from now on, and the step is about to be compiled again."""
-        if self._find_time("until", run.step_range) == run.step:
-            message = f"{self._text} is trained from step {run.step} on: the step is compiled again"
-            num_waiting = self._count_waiting(run.state)
-            if num_waiting:
-                message += (
-                    f". {num_waiting} steps of the accumulation in progress have no gradient of it "
-                    "and count in its mean, so that its first update is too small: choose a step "
-                    "at which parameters are updated"
-                )
-            run.notify("freeze", message)
+        self._announce(
+            run,
+            "until",
+            "trained",
+            "{} steps of the accumulation in progress have no gradient of it and count in its "
+            "mean, so that its first update is too small",
+        )
 
     def announce_freezing(self, run: fg.Run) -> None:
         """Log that the part is frozen from now on, and the step is about to be compiled again."""
-        if self._find_time("since", run.step_range) == run.step:
-            message = f"{self._text} is frozen from step {run.step} on: the step is compiled again"
-            num_waiting = self._count_waiting(run.state)
-            if num_waiting:
-                message += (
-                    f". Its gradients of {num_waiting} steps of the accumulation in progress are "
-                    "not applied while it is frozen: choose a step at which parameters are updated"
-                )
-            run.notify("freeze", message)
+        self._announce(
+            run,
+            "since",
+            "frozen",
+            "Its gradients of {} steps of the accumulation in progress are not applied while it is "
+            "frozen",
+        )
+
+    def _announce(self, run: fg.Run, trigger: str, change: str, warning: str) -> None:
+        """Log what happens to the part at this step, if the trigger is due here.
+
+        Args:
+            run: the run.
+            trigger: `until` or `since`.
+            change: `trained` or `frozen`.
+            warning: what follows for an accumulation in progress, with `{}` for its steps.
+        """
+        if self._find_time(trigger, run.step_range) != run.step:
+            return
+        message = f"{self._text} is {change} from step {run.step} on: the step is compiled again"
+        num_waiting = self._count_waiting(run.state)
+        if num_waiting:
+            consequence = warning.format(num_waiting)
+            message += f". {consequence}: choose a step at which parameters are updated"
+        run.notify("freeze", message)
 
     def _count_waiting(self, state: fg.TrainState) -> int:
         """Return how many steps of an accumulation over steps have not updated the part yet."""
