@@ -593,8 +593,8 @@ class Loop:
         self._move_end(replace(self.step_range, epoch_ends=epoch_ends, stop=stop))
 
     def _move_end(self, step_range: StepRange) -> None:
-        """Continue with another range, and tell the user once of each action that is no longer
-        spaced evenly over the fit."""
+        """Change the planned range, and notify the user once of each action that is not evenly
+        spaced any more."""
         expected, self.step_range = self.step_range, step_range
         if step_range.stop == expected.stop:
             return

@@ -94,7 +94,7 @@ class _Outcome(NamedTuple):
     """What a trial of the losses has given on this process.
 
     Attributes:
-        sentences: one for each number that is no mean over examples, by its name.
+        sentences: one for each number that is not a mean over examples, by its name.
         failure: on how many examples it failed, and how, in words; None if it did not.
         error: the exception, where it was raised.
     """

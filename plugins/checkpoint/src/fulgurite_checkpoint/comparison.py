@@ -17,7 +17,7 @@ Better = Callable[[Metrics, Metrics], bool]
 class Comparison:
     """Chooses among checkpoints by a function.
 
-    A function may say that C is better than A but not than B, which is no better than A. Of such
+    A function may prefer C to A but not to B, although it does not prefer B to A either. Of such
     checkpoints the best depends on those that have been removed. So each records the best so far,
     with which a run that resumes continues, and which is read without the function.
 

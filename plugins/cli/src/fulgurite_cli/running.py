@@ -220,7 +220,7 @@ def _iter_changes(engine: Engine) -> Iterator[str]:
         return
     try:
         saved = get_arguments(RunDirectory(engine.run_dir).read_manifest())
-    except CheckpointError:  # there is no run yet, or what is wrong with it is the error itself
+    except CheckpointError:  # no run yet, or one whose fault the fit itself reports
         return
     current = get_arguments({"configuration": loads(dumps(redact_value(engine.config)))})
     for name in saved.keys() & current.keys():

@@ -36,7 +36,7 @@ def format_item(value: Any) -> str:
     if isinstance(value, PurePath | str):
         return str.__repr__(str(value))
     if isinstance(value, float):
-        return float.__repr__(value)  # that of NumPy is no number
+        return float.__repr__(value)  # NumPy's repr is not a literal
     if isinstance(value, list):
         return f"[{_join(value)}]"
     if isinstance(value, tuple):

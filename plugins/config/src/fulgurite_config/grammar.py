@@ -30,7 +30,7 @@ _ESCAPED |= {"\\": "\\", "'": "'", '"': '"', "\n": ""}
 
 
 class GrammarError(ConfigError):
-    """A text is no value: the message says why, and holds nothing of it, as it may be a secret."""
+    """A string is not a value. The message says why without quoting it: it may be a secret."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class _Parser:
         if first in QUOTES:
             return self._parse_string(stops)
         group = self._parse_group(depth) if first in BRACKETS else None
-        if group is not None and self._is_at_one_of(stops):
+        if group is not None and self._has_reached(stops):
             return group
         self._skip_word(stops, depth)
         word = self._text[start : self._position].rstrip()
@@ -247,7 +247,7 @@ class _Parser:
                 "part of a string"
             )
         self._position = match.end()
-        if not self._is_at_one_of(stops):
+        if not self._has_reached(stops):
             raise GrammarError("after a string in quotes must come a comma or the end")
         value = unescape(match[0][1:-1])
         check_characters(value)
@@ -303,7 +303,7 @@ class _Parser:
             f"a bracket is not closed: {character} is missing. Put a string with brackets in quotes"
         )
 
-    def _is_at_one_of(self, stops: str) -> bool:
+    def _has_reached(self, stops: str) -> bool:
         self._skip_space()
         return self._peek() in stops
 
