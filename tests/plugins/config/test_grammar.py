@@ -351,7 +351,7 @@ def test_a_file_with_a_byte_order_mark_is_read_and_a_number_out_of_range_is_not(
         with pytest.raises(SystemExit):
             run(experiment, ["--config", str(file), "--print"])
         assert "est float" in capsys.readouterr().err
-        with pytest.raises(ConfigError, match="this is no configuration: the number is"):
+        with pytest.raises(ConfigError, match="this is not a configuration: the number is"):
             from_json(f'{{"$section": null, "x": {number}}}')
 
 

@@ -200,12 +200,12 @@ def read_config(saved_config: dict[str, Any]) -> Any:
 
     Raises:
         ConfigurationError: it holds none.
-        ConfigError: the text is no configuration.
+        ConfigError: the text is not a configuration.
     """
     text = saved_config.get(KEY)
     if not isinstance(text, str):
         raise ConfigurationError(
-            "there is no configuration, but arguments by name: use the program that they are of"
+            "there is not a configuration, but arguments by name: use the program that they are of"
         )
     return from_json(text)
 

@@ -54,7 +54,7 @@ def read_config_file(path: str) -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ConfigurationError(
-                f"{path} has more than {MAX_BYTES:,} bytes: this is no configuration"
+                f"{path} has more than {MAX_BYTES:,} bytes: this is not a configuration"
             )
         text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         check_memory(text)
@@ -68,7 +68,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         ) from error
     if not isinstance(form, dict):
         raise ConfigurationError(
-            f"{path} is no configuration: it holds {type(form).__name__}, not a JSON object"
+            f"{path} is not a configuration: it holds {type(form).__name__}, not a JSON object"
         )
     if is_manifest:
         return _get_configuration(form, path)

@@ -155,7 +155,7 @@ def from_json(text: str) -> Any:
     """Return the configuration that `to_json` wrote. Nothing is imported.
 
     Raises:
-        ConfigError: the text is no configuration, or too long or too deep for one.
+        ConfigError: the text is not a configuration, or too long or too deep for one.
     """
     text = text.removeprefix(BYTE_ORDER_MARK)
     if len(text) > MAX_CHARACTERS:
@@ -163,12 +163,12 @@ def from_json(text: str) -> Any:
     try:
         form = json.loads(text, object_pairs_hook=_make_form, parse_float=parse_float)
     except GrammarError as error:
-        raise ConfigError(f"this is no configuration: {error}") from None
+        raise ConfigError(f"this is not a configuration: {error}") from None
     except ConfigError:
         raise
     # A number of more than 4,300 digits is a ValueError alone.
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"this is no configuration: {error}") from None
+        raise ConfigError(f"this is not a configuration: {error}") from None
     return from_plain(form)
 
 
@@ -192,7 +192,7 @@ def _check_text(value: Any, path: Path) -> None:
 def _make_form(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     form = dict(pairs)
     if len(form) < len(pairs):
-        raise ConfigError("this is no configuration: a name occurs twice in it")
+        raise ConfigError("this is not a configuration: a name occurs twice in it")
     return form
 
 
