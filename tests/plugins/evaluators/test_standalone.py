@@ -147,14 +147,15 @@ def test_killed_follower_continues_where_it_stopped(run: Path) -> None:
     )
     assert set(written) <= {("slow", step) for step in EVERY} | {("last", 40)}
     assert re.search(r"^last  step 40  loss -\d+\.\d+  updates \d+", output, re.MULTILINE)
-    # No record, no event, no training data; one restore for both evaluators.
+    # No record, no event, no training data.
     assert set(witnessed) <= {
         f"{what} {step}" for what in ("restores", "evaluates slow") for step in EVERY
     } | {
         "waits at slow-40",
         "evaluates last 40",
     }
-    assert witnessed.count("restores 40") == 1
+    # Twice where `slow` began before the run was complete, for which `last` waits.
+    assert witnessed.count("restores 40") in (1, 2)
 
 
 def test_follower_survives_a_killed_and_resumed_trainer(run: Path) -> None:
