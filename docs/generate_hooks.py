@@ -7,8 +7,8 @@ import ast
 import inspect
 from pathlib import Path
 
-import fulgurite.hookspecs as hookspecs
-from fulgurite.plugins.markers import HookMetadata, find_hookspecs
+from fulgurite._src.plugins.markers import HookMetadata
+from fulgurite.plugins import find_hookspecs, hookspecs
 
 PAGE = Path(__file__).with_name("hooks.md")
 EXAMPLES = Path(__file__).with_name("hook_examples.py")
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).with_name("hook_examples.py")
 INTRODUCTION = """\
 # Hooks
 
-<!-- Written by docs/generate_hooks.py from fulgurite.hookspecs: change the text there. -->
+<!-- Written by docs/generate_hooks.py from the hook specifications: change the text there. -->
 
 A plugin is an object whose methods carry `@fg.hookimpl` and have the names of hooks. A method takes the arguments that
 it needs, by name, and may leave out the others. Hooks are called in the order of the plugins: as listed, unless

@@ -198,4 +198,4 @@ def cell_of_each_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that a signal stops and that resumes within one test stands for two processes: as if
     each fit were in a notebook's cell of its own, a stop ends no later one. `test_signals.py` tests
     that of real programs."""
-    monkeypatch.setattr("fulgurite.fit.signals._find_cell", cells.__next__)
+    monkeypatch.setattr("fulgurite._src.fit.signals._find_cell", cells.__next__)

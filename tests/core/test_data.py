@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.data.iterator import BatchIterator
-from fulgurite.data.readers import BatchItem
-from fulgurite.data.sources import ArrayData, DataSource, IndexedBatch, MaskedBatch
+from fulgurite import ArrayData, DataSource, MaskedBatch
+from fulgurite._src.data.sources import IndexedBatch
 from fulgurite.errors import ConfigurationError, DataError
+from fulgurite.plugins import BatchItem, BatchIterator
 from hypothesis import given, strategies as st
 
 

@@ -7,8 +7,8 @@ import fulgurite as fg
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import ConfigurationError, DataError
+from fulgurite.plugins import BatchIterator
 from models import Act, Counting, Events, Linear, numbers, regression
 
 

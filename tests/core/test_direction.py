@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics.direction import is_better, rank, resolve_mode
+from fulgurite.metrics import is_better, rank, resolve_mode
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import fulgurite as fg
-import fulgurite.plugins.selection as discovery
+import fulgurite._src.plugins.selection as discovery
 import pytest
 from fulgurite.errors import ConfigurationError, PluginError
 from models import Counting, numbers
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def clear_caches() -> None:
-    discovery.find_installed.cache_clear()
+    discovery.find_installed_plugins.cache_clear()
     discovery.get_distribution.cache_clear()
     discovery._read_packages.cache_clear()
 
@@ -132,14 +132,14 @@ def test_a_name_that_is_not_installed_is_an_error_with_a_hint(install: Install):
 
 
 def test_unknown_plugin_names_the_distribution_that_provides_it():
-    available = discovery.find_installed()
+    available = discovery.find_installed_plugins()
     with pytest.raises(
         PluginError,
         match="no plugin 'jsonl' is installed. fulgurite-logging brings it, .*/logging$",
     ):
-        discovery.find("jsonl", {})
+        discovery.find_plugin("jsonl", {})
     with pytest.raises(PluginError, match="no plugin 'mine' is installed. There are: .*"):
-        discovery.find("mine", available)
+        discovery.find_plugin("mine", available)
     # The core knows those of plugins/ alone.
     ours = {f"fulgurite-{folder.name}" for folder in (ROOT / "plugins").iterdir()}
     for name, (plugin_class, *_) in available.items():
@@ -147,7 +147,7 @@ def test_unknown_plugin_names_the_distribution_that_provides_it():
             with pytest.raises(
                 PluginError, match=f"{plugin_class.distribution.partition(' ')[0]} brings it"
             ):
-                discovery.find(name, {})
+                discovery.find_plugin(name, {})
 
 
 def test_naming_a_plugin_twice_is_an_error(install: Install):

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.errors import ConfigurationError
-from fulgurite.execution.dispatch import (
+from fulgurite._src.execution.dispatch import (
     LoopChoice,
     choose_loop,
     choose_steps_per_execution,
     count_batch_bytes,
 )
-from fulgurite.execution.flops import contains_primitive
+from fulgurite._src.execution.flops import contains_primitive
+from fulgurite.errors import ConfigurationError
 from models import Act, Counting, numbers
 
 IN_LOOP = LoopChoice(True, "small")

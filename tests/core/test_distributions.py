@@ -19,16 +19,8 @@ CORE = "fulgurite"
 CORE_PACKAGES = {"equinox", "fulgurite", "jax", "jaxtyping", "numpy", "optax", "pluggy"}
 STANDALONE = {"fulgurite-config"}
 """What imports neither jax nor the core, so that it can be used without them."""
-PUBLIC_MODULES = {
-    "fulgurite.errors",
-    "fulgurite.fit.monitor",
-    "fulgurite.metrics",
-    "fulgurite.printable",
-    "fulgurite.redact",
-    "fulgurite.tracebacks",
-    "fulgurite.tree.paths",
-}
-"""Besides `fulgurite` itself; other distributions are imported by their top level."""
+FACES = {"fulgurite", "fulgurite.errors", "fulgurite.metrics", "fulgurite.plugins"}
+"""What others import of the core; other distributions are imported by their top level."""
 MAX_DEPTH = 3
 """Core <- runs, metrics, losses <- logging, cli, checkpoint, evaluators <- tensorboard, wandb, keys."""
 
@@ -93,8 +85,8 @@ def test_distribution_declares_what_it_imports(name: str) -> None:
 
 
 def iter_private_imports(folder: Path) -> Iterator[str]:
-    """Yield what a folder imports of ours that is not public: a module of `fulgurite` but
-    `PUBLIC_MODULES`, a module within another distribution, or a name with an underscore."""
+    """Yield what a folder imports of ours that is not public: a module of the core that is not one
+    of its faces, a module within another distribution, or a name with an underscore."""
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
             modules = []
@@ -109,7 +101,7 @@ def iter_private_imports(folder: Path) -> Iterator[str]:
                 is_ours = package in PACKAGES and not folder.is_relative_to(
                     MEMBERS[PACKAGES[package]].source
                 )
-                is_private = bool(inner) and module not in PUBLIC_MODULES
+                is_private = bool(inner) and module not in FACES
                 if is_ours and (is_private or any(name.startswith("_") for name in names)):
                     yield f"{path.name}:{getattr(node, 'lineno', 0)}: {module}"
 
@@ -125,12 +117,12 @@ def test_private_imports_are_found(tmp_path: Path) -> None:
         "import fulgurite as fg\n"
         "from fulgurite.errors import DataError\n"
         "from fulgurite_logging import FileLogger\n"
-        "from fulgurite.fit.run import Run\n"
+        "from fulgurite._src.fit.run import Run\n"
         "import fulgurite_logging.files\n"
         "from fulgurite import _version\n"
     )
     assert list(iter_private_imports(tmp_path)) == [
-        "plugin.py:4: fulgurite.fit.run",
+        "plugin.py:4: fulgurite._src.fit.run",
         "plugin.py:5: fulgurite_logging.files",
         "plugin.py:6: fulgurite",
     ]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = [
     "fulgurite",
     "fulgurite.metrics",
-    "fulgurite.tree.paths",
+    "fulgurite.plugins",
     "fulgurite_logging.media",
     # Its package imports the public names from this module when the first one is used.
     "fulgurite_testing.api",

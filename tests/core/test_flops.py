@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.execution.flops import count_flops
+from fulgurite.plugins import count_flops
 from jax.sharding import PartitionSpec as P
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
-import fulgurite.hookspecs as hooks
+import fulgurite._src.hookspecs as hooks
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -7,8 +7,8 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 import pytest
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import ConfigurationError, DataError
+from fulgurite.plugins import BatchIterator
 from models import Counting
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite._src.rng import fold_name
 from fulgurite.errors import ModelError
-from fulgurite.rng import fold_name
 
 BATCH = np.arange(12, dtype=np.float32).reshape(4, 3)
 

@@ -22,8 +22,8 @@ from fulgurite.metrics import (
     RunningMetric,
     Std,
     Sum,
+    flatten_nested,
 )
-from fulgurite.metrics.base import flatten_nested
 from hypothesis import given, strategies as st
 from sklearn.metrics import top_k_accuracy_score
 

@@ -8,10 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fulgurite import Selector, exclude, select
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.tree.paths import Path, from_keys, leaves_with_paths, map_to_paths, parse, resolve
-from fulgurite.tree.select import Pattern, Selector, exclude, select
-from fulgurite.tree.specs import shape_summary, total_size
+from fulgurite.plugins import (
+    PathPattern,
+    TreePath,
+    leaves_with_paths,
+    map_to_paths,
+    parse_path,
+    path_from_keys,
+    resolve_path,
+    shape_summary,
+    total_size,
+)
 from hypothesis import given, strategies as st
 
 WORDS = st.text(string.ascii_letters + "_", min_size=1)
@@ -20,7 +29,7 @@ NAMES = st.one_of(
     st.text(),
     st.sampled_from(["", "odd key", 'a"b', "a\\", "a.b", "[0]", "*", "é", "\n", "ौ"]),
 )
-PATHS = st.lists(st.one_of(NAMES, st.integers()), max_size=6).map(Path)
+PATHS = st.lists(st.one_of(NAMES, st.integers()), max_size=6).map(TreePath)
 
 
 class Pair(NamedTuple):
@@ -69,9 +78,11 @@ def chosen(selector: Selector, tree: Any) -> set[str]:
 
 
 @given(PATHS)
-def test_print_then_parse_is_the_identity(path: Path):
-    assert parse(str(path)) == path
-    assert [type(segment) for segment in parse(str(path))] == [type(segment) for segment in path]
+def test_print_then_parse_is_the_identity(path: TreePath):
+    assert parse_path(str(path)) == path
+    assert [type(segment) for segment in parse_path(str(path))] == [
+        type(segment) for segment in path
+    ]
 
 
 # Texts as one writes them, made without the printer.
@@ -85,16 +96,16 @@ SEGMENTS = (
     st.from_regex(f"({SEGMENTS}){{0,6}}", fullmatch=True).map(lambda text: text.removeprefix("."))
 )
 def test_parse_then_print_is_the_identity(text: str):
-    assert str(parse(text)) == text
+    assert str(parse_path(text)) == text
 
 
 def test_paths_are_written_like_python():
-    assert str(Path(["module", "layers", 0, "weight"])) == "module.layers[0].weight"
-    assert str(Path([0, "odd key", -1, 'a"b', "class"])) == '[0]["odd key"][-1]["a\\"b"].class'
-    assert str(Path()) == ""
-    assert parse('plugins["evaluator:test"].x[3]') == ("plugins", "evaluator:test", "x", 3)
-    assert parse('["plain"]') == parse("plain")
-    assert all(str(Path([word])) == word for word in keyword.kwlist)
+    assert str(TreePath(["module", "layers", 0, "weight"])) == "module.layers[0].weight"
+    assert str(TreePath([0, "odd key", -1, 'a"b', "class"])) == '[0]["odd key"][-1]["a\\"b"].class'
+    assert str(TreePath()) == ""
+    assert parse_path('plugins["evaluator:test"].x[3]') == ("plugins", "evaluator:test", "x", 3)
+    assert parse_path('["plain"]') == parse_path("plain")
+    assert all(str(TreePath([word])) == word for word in keyword.kwlist)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +118,7 @@ def test_paths_are_written_like_python():
 )
 def test_invalid_paths_are_errors(text: str):
     with pytest.raises(PathError) as caught:
-        parse(text)
+        parse_path(text)
     assert repr(text) in str(caught.value)
 
 
@@ -131,7 +142,7 @@ def test_the_key_paths_of_jax_become_paths():
         "flags.True": 9,
     }
     keys, _ = jax.tree_util.tree_leaves_with_path(tree)[0]
-    assert from_keys(keys) == parse(str(from_keys(keys)))
+    assert path_from_keys(keys) == parse_path(str(path_from_keys(keys)))
     assert leaves_with_paths(5) == [("", 5)]
 
 
@@ -141,20 +152,20 @@ def test_resolving_the_path_of_a_leaf_returns_the_leaf(net: Net):
     assert len(leaves) == 13
     assert len({path for path, _ in leaves}) == 13
     for path, leaf in leaves:
-        assert resolve(tree, path) is leaf
-        assert resolve(tree, parse(path)) is leaf
+        assert resolve_path(tree, path) is leaf
+        assert resolve_path(tree, parse_path(path)) is leaf
 
 
 def test_nodes_are_resolved_by_attribute_index_and_key_alike(net: Net):
-    assert resolve(net, "") is net
-    assert resolve(net, "encoder") is net.encoder
-    assert resolve(net, "blocks[-1].weight") is net.blocks[1].weight
-    assert resolve(net, "numbers[7]") is net.numbers[7]
-    assert resolve(net, 'table["odd key"]') is net.table["odd key"]
-    assert resolve(net, "kind") == "net"
-    assert resolve(Pair(1, Plain({"a": 2})), "right.inner.a") == 2
-    assert resolve(Pair(1, 2), "[1]") == 2
-    assert resolve([None], "[0]") is None
+    assert resolve_path(net, "") is net
+    assert resolve_path(net, "encoder") is net.encoder
+    assert resolve_path(net, "blocks[-1].weight") is net.blocks[1].weight
+    assert resolve_path(net, "numbers[7]") is net.numbers[7]
+    assert resolve_path(net, 'table["odd key"]') is net.table["odd key"]
+    assert resolve_path(net, "kind") == "net"
+    assert resolve_path(Pair(1, Plain({"a": 2})), "right.inner.a") == 2
+    assert resolve_path(Pair(1, 2), "[1]") == 2
+    assert resolve_path([None], "[0]") is None
 
 
 @pytest.mark.parametrize(
@@ -186,7 +197,7 @@ def test_nodes_are_resolved_by_attribute_index_and_key_alike(net: Net):
 )
 def test_a_missing_node_is_an_error_that_lists_what_is_there(net: Net, path: str, message: str):
     with pytest.raises(PathError) as caught:
-        resolve(net, path)
+        resolve_path(net, path)
     assert str(caught.value) == message
 
 
@@ -257,18 +268,18 @@ def test_the_shape_summary_is_a_table_with_the_total_last():
     ],
 )
 def test_patterns(pattern: str, path: str, whole: bool, within: bool):
-    assert Pattern.parse(pattern).matches(parse(path)) is whole
-    assert Pattern.parse(pattern).occurs_in(parse(path)) is within
+    assert PathPattern.parse(pattern).matches(parse_path(path)) is whole
+    assert PathPattern.parse(pattern).occurs_in(parse_path(path)) is within
 
 
 @given(PATHS.filter(bool))
-def test_a_path_without_wildcards_is_a_pattern_for_itself_alone(path: Path):
+def test_a_path_without_wildcards_is_a_pattern_for_itself_alone(path: TreePath):
     literal = "".join(f"[{_json(key)}]" if isinstance(key, str) else f"[{key}]" for key in path)
-    pattern = Pattern.parse(literal)
+    pattern = PathPattern.parse(literal)
     assert pattern.matches(path)
-    assert not pattern.matches(Path([*path, "x"]))
-    assert pattern.occurs_in(Path([0, *path, "x"]))
-    assert not pattern.matches(Path([*path[:-1], f"{path[-1]}x"]))
+    assert not pattern.matches(TreePath([*path, "x"]))
+    assert pattern.occurs_in(TreePath([0, *path, "x"]))
+    assert not pattern.matches(TreePath([*path[:-1], f"{path[-1]}x"]))
 
 
 def _json(text: str) -> str:
@@ -285,7 +296,7 @@ def _json(text: str) -> str:
 @pytest.mark.parametrize("text", ["", "a..b", "a[1:]", "a["])
 def test_invalid_patterns_are_errors(text: str):
     with pytest.raises(PathError):
-        Pattern.parse(text)
+        PathPattern.parse(text)
     with pytest.raises(PathError):
         select(text)
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite._src.plugins.strategy import PluginShardingStrategy
 from fulgurite.errors import ConfigurationError, FulguriteError, ModelError, PluginError, SaveError
-from fulgurite.plugins.strategy import PluginShardingStrategy
 from models import Act, Counting, numbers
 
 

@@ -537,7 +537,7 @@ def test_waiting_for_the_device_is_timed_separately(
 ) -> None:
     """For a record's values, and for a finite state that an action asks for. Each look at the clock
     is a second."""
-    monkeypatch.setattr("fulgurite.timing.perf_counter", count().__next__)
+    monkeypatch.setattr("fulgurite._src.timing.perf_counter", count().__next__)
     waiting = engine(
         Act(1 if reads else 100, lambda run: run.state and None), steps=20, log_every=log_every
     )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from fulgurite.errors import ModelError
-from fulgurite.model.sow import Sown, collect_sown
+from fulgurite.plugins import Sown, collect_sown
 
 
 def collect(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, list[Any]]]:

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ModelError, StateError
-from fulgurite.tree.specs import digest
+from fulgurite.plugins import hash_tree
 from models import (
     Act,
     Classifier,
@@ -627,7 +627,7 @@ def test_the_view_of_a_run_is_valid_during_the_call_only() -> None:
 def test_the_digest_depends_on_numbers_and_not_on_memory_layout() -> None:
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
     assert (
-        digest({"y": table[:, 1]})
-        == digest({"y": jnp.asarray(table[:, 1])})
-        != digest({"y": table[:, 2]})
+        hash_tree({"y": table[:, 1]})
+        == hash_tree({"y": jnp.asarray(table[:, 1])})
+        != hash_tree({"y": table[:, 2]})
     )

@@ -8,7 +8,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 import pytest
-from fulgurite.engine import SET_BY_PROGRAMS, SET_ONCE
+from fulgurite._src.engine import SET_BY_PROGRAMS, SET_ONCE
 from fulgurite.errors import ConfigurationError, ModelError
 from models import (
     Classifier,

@@ -1,7 +1,8 @@
 """Where the time went, and how fast training goes."""
 
 import pytest
-from fulgurite.timing import StepRate, Timings
+from fulgurite import Timings
+from fulgurite._src.timing import StepRate
 
 
 def test_steps_per_second():
@@ -21,7 +22,7 @@ def test_time_of_a_nested_measurement_counts_only_there(monkeypatch: pytest.Monk
     times = iter(
         [0.0, 10.0, 11.0, 14.0, 16.0]
     )  # opened, outer begins, inner begins, inner ends, outer ends
-    monkeypatch.setattr("fulgurite.timing.perf_counter", lambda: next(times))
+    monkeypatch.setattr("fulgurite._src.timing.perf_counter", lambda: next(times))
     timings = Timings()
     with timings.time("outer"), timings.time("inner"):
         pass

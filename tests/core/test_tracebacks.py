@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite import tracebacks
+from fulgurite._src import tracebacks
 from fulgurite.errors import FulguriteError, ModelError, PluginError
 from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import Freeze
@@ -88,7 +88,7 @@ def test_errors_of_the_engine_s_constructor_and_of_the_history_show_the_call_alo
             call()
         frames = traceback.extract_tb(caught.value.__traceback__)
         assert {frame.filename for frame in frames} == {__file__}
-        assert any(tracebacks.VARIABLE in note for note in caught.value.__notes__)
+        assert any(tracebacks.TRACEBACK_VARIABLE in note for note in caught.value.__notes__)
 
 
 def find_checked_classes() -> list[type]:
@@ -117,7 +117,7 @@ def test_an_error_of_a_plugin_s_constructor_shows_the_lines_of_the_user_alone(
         Refusing(**{parameter.name: {} for parameter in required})
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert [frame.filename for frame in frames] == [__file__, __file__]
-    assert tracebacks.NOTE in caught.value.__notes__
+    assert tracebacks.HIDDEN_FRAMES_NOTE in caught.value.__notes__
 
 
 def test_arguments_that_a_function_does_not_take_are_a_mistake_of_the_line_that_calls_it() -> None:
@@ -207,7 +207,7 @@ def test_frames_of_the_standard_library_go_with_those_that_called_them() -> None
 def test_a_mistake_of_fulgurite_keeps_the_place_where_it_happened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fulgurite.engine.restore_host_states", None)
+    monkeypatch.setattr("fulgurite._src.engine.restore_host_states", None)
     error = fit_and_catch(Valid)
     *_, last = traceback.extract_tb(error.__traceback__)
     assert last.filename.endswith("engine.py")
@@ -217,7 +217,7 @@ def test_the_whole_traceback_is_there_on_request(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FULGURITE_TRACEBACK", "full")
     error = fit_and_catch(WrongShape)
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-    assert any(name.endswith("fulgurite/engine.py") for name in files)
+    assert any(name.endswith("fulgurite/_src/engine.py") for name in files)
     assert "FULGURITE_TRACEBACK" not in "".join(traceback.format_exception(error))
 
 

@@ -3,9 +3,7 @@ import json
 import math
 
 import pytest
-from fulgurite import triggers
-from fulgurite.errors import ConfigurationError
-from fulgurite.triggers import (
+from fulgurite import (
     At,
     AtEnd,
     AtStart,
@@ -16,13 +14,13 @@ from fulgurite.triggers import (
     Exponential,
     FirstSteps,
     FirstStepsAfterStart,
-    Or,
     StepRange,
     Trigger,
-    TriggerState,
-    as_trigger,
-    is_exact,
 )
+from fulgurite._src import triggers
+from fulgurite._src.triggers import TriggerState
+from fulgurite.errors import ConfigurationError
+from fulgurite.plugins import Or, as_trigger, is_exact
 from hypothesis import given, strategies as st
 
 

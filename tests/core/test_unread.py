@@ -11,8 +11,8 @@ import fulgurite as fg
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import DataError
+from fulgurite.plugins import BatchIterator
 from models import Act, Counting
 
 

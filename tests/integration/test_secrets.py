@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.redact import register_secret
+from fulgurite.plugins import register_secret
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_logging import CSVLogger, EnvironmentLogger, JSONLLogger, MediaLogger, media
 from fulgurite_mlflow import MLflowLogger

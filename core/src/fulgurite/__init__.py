@@ -2,41 +2,41 @@
 else."""
 
 from fulgurite import metrics
-from fulgurite.data.sources import ArrayData, Batch, DataSource, MaskedBatch
-from fulgurite.engine import Engine
-from fulgurite.evaluation.evaluator import Evaluator
-from fulgurite.evaluation.totals import EvaluationTotals
-from fulgurite.fit.actions import ReplaceState, ScheduledAction, StopTraining
-from fulgurite.fit.lambda_plugin import LambdaPlugin
-from fulgurite.fit.records import History, Record
-from fulgurite.fit.run import FitResult, LoggedRun, Run
-from fulgurite.fit.schedule import Schedule
-from fulgurite.fit.signals import forget_stop_request
-from fulgurite.fit.snapshot import CheckpointRef, Snapshot
-from fulgurite.model.ambient_rng import make_rng
-from fulgurite.model.context import Context
-from fulgurite.model.media import Media
-from fulgurite.model.mode import is_training, training_mode
-from fulgurite.model.module import Module, OptimizerSpec, Task
-from fulgurite.model.output import Output
-from fulgurite.model.sow import sow
-from fulgurite.plugins.markers import hookimpl, hookspec
-from fulgurite.plugins.usage import PerFit
-from fulgurite.rng import RngStream, RngStreams
-from fulgurite.sharding import ProcessSync, ShardingStrategy, SingleDevice
-from fulgurite.timing import Timings
-from fulgurite.training.forward import collect_metrics
-from fulgurite.training.nonfinite import NonFinitePolicy
-from fulgurite.training.state import TrainState
-from fulgurite.training.update import (
+from fulgurite._src.data.sources import ArrayData, Batch, DataSource, MaskedBatch
+from fulgurite._src.engine import Engine
+from fulgurite._src.evaluation.evaluator import Evaluator
+from fulgurite._src.evaluation.totals import EvaluationTotals
+from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
+from fulgurite._src.fit.lambda_plugin import LambdaPlugin
+from fulgurite._src.fit.records import History, Record
+from fulgurite._src.fit.run import FitResult, LoggedRun, Run
+from fulgurite._src.fit.schedule import Schedule
+from fulgurite._src.fit.signals import forget_stop_request
+from fulgurite._src.fit.snapshot import CheckpointRef, Snapshot
+from fulgurite._src.model.ambient_rng import make_rng
+from fulgurite._src.model.context import Context
+from fulgurite._src.model.media import Media
+from fulgurite._src.model.mode import is_training, training_mode
+from fulgurite._src.model.module import Module, OptimizerSpec, Task
+from fulgurite._src.model.output import Output
+from fulgurite._src.model.sow import sow
+from fulgurite._src.plugins.markers import hookimpl, hookspec
+from fulgurite._src.plugins.usage import PerFit
+from fulgurite._src.rng import RngStream, RngStreams
+from fulgurite._src.sharding import ProcessSync, ShardingStrategy, SingleDevice
+from fulgurite._src.timing import Timings
+from fulgurite._src.training.forward import collect_metrics
+from fulgurite._src.training.nonfinite import NonFinitePolicy
+from fulgurite._src.training.state import TrainState
+from fulgurite._src.training.update import (
     GradientUpdate,
     UpdateRule,
     UpdateRuleWrapper,
     compute_gradients,
     conjugate_gradients,
 )
-from fulgurite.tree.select import Selector, exclude, select
-from fulgurite.triggers import (
+from fulgurite._src.tree.select import Selector, exclude, select
+from fulgurite._src.triggers import (
     At,
     AtEnd,
     AtStart,

@@ -12,8 +12,8 @@ from numbers import Integral
 from traceback import walk_tb
 from typing import Any
 
-from fulgurite.printable import as_printable
-from fulgurite.record_names import find_fault
+from fulgurite._src.printable import as_printable
+from fulgurite._src.record_names import find_fault
 
 
 class FulguriteError(Exception):

@@ -12,7 +12,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.data.resume_hints import get_resume_hint
+from fulgurite._src.data.resume_hints import get_resume_hint
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_checkpoint.format import list_entries

@@ -22,7 +22,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import redact_text
+from fulgurite.plugins import redact_text
 from fulgurite_cli import Experiment, SecretStr, build_experiment, run
 from fulgurite_cli.values import parse_value
 from fulgurite_runs import RunDirectory, RunPlugin

@@ -8,7 +8,7 @@ from typing import Any
 
 import fulgurite as fg
 import pytest
-from fulgurite.plugins.selection import find_installed
+from fulgurite.plugins import find_installed_plugins
 from fulgurite_cli import load_experiment, rebuild_experiment, run
 from fulgurite_config import L
 from fulgurite_runs import RunPlugin
@@ -38,9 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    find_installed.cache_clear()
+    find_installed_plugins.cache_clear()
     yield tmp_path
-    find_installed.cache_clear()
+    find_installed_plugins.cache_clear()
 
 
 def test_without_a_program_only_allowed_names_of_the_current_directory_are_found(
@@ -53,11 +53,11 @@ def test_without_a_program_only_allowed_names_of_the_current_directory_are_found
     rebuild_experiment("run", None, [], [*allow, "wanted_of_a_test:Net"])
     assert importlib.util.find_spec("wanted_of_a_test") is not None
     assert importlib.util.find_spec("optional_of_another") is None
-    assert "planted" not in find_installed()
+    assert "planted" not in find_installed_plugins()
 
 
 def test_what_lies_beside_a_program_offers_no_plugins(folder: Path) -> None:
     (folder / "program_with_a_plan.py").write_text("def experiment():\n    pass\n")
     load_experiment("program_with_a_plan.py")
     assert importlib.util.find_spec("optional_of_another") is not None
-    assert "planted" not in find_installed()
+    assert "planted" not in find_installed_plugins()

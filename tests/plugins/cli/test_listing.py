@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fulgurite.plugins.selection import find_installed
+from fulgurite.plugins import find_installed_plugins
 from fulgurite_cli.command import main
 
 PLUGIN = """
@@ -64,9 +64,9 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("demo_listed", "demo_broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    find_installed.cache_clear()
+    find_installed_plugins.cache_clear()
     yield
-    find_installed.cache_clear()
+    find_installed_plugins.cache_clear()
 
 
 def list_plugins(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
@@ -130,7 +130,7 @@ def test_listing_shows_plugin_factories_too(
     )
     more = "def made(often: int = 3):\n    'Makes one.'\nclass Odd:\n    hookspecs = 3\nvalue = 3\n"
     (tmp_path / "demo_listed.py").write_text(PLUGIN + more)
-    find_installed.cache_clear()
+    find_installed_plugins.cache_clear()
     code, told_of = list_plugins(capsys, "made")
     assert (code, told_of["doc"], told_of["fields"][0]["default"]) == (0, "Makes one.", "3")
     rows = {row["name"]: row for row in list_plugins(capsys, "--all")[1]}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-import fulgurite.plugins.selection as selection
+import fulgurite._src.plugins.selection as selection
 import jax
 import pytest
 from fulgurite_cli.command import main
@@ -14,9 +14,9 @@ from fulgurite_cli.command import main
 @pytest.fixture(autouse=True)
 def fresh_entry_points() -> Iterator[None]:
     """Entry points are read once a process; here they change."""
-    selection.find_installed.cache_clear()
+    selection.find_installed_plugins.cache_clear()
     yield
-    selection.find_installed.cache_clear()
+    selection.find_installed_plugins.cache_clear()
 
 
 def test_doctor_reports_a_healthy_installation(

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import fulgurite.plugins.selection as selection
+import fulgurite._src.plugins.selection as selection
 import pytest
 from fulgurite_cli.command import main
 from fulgurite_dev.new_plugin import KINDS
@@ -169,7 +169,7 @@ def test_a_bad_name_is_an_error(
 def fresh_entry_points() -> Iterator[None]:
     """Entry points are read once a process; here they change."""
     yield
-    selection.find_installed.cache_clear()
+    selection.find_installed_plugins.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_entry_points")
@@ -188,7 +188,7 @@ def test_taken_name_is_an_error(
         name = "taken" if distribution == "other" else "mine"
         (info / "entry_points.txt").write_text(f"[fulgurite.plugins]\n{name} = elsewhere:Plugin\n")
     monkeypatch.syspath_prepend(tmp_path)
-    selection.find_installed.cache_clear()
+    selection.find_installed_plugins.cache_clear()
     for name, source in (("taken", "other"), ("mine", "fulgurite-mine")):
         with pytest.raises(SystemExit):
             main(["new-plugin", name, "--folder", str(tmp_path / name)])

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite import RngStreams
 from fulgurite.errors import ConfigurationError, ModelError, PathError
-from fulgurite.rng import RngStreams
 from fulgurite_evaluators import Evaluator
 from fulgurite_keys import (
     L1,

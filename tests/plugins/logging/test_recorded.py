@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError, PathError
-from fulgurite.redact import format_error, redact_text, redact_value, register_secret
+from fulgurite.plugins import format_error, redact_text, redact_value, register_secret
 from fulgurite_logging import (
     CompilationMonitor,
     ConsoleLogger,
@@ -133,7 +133,7 @@ def test_numbers_are_short(value: Any, text: str) -> None:
 def test_steps_per_second_are_logged() -> None:
     """Step 10 at 1000 s, 133 at 1010 s: 12.3, and nothing at the first; only from the second log
     step on in a run."""
-    from fulgurite.timing import StepRate
+    from fulgurite._src.timing import StepRate
 
     rate = StepRate()
     assert rate(10, 1000.0) is None

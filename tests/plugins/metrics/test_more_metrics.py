@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import sklearn.metrics as sk
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics.base import flatten_nested
+from fulgurite.metrics import flatten_nested
 
 NAN = math.nan
 

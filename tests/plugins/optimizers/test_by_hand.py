@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.rng import fold_name
+from fulgurite._src.rng import fold_name
 from fulgurite_optimizers import MultiOptimizer, Phase
 from fulgurite_testing import assert_same_bits
 from games import Pair, bce_loss, engine, fooled, points

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import register_secret
+from fulgurite.plugins import register_secret
 from fulgurite_progress import ProgressBar, display, model_summary, parameter_table, timing_table
 from fulgurite_progress.display import iter_intervals
 from fulgurite_progress.line import Line
@@ -114,7 +114,7 @@ def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.Mo
     now, traced, err = [0.0], list[int](), StringIO()
     monkeypatch.setattr(display, "FIRST_INTERVAL", 0.05)
     monkeypatch.setattr(display, "monotonic", lambda: now[0])
-    monkeypatch.setattr("fulgurite.timing.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fulgurite._src.timing.perf_counter", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", err)
 
     class Slow(Net):

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite._src.rng import fold_name
 from fulgurite.errors import ConfigurationError, ModelError, PluginError
-from fulgurite.rng import fold_name
 from fulgurite_rng import Dropout, Rng, RngStream, rng_context
 from jaxtyping import Array, Key, UInt32
 from numpy.testing import assert_allclose, assert_array_equal

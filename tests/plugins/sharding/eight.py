@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite.errors import ConfigurationError, DataError, PathError
-from fulgurite.training.state import as_model_init
+from fulgurite.plugins import as_model_init
 from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, Norm

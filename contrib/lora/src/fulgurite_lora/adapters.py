@@ -8,7 +8,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_name, did_you_mean
-from fulgurite.tree.paths import from_keys
+from fulgurite.plugins import path_from_keys
 from jaxtyping import Key, PyTree
 
 from fulgurite_lora.layers import Adapter, LoraLinear, get_fields
@@ -61,7 +61,7 @@ def add_adapters(
     for (path, node), flags in zip(nodes, is_selected, strict=True):
         if is_linear(node) and flags.weight:
             num_adapters += 1
-            text = str(from_keys(path))
+            text = str(path_from_keys(path))
             adapter = Adapter.init(
                 node.weight,
                 rank,
@@ -73,7 +73,7 @@ def add_adapters(
             node = _add_adapter(node, name, adapter, text)
         leaves.append(node)
     if not num_adapters:
-        paths = [str(from_keys(path)) for path, node in nodes if is_linear(node)]
+        paths = [str(path_from_keys(path)) for path, node in nodes if is_linear(node)]
         more = ", ..." if len(paths) > _MAX_PATHS else ""
         raise ConfigurationError(
             f"{where!r} selects no eqx.nn.Linear, and adapters are for these; there are "

@@ -10,7 +10,7 @@ from fulgurite.errors import (
     check_name,
     set_ints,
 )
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Key
 
 from fulgurite_lora.adapters import (

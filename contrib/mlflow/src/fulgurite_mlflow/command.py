@@ -9,8 +9,7 @@ from pathlib import Path
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite.printable import as_printable
-from fulgurite.redact import redact_shapes
+from fulgurite.plugins import as_printable, redact_shapes
 from fulgurite_logging import iter_records, iter_telemetry
 from fulgurite_runs import RunDirectory
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.redact import redact_text, redact_value
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames, redact_text, redact_value
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import EvaluationDirectory
 

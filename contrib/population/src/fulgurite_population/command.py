@@ -9,7 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite.printable import as_printable
+from fulgurite.plugins import as_printable
 from fulgurite_checkpoint import save_weights
 from fulgurite_cli import rebuild_experiment
 

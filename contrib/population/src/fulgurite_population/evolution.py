@@ -20,10 +20,14 @@ from fulgurite.errors import (
     did_you_mean,
     set_ints,
 )
-from fulgurite.fit.monitor import check_exists, check_measured, read_measured
 from fulgurite.metrics import Mode, is_better, rank, resolve_mode
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import map_to_paths
+from fulgurite.plugins import (
+    check_metric_exists,
+    check_metric_measured,
+    hide_constructor_frames,
+    map_to_paths,
+    read_measured_metric,
+)
 from jaxtyping import Array, PyTree
 
 from fulgurite_population.hyperparameters import find_varied
@@ -113,13 +117,13 @@ class Evolution:
             self._check_exists(run, source, name)
         # At the end of training nobody would train the copies.
         stop = run.step_range.stop
-        check_measured(run, self.monitor, fg.Every(self.every), "Evolution", stop)
+        check_metric_measured(run, self.monitor, fg.Every(self.every), "Evolution", stop)
 
     def _check_exists(self, run: fg.Run, source: str, name: str) -> None:
         if source != "train":
             evaluator = run.engine.evaluators.get(source)
             if evaluator is None or not evaluator.check_at_start:
-                check_exists(run, self.monitor, "Evolution")
+                check_metric_exists(run, self.monitor, "Evolution")
                 return  # what a function measures is known when it has run
         types = run.engine.get_metric_types(run.state, source)
         names = {key.removesuffix("[0]") for key in types if not key.endswith("]") or "[0]" in key}
@@ -146,7 +150,8 @@ class Evolution:
         size = len(state.module.seeds)
         self._check_has_members(run, size)
         values = [
-            read_measured(run, f"{self.monitor}[{index}]", "Evolution") for index in range(size)
+            read_measured_metric(run, f"{self.monitor}[{index}]", "Evolution")
+            for index in range(size)
         ]
         parents = self.choose_parents(values, np.asarray(state.module.is_alive))
         if parents == list(range(size)):

@@ -9,7 +9,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, ModelError
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.plugins import leaves_with_paths
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from fulgurite_population.metrics import describe_members

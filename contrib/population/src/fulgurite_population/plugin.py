@@ -19,10 +19,8 @@ from fulgurite.errors import (
     did_you_mean,
     set_ints,
 )
-from fulgurite.fit.monitor import get_decision_stage
 from fulgurite.metrics import Mode, rank, resolve_mode
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import map_to_paths
+from fulgurite.plugins import get_decision_stage, hide_constructor_frames, map_to_paths
 
 from fulgurite_population.evolution import EveryBeforeEnd, Evolution
 from fulgurite_population.members import (

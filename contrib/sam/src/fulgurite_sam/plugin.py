@@ -6,7 +6,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, check_one_of
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 
 from fulgurite_sam.rule import Ascent, SharpnessAwareUpdate
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, check_one_of
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Int, PyTree
 
 from fulgurite_averaging.rules import EMA, Mean, Rule

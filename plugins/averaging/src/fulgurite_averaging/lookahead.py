@@ -11,7 +11,7 @@ from fulgurite.errors import (
     ConfigurationError,
     set_ints,
 )
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Int, PyTree
 
 

@@ -9,7 +9,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
-from fulgurite.training.forward import count_examples
+from fulgurite.plugins import count_examples
 from jaxtyping import Array, Bool, Float
 
 from fulgurite_averaging.padding import leave_out_padding

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite.tree.paths import Path as TreePath, from_keys, leaves_with_paths, parse
+from fulgurite.plugins import TreePath as TreePath, leaves_with_paths, parse_path, path_from_keys
 
 from fulgurite_checkpoint.files import DamagedError
 from fulgurite_checkpoint.orbax_errors import mute_failed_saves
@@ -37,7 +37,7 @@ def flatten_state(state: fg.TrainState) -> dict[str, Any]:
     arrays = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-            arrays[_get_name(from_keys(keys), owners)] = leaf
+            arrays[_get_name(path_from_keys(keys), owners)] = leaf
     return arrays
 
 
@@ -71,7 +71,7 @@ def unflatten_state(template: fg.TrainState, arrays: Mapping[str, Any]) -> fg.Tr
     """
     owners = _list_state_owners(template)
     return jax.tree_util.tree_map_with_path(
-        lambda keys, leaf: arrays.get(_get_name(from_keys(keys), owners), leaf), template
+        lambda keys, leaf: arrays.get(_get_name(path_from_keys(keys), owners), leaf), template
     )
 
 
@@ -327,7 +327,7 @@ def _map_model_state(
 
 
 def _format_nothing_below(path: str, side: str, names: Mapping[str, Any]) -> str:
-    tops = sorted({str(TreePath(parse(name)[:2])) for name in names})
+    tops = sorted({str(TreePath(parse_path(name)[:2])) for name in names})
     return (
         f"init_from: there is no array below {path!r} in {side}. There is: {', '.join(tops[:12])}"
     )
@@ -341,8 +341,8 @@ def _format_few(names: Iterable[str]) -> str:
 
 def _find_below(prefix: str, names: Mapping[str, Any]) -> dict[Any, str]:
     """Return the names below a path, each by the rest of its path."""
-    start = parse(prefix)
-    paths = {name: parse(name) for name in names}
+    start = parse_path(prefix)
+    paths = {name: parse_path(name) for name in names}
     return {path[len(start) :]: name for name, path in paths.items() if path[: len(start)] == start}
 
 
@@ -352,7 +352,9 @@ def _list_state_owners(state: fg.TrainState) -> list[str]:
     if state.model_state is None:
         return []
     leaves = jax.tree_util.tree_leaves_with_path(state.module, is_leaf=_is_state_index)
-    paths = {leaf.marker: str(from_keys(keys)) for keys, leaf in leaves if _is_state_index(leaf)}
+    paths = {
+        leaf.marker: str(path_from_keys(keys)) for keys, leaf in leaves if _is_state_index(leaf)
+    }
     _, markers = state.model_state.tree_flatten()
     return [paths.get(marker, f"[{index}]") for index, marker in enumerate(markers)]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fulgurite.errors import FulguriteError
-from fulgurite.printable import as_printable
+from fulgurite.plugins import as_printable
 from fulgurite_runs.json_codec import dumps
 
 from fulgurite_checkpoint import averaging, comparing, inspecting, listing

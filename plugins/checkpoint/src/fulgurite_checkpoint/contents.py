@@ -13,8 +13,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.fit.snapshot import SHARED
-from fulgurite.redact import mask_value
+from fulgurite.plugins import SHARED_HOST_STATE, mask_value
 from fulgurite_runs.json_codec import encode_readable, loads
 
 from fulgurite_checkpoint import arrays
@@ -167,7 +166,11 @@ def encode_host(snapshot: fg.Snapshot) -> str:
     except ConfigurationError:
         # Which of them is it?
         for name, state in snapshot.host_states.items():
-            owner = "run.shared" if name == SHARED else f"plugin {name!r}, hook get_host_state"
+            owner = (
+                "run.shared"
+                if name == SHARED_HOST_STATE
+                else f"plugin {name!r}, hook get_host_state"
+            )
             _check_part(state, owner)
         _check_part(position, "the data source, get_state")
         raise

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fulgurite.errors import CheckpointError
-from fulgurite.metrics.direction import Mode, is_better
-from fulgurite.redact import mask_registered
+from fulgurite.metrics import Mode, is_better
+from fulgurite.plugins import mask_registered
 from fulgurite_runs.directory import get_folder, is_link
 from fulgurite_runs.json_codec import dumps, encode_readable, loads
 

@@ -8,7 +8,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite.printable import as_printable
+from fulgurite.plugins import as_printable
 from fulgurite_runs.hyperparameters import get_hyperparameters
 from fulgurite_runs.json_codec import dumps
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite.printable import as_printable
+from fulgurite.plugins import as_printable
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import as_float
 from fulgurite_runs.lock import Owner

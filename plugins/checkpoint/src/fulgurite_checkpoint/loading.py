@@ -9,7 +9,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite.training.state import as_model_init
+from fulgurite.plugins import as_model_init
 
 from fulgurite_checkpoint import arrays, restoring
 from fulgurite_checkpoint.files import resolve_root

@@ -18,12 +18,14 @@ from fulgurite.errors import (
     check_one_of,
     set_ints,
 )
-from fulgurite.fit.monitor import check_exists
-from fulgurite.fit.run import EngineView
-from fulgurite.metrics.direction import Mode, resolve_mode
-from fulgurite.printable import as_printable
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.triggers import as_trigger
+from fulgurite.metrics import Mode, resolve_mode
+from fulgurite.plugins import (
+    EngineView,
+    as_printable,
+    as_trigger,
+    check_metric_exists,
+    hide_constructor_frames,
+)
 from fulgurite_runs import RunDirectory, RunPlugin, get_run_directory, open_run
 from fulgurite_runs.loggers import rewind_loggers
 
@@ -383,7 +385,7 @@ class Checkpointer(RunPlugin):
             )
         check_data(run.data_iterator)
         if self.monitor is not None:
-            check_exists(run, self.monitor, "Checkpointer")
+            check_metric_exists(run, self.monitor, "Checkpointer")
             self._fit.coverage.monitor = self.monitor
         checkpoint = self._fit.resumed_from
         resumed_here = self._fit.resumed_here

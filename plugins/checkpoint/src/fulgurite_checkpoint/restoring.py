@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 
 import fulgurite as fg
 import jax
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError
-from fulgurite.fit.run import EngineView
-from fulgurite.tree.paths import Path as TreePath
+from fulgurite.plugins import BatchIterator, EngineView, TreePath
 from fulgurite_runs.manifest import describe_plugins
 
 from fulgurite_checkpoint import arrays, format

@@ -13,9 +13,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, SaveError, did_you_mean
-from fulgurite.fit.monitor import find_module_view
-from fulgurite.redact import format_error, mask_value
-from fulgurite.waits import WaitAbandoned
+from fulgurite.plugins import WaitAbandoned, find_module_view, format_error, mask_value
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.hyperparameters import takes_program
 from fulgurite_runs.json_codec import encode_readable

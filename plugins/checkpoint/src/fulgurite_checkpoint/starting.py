@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.data.iterator import BatchIterator
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.plugins import BatchIterator
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.restoring import SavedCheckpoint

@@ -6,9 +6,7 @@ from pathlib import Path
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, StateError
-from fulgurite.fit.snapshot import CheckpointSource
-from fulgurite.training.state import check_not_consumed
-from fulgurite.tree.specs import format_tree
+from fulgurite.plugins import CheckpointSource, check_not_consumed, format_tree
 from fulgurite_runs.manifest import describe_model
 
 from fulgurite_checkpoint import arrays, restoring

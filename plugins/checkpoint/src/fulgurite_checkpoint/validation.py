@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import fulgurite as fg
-from fulgurite.fit.scheduler import EPOCH_END_ACTION, BoundAction
-from fulgurite.metrics.direction import Mode
-from fulgurite.tree.specs import is_array, is_real_dtype
-from fulgurite.triggers import is_exact
+from fulgurite.metrics import Mode
+from fulgurite.plugins import EPOCH_END_ACTION, BoundAction, is_array, is_exact, is_real_dtype
 
 _LARGEST_COUNT = 2**31
 _LARGEST_DIMENSION = 2**48

@@ -9,8 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax.numpy as jnp
 from fulgurite.errors import CheckpointError
-from fulgurite.redact import mask_value
-from fulgurite.tree.specs import format_tree
+from fulgurite.plugins import format_tree, mask_value
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.directory import expand_path
 from fulgurite_runs.json_codec import dumps, encode_readable

@@ -14,8 +14,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite.redact import mask_registered
-from fulgurite.waits import Wait, WaitAbandoned
+from fulgurite.plugins import Wait, WaitAbandoned, mask_registered
 from fulgurite_runs.waiting import start_thread
 
 from fulgurite_checkpoint import format

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.printable import as_printable
+from fulgurite.plugins import as_printable
 from fulgurite_config import ConfigError, diff
 
 from fulgurite_cli.configuration import KEY, read_config

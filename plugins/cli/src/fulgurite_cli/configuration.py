@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import MASK, RedactedText, redact_value, register_secret
+from fulgurite.plugins import MASK, RedactedText, redact_value, register_secret
 from fulgurite_config import (
     ConfigError,
     L,

@@ -11,7 +11,7 @@ from fulgurite.errors import (
     ConfigurationError,
     did_you_mean,
 )
-from fulgurite.redact import MASK, RedactedText, redact_value
+from fulgurite.plugins import MASK, RedactedText, redact_value
 from fulgurite_config import Node
 from fulgurite_config.paths import normalize_path
 from fulgurite_runs.json_codec import dumps, loads

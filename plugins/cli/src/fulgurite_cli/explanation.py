@@ -5,19 +5,22 @@ import argparse
 from collections.abc import Iterator
 from itertools import islice
 
-import fulgurite.hookspecs
 from fulgurite import Engine, EvenlySpaced, EveryEpoch, EverySeconds, StepRange, Trigger
 from fulgurite.errors import ConfigurationError, PluginError, ProcessError
-from fulgurite.fit.scheduler import BoundAction
-from fulgurite.plugins.markers import Combine, find_hookspecs
-from fulgurite.plugins.selection import RegisteredPlugin
-from fulgurite.printable import as_printable
-from fulgurite.triggers import Or
+from fulgurite.plugins import (
+    BoundAction,
+    Combine,
+    Or,
+    RegisteredPlugin,
+    as_printable,
+    find_hookspecs,
+    hookspecs,
+)
 from fulgurite_runs.program import describe_program, format_program
 
 SLOTS = [
     hook
-    for hook, metadata in find_hookspecs(fulgurite.hookspecs).items()
+    for hook, metadata in find_hookspecs(hookspecs).items()
     if metadata.combine is Combine.EXCLUSIVE
 ]
 """The hooks that only one plugin may answer."""

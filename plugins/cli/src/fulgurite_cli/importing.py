@@ -21,9 +21,9 @@ def add_program_folder(folder: Path) -> None:
     """
     if any(next(folder.glob(pattern), None) for pattern in _METADATA):
         # Importing the core takes a second, so it is done only where there is something to find.
-        from fulgurite.plugins.selection import find_installed
+        from fulgurite.plugins import find_installed_plugins
 
-        find_installed()
+        find_installed_plugins()
     sys.path.insert(0, str(folder))
 
 

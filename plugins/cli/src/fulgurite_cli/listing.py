@@ -93,10 +93,8 @@ def get_activations(autoload: list[str]) -> dict[str, str]:
 def inspect_plugin(entry: EntryPoint) -> dict[str, Any]:
     """Return the hooks of a plugin's class with their kinds, the slots among them, and what state
     it owns, or why it cannot be imported."""
-    import fulgurite.hookspecs
     from fulgurite.errors import PluginError
-    from fulgurite.plugins.markers import find_hookspecs
-    from fulgurite.plugins.selection import InstalledPlugin
+    from fulgurite.plugins import InstalledPlugin, find_hookspecs, hookspecs
 
     from fulgurite_cli.explanation import SLOTS
 
@@ -104,7 +102,7 @@ def inspect_plugin(entry: EntryPoint) -> dict[str, Any]:
         cls = InstalledPlugin(entry, False).load()
     except PluginError as error:
         return {"error": str(error)}
-    specs = find_hookspecs(fulgurite.hookspecs)
+    specs = find_hookspecs(hookspecs)
     if getattr(cls, "hookspecs", None) is not None:
         specs |= find_hookspecs(cls.hookspecs)
     hooks: dict[str, str] = {}
@@ -124,10 +122,10 @@ def inspect_plugin(entry: EntryPoint) -> dict[str, Any]:
 
 def _print_plugin(parser: argparse.ArgumentParser, name: str, as_json: bool) -> int:
     from fulgurite.errors import PluginError
-    from fulgurite.plugins.selection import find, find_installed
+    from fulgurite.plugins import find_installed_plugins, find_plugin
 
     try:
-        plugin = find(name, find_installed())
+        plugin = find_plugin(name, find_installed_plugins())
     except PluginError as error:
         parser.exit(2, f"error: {error}\n")
     description = describe_plugin(name, plugin)

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 
-from fulgurite.printable import as_printable
-from fulgurite.redact import redact_shapes
-from fulgurite.tracebacks import NOTE
+from fulgurite.plugins import HIDDEN_FRAMES_NOTE, as_printable, redact_shapes
 
 
 def format_mistake(error: BaseException) -> str:
@@ -19,5 +17,7 @@ def _iter_notes(error: BaseException) -> Iterator[str]:
     """Yield the notes of an error, and of the errors that it was made of."""
     current: BaseException | None = error
     while current is not None:
-        yield from (note for note in getattr(current, "__notes__", ()) if note != NOTE)
+        yield from (
+            note for note in getattr(current, "__notes__", ()) if note != HIDDEN_FRAMES_NOTE
+        )
         current = current.__cause__

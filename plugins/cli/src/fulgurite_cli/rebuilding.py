@@ -4,7 +4,7 @@ import reprlib
 from collections.abc import Sequence
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import RedactedText
+from fulgurite.plugins import RedactedText
 from fulgurite_runs import RunDirectory
 
 from fulgurite_cli.configuration import KEY, rebuild_from_config

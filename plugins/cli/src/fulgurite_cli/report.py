@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any, get_type_hints
 
-from fulgurite.redact import MASK, redact_value
+from fulgurite.plugins import MASK, redact_value
 from fulgurite_config import Name, Node, Required, iter_values
 from fulgurite_config.codec import JSON_SOURCE
 from fulgurite_config.comparison import iter_nodes_by_path

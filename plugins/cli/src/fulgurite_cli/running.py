@@ -20,9 +20,13 @@ from fulgurite.errors import (
     PluginError,
     ProcessError,
 )
-from fulgurite.printable import as_printable
-from fulgurite.redact import redact_value
-from fulgurite.tracebacks import VARIABLE, has_user_frames, hide_internal_frames
+from fulgurite.plugins import (
+    TRACEBACK_VARIABLE,
+    as_printable,
+    has_user_frames,
+    hide_internal_frames,
+    redact_value,
+)
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps, loads
 from fulgurite_runs.manifest import get_arguments
@@ -232,7 +236,7 @@ def _needs_traceback(error: Exception) -> bool:
     """Return whether the place of an error is worth knowing: it is in the user's code, or it comes
     from an exception there, or all tracebacks are asked for."""
     is_final = error.__cause__ is None or isinstance(error.__cause__, FulguriteError | OSError)
-    return os.environ.get(VARIABLE) == "full" or has_user_frames(error) or not is_final
+    return os.environ.get(TRACEBACK_VARIABLE) == "full" or has_user_frames(error) or not is_final
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NoReturn, get_args, get_origin
 
-from fulgurite.redact import MASK, register_secret
+from fulgurite.plugins import MASK, register_secret
 from fulgurite_config.values import flatten_union
 
 

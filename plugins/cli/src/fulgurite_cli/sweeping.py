@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.redact import MASK, is_secret_name, redact_shapes
+from fulgurite.plugins import MASK, is_secret_name, redact_shapes
 from fulgurite_config import ConfigError
 from fulgurite_config.paths import split_override
 from fulgurite_config.sweeps import expand_axes, split_axis

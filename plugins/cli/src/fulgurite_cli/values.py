@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.redact import MASK
+from fulgurite.plugins import MASK
 from fulgurite_config import ConfigError
 from fulgurite_config.values import (
     fit_value,

@@ -7,7 +7,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 
 from fulgurite_data.parts import PartReader, ResumablePasses, check_part
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 
 from fulgurite_data.parts import PartReader, ResumablePasses, check_part
 

@@ -15,10 +15,8 @@ from importlib.metadata import (
 )
 from pathlib import Path
 
-import fulgurite.hookspecs as hookspecs
 from fulgurite.errors import FulguriteError, PluginError
-from fulgurite.plugins.manager import PluginManager
-from fulgurite.plugins.selection import find_installed
+from fulgurite.plugins import PluginManager, find_installed_plugins, hookspecs
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands",)
@@ -94,7 +92,7 @@ def find_problems(directories: list[Path]) -> Iterator[str]:
 
 def _find_plugin_problems() -> Iterator[str]:
     """Yield what is wrong with the entry points of plugins."""
-    for name, entries in find_installed().items():
+    for name, entries in find_installed_plugins().items():
         if len(entries) > 1:
             owners = " and ".join(entry.distribution for entry in entries)
             yield f"the plugin name {name!r} is claimed by {owners}"
@@ -104,7 +102,7 @@ def _find_plugin_problems() -> Iterator[str]:
             except PluginError as error:
                 yield str(error)
     autoload_names = {entry.name for entry in entry_points(group="fulgurite.autoload")}
-    for name in sorted(autoload_names - find_installed().keys()):
+    for name in sorted(autoload_names - find_installed_plugins().keys()):
         yield (
             f"{name!r} of fulgurite.autoload is no plugin, because it is not in fulgurite.plugins:"
             " it is never loaded"

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins.selection import find_installed
+from fulgurite.plugins import find_installed_plugins
 
 KINDS = ("logger", "traced", "evaluator")
 DEPENDENCIES = {
@@ -174,7 +174,7 @@ def _check_not_taken(name: str, module: str, cls: str) -> None:
             f"the class of {name!r} would be called {cls}, which means something else: use a "
             "longer name"
         )
-    for other in find_installed().get(module, ()):
+    for other in find_installed_plugins().get(module, ()):
         raise ConfigurationError(
             f"a plugin {module!r} is installed by {other.distribution}: choose another name"
         )

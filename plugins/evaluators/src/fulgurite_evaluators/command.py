@@ -7,8 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
-from fulgurite.evaluation.evaluator import EvaluationResult
-from fulgurite.printable import as_printable
+from fulgurite.plugins import EvaluationResult, as_printable
 from fulgurite_cli import Experiment, rebuild_experiment
 from fulgurite_cli.mistakes import format_mistake
 from fulgurite_runs import RunDirectory

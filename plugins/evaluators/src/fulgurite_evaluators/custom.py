@@ -7,10 +7,8 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 from fulgurite.errors import EvaluationInterrupted, PluginError, is_shared
-from fulgurite.evaluation.batch_metrics import as_numbers
-from fulgurite.evaluation.evaluator import EvaluationResult
-from fulgurite.metrics.base import flatten_nested
-from fulgurite.model.media import split_media
+from fulgurite.metrics import flatten_nested
+from fulgurite.plugins import EvaluationResult, as_numbers, split_media
 
 
 @contextmanager

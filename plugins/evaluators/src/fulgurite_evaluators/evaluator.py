@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import fulgurite as fg
-from fulgurite.data.sources import get_split
 from fulgurite.errors import (
     ConfigurationError,
     EvaluationInterrupted,
@@ -14,11 +13,16 @@ from fulgurite.errors import (
     check_callable,
     error_context,
 )
-from fulgurite.evaluation.evaluator import EvaluationResult, MetricFunctions
-from fulgurite.fit.run import EngineView
-from fulgurite.foreign_names import hint_at_class_arguments
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.triggers import as_trigger, is_exact
+from fulgurite.plugins import (
+    EngineView,
+    EvaluationResult,
+    MetricFunctions,
+    as_trigger,
+    get_split,
+    hide_constructor_frames,
+    hint_at_class_arguments,
+    is_exact,
+)
 
 from fulgurite_evaluators.custom import share_failure, split_values
 from fulgurite_evaluators.standalone import Standalone

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
-from fulgurite.record_names import split_by_name
-from fulgurite.redact import mask_value
+from fulgurite.plugins import mask_value, split_by_name
 from fulgurite_runs import EvaluationDirectory, RunDirectory
 from fulgurite_runs.directory import hash_commit, supersede
 from fulgurite_runs.lock import Lock, read_owner

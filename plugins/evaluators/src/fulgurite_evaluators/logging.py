@@ -7,8 +7,8 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.evaluation.evaluator import EvaluationResult
-from fulgurite.fit.records import Record, RecordDispatcher, RecordKind
+from fulgurite import Record
+from fulgurite.plugins import EvaluationResult, RecordDispatcher, RecordKind
 from fulgurite_runs.loggers import flush_loggers, rewind_loggers
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.evaluation.evaluator import EvaluationResult
+from fulgurite.plugins import EvaluationResult
 from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps
 

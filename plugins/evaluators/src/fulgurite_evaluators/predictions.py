@@ -12,9 +12,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError, check_one_of
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.triggers import as_trigger
+from fulgurite.plugins import as_trigger, hide_constructor_frames, leaves_with_paths
 from fulgurite_runs import RunPlugin
 from fulgurite_runs.directory import sync_folder
 from fulgurite_runs.json_codec import dumps

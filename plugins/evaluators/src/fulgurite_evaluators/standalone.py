@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.foreign_names import hint_at_class_arguments
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames, hint_at_class_arguments
 
 _HINTS = {
     **dict.fromkeys(

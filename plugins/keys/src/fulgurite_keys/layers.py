@@ -16,8 +16,7 @@ import equinox as eqx
 import jax
 from fulgurite import sow
 from fulgurite.errors import ModelError, PathError
-from fulgurite.model.sow import Sown, collect_sown
-from fulgurite.tree.paths import from_keys
+from fulgurite.plugins import Sown, collect_sown, path_from_keys
 
 from fulgurite_keys.paths import (
     Index,
@@ -242,5 +241,5 @@ def _is_state(value: Any) -> bool:
 def _as_parts(path: tuple[Any, ...]) -> LayerPath:
     return tuple(
         Name(segment) if isinstance(segment, str) else Index((segment,))
-        for segment in from_keys(path)
+        for segment in path_from_keys(path)
     )

@@ -9,10 +9,8 @@ import fulgurite_losses
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Metric
-from fulgurite.metrics.conversion import split_loss, sum_values
-from fulgurite.metrics.weights import note_weight
-from fulgurite.model.loss import scale_loss
+from fulgurite.metrics import Metric, note_weight, split_loss, sum_values
+from fulgurite.plugins import scale_loss
 from fulgurite_losses.examples import Examples
 from jaxtyping import Array
 

@@ -10,7 +10,7 @@ import fulgurite_metrics
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.tree.paths import is_array_like, leaves_with_paths
+from fulgurite.plugins import is_array_like, leaves_with_paths
 
 from fulgurite_keys.keyed import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope

@@ -15,7 +15,7 @@ from types import EllipsisType
 from typing import Any
 
 from fulgurite.errors import PathError
-from fulgurite.tree.paths import describe_node, is_array_like
+from fulgurite.plugins import describe_node, is_array_like
 
 ARRAY_ATTRIBUTES = ("T", "mT", "real", "imag")
 """What a key may read of an array besides its items."""

@@ -7,8 +7,8 @@ import equinox as eqx
 import fulgurite as fg
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, ModelError, error_context
-from fulgurite.metrics.base import flatten_nested
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.metrics import flatten_nested
+from fulgurite.plugins import hide_constructor_frames
 from fulgurite_logging import MediaLogger
 
 from fulgurite_keys.keyed import Keyed

@@ -11,9 +11,7 @@ from fulgurite.errors import (
     check_positive_int,
     set_ints,
 )
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.tree.specs import format_tree
+from fulgurite.plugins import format_tree, hide_constructor_frames, leaves_with_paths
 
 from fulgurite_logging.media import Images, Text
 

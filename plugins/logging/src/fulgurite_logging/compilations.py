@@ -5,8 +5,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.execution.flops import count_flops
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.plugins import count_flops, leaves_with_paths
 from jax.extend.core import ClosedJaxpr
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import fulgurite as fg
-from fulgurite.printable import as_printable
+from fulgurite.plugins import as_printable
 
 from fulgurite_logging.writer import BackgroundWriter
 

@@ -16,11 +16,18 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError
-from fulgurite.model.module import is_floating_array
-from fulgurite.redact import MASK, NAME, redact_text, redact_value
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import leaves_with_paths, parse
-from fulgurite.tree.specs import shape_summary, total_size
+from fulgurite.plugins import (
+    MASK,
+    SECRET_NAME,
+    hide_constructor_frames,
+    is_floating_array,
+    leaves_with_paths,
+    parse_path,
+    redact_text,
+    redact_value,
+    shape_summary,
+    total_size,
+)
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -39,8 +46,8 @@ VARIABLES = (
 )
 LOGGER = logging.getLogger("fulgurite")
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
-_SECRET_OPTION = re.compile(rf"-+{NAME}|--?p(?:ass)?", re.IGNORECASE)
-_SECRET_ARGUMENT = re.compile(rf"-*(?:{NAME}|pass)|-p", re.IGNORECASE)
+_SECRET_OPTION = re.compile(rf"-+{SECRET_NAME}|--?p(?:ass)?", re.IGNORECASE)
+_SECRET_ARGUMENT = re.compile(rf"-*(?:{SECRET_NAME}|pass)|-p", re.IGNORECASE)
 _USER_OPTION = re.compile("-u|--(?:proxy-)?user")
 
 
@@ -140,7 +147,7 @@ def describe_parameters(state: fg.TrainState) -> dict[str, Any]:
             continue
         count, size = total_size(leaf)
         arrays[path] = {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "bytes": size}
-        keys = parse(path)
+        keys = parse_path(path)
         for depth in range(1, len(keys)):
             module = modules[str(type(keys)(keys[:depth]))]
             module["count"] += count

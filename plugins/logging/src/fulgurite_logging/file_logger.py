@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from fulgurite import LoggedRun, PerFit, Record, Run, hookimpl
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.fit.run import EngineView
+from fulgurite.plugins import EngineView
 from fulgurite_runs import RunPlugin, get_run_directory
 
 from fulgurite_logging.writer import BackgroundWriter, LogBackend

@@ -8,9 +8,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, StateError
-from fulgurite.fit.records import RecordDispatcher, RecordKind
-from fulgurite.fit.run import EngineView
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import EngineView, RecordDispatcher, RecordKind, hide_constructor_frames
 from fulgurite_runs import RunDirectory, get_run_directory
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.loggers import flush_loggers, rewind_loggers

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.triggers import Or, as_trigger, is_exact
+from fulgurite.plugins import Or, as_trigger, hide_constructor_frames, is_exact
 
 
 @hide_constructor_frames

@@ -10,9 +10,9 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import optax
+from fulgurite import Selector
 from fulgurite.errors import ConfigurationError
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.select import Selector
+from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Float, PyTree
 
 from fulgurite_logging.schedules import find_rates

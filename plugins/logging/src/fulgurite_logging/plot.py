@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError, did_you_mean
-from fulgurite.printable import as_printable
+from fulgurite.plugins import as_printable
 from fulgurite_runs.directory import hash_commit
 from fulgurite_runs.json_codec import as_float
 

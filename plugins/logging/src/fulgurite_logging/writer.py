@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from fulgurite import Record
-from fulgurite.redact import format_error
+from fulgurite.plugins import format_error
 
 
 class LogBackend(Protocol):

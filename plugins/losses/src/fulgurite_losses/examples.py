@@ -5,8 +5,7 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Values, apply_mask, to_float
-from fulgurite.metrics.weights import note_weight, share_weight
+from fulgurite.metrics import Mask, Values, apply_mask, note_weight, share_weight, to_float
 from jaxtyping import Array, Bool, Float
 
 Reduction = Literal["mean", "weighted_mean", "sum", "none"]

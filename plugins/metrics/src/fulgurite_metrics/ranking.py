@@ -11,14 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import (
-    CollectingMetric,
-    Mask,
-    Value,
-    Values,
-    as_class_indices,
-    to_float,
-)
+from fulgurite.metrics import CollectingMetric, Mask, Value, Values, as_class_indices, to_float
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from fulgurite_metrics.arrays import make_example_mask

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.data.leaves import as_arrays
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Metric, Value, Values, apply_mask, to_float
+from fulgurite.plugins import as_arrays
 from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped, UInt32
 
 from fulgurite_metrics.arrays import get_array_namespace, make_example_mask

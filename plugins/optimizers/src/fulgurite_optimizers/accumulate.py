@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import fulgurite as fg
 from fulgurite.errors import PluginError
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 
 from fulgurite_optimizers.finalize import FinalizeMixin
 from fulgurite_optimizers.phase import AccumulationSettings, Phase, list_announcements

@@ -7,8 +7,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError, did_you_mean
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.plugins import hide_constructor_frames, leaves_with_paths
 
 
 @hide_constructor_frames

@@ -9,9 +9,9 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+from fulgurite import Selector
 from fulgurite.errors import ConfigurationError
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.select import Selector
+from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Inexact
 
 

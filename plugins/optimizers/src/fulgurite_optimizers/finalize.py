@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import NonFiniteError
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.plugins import leaves_with_paths
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_optimizers.steps import StepsState

@@ -9,15 +9,19 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import optax
+from fulgurite import Selector
 from fulgurite.errors import (
     ConfigurationError,
     set_ints,
 )
 from fulgurite.metrics import LastValue
-from fulgurite.model.module import as_optimizer_specs, get_method
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import from_keys, leaves_with_paths
-from fulgurite.tree.select import Selector
+from fulgurite.plugins import (
+    as_optimizer_specs,
+    get_method,
+    hide_constructor_frames,
+    leaves_with_paths,
+    path_from_keys,
+)
 from jaxtyping import Array, Float, Int, PyTree
 from optax.schedules import InjectHyperparamsState, InjectStatefulHyperparamsState
 
@@ -182,7 +186,7 @@ def scale_rate_of_part(
 
     def split(tree: PyTree) -> tuple[PyTree, PyTree]:
         is_part = jax.tree_util.tree_map_with_path(
-            lambda keys, _: str(from_keys(keys)) in paths, tree
+            lambda keys, _: str(path_from_keys(keys)) in paths, tree
         )
         return eqx.partition(tree, is_part)
 

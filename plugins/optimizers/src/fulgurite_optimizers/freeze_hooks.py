@@ -2,7 +2,7 @@
 
 import equinox as eqx
 import fulgurite as fg
-from fulgurite.plugins.markers import Combine
+from fulgurite.plugins import Combine
 from jaxtyping import PyTree
 
 # pyright: reportReturnType=false

@@ -9,16 +9,19 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fulgurite import Selector, UpdateRuleWrapper
 from fulgurite.errors import (
     ConfigurationError,
     as_int,
 )
-from fulgurite.model.module import is_floating_array
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.training.update import Forward, UpdateRuleWrapper
-from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.tree.select import Selector
-from fulgurite.triggers import Or, UnboundedRange
+from fulgurite.plugins import (
+    Forward,
+    Or,
+    UnboundedRange,
+    hide_constructor_frames,
+    is_floating_array,
+    leaves_with_paths,
+)
 from jaxtyping import PyTree
 
 from fulgurite_optimizers.freeze_hooks import FreezeHooks

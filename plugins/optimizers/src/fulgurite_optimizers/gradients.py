@@ -11,11 +11,15 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
-from fulgurite.metrics.conversion import as_metrics, group_by_weight, sum_values
-from fulgurite.model.module import get_loss_fns, prefix_output
-from fulgurite.training.forward import get_weight
-from fulgurite.training.update import Forward, hide_weightless
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.metrics import as_metrics, group_by_weight, sum_values
+from fulgurite.plugins import (
+    Forward,
+    get_loss_fns,
+    get_weight,
+    hide_weightless,
+    leaves_with_paths,
+    prefix_output,
+)
 from jax.extend.core import Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Float, PyTree

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import DataError
 from fulgurite.metrics import MetricAccumulator
-from fulgurite.tree.specs import format_tree
+from fulgurite.plugins import format_tree
 from jaxtyping import Array, Float, PyTree
 
 from fulgurite_optimizers.metrics import zeros_like_spec

@@ -6,9 +6,7 @@ from typing import Any, Literal
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, check_one_of
-from fulgurite.foreign_names import hint_at_arguments
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.plugins import hide_constructor_frames, hint_at_arguments, leaves_with_paths
 from jaxtyping import PyTree
 
 from fulgurite_optimizers.finalize import FinalizeMixin

@@ -14,7 +14,7 @@ from fulgurite.errors import (
     check_positive_int,
     set_ints,
 )
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite import conjugate_gradients
 from fulgurite.errors import ModelError
-from fulgurite.metrics import ExponentialMovingAverage, LastValue
-from fulgurite.metrics.conversion import (
+from fulgurite.metrics import (
+    ExponentialMovingAverage,
+    LastValue,
     as_loss_metric,
     as_metric,
     as_metrics,
     group_by_weight,
     sum_values,
 )
-from fulgurite.training.update import apply_updates, call_optimizer, conjugate_gradients
-from fulgurite.tree.select import select_from_parts
+from fulgurite.plugins import apply_updates, call_optimizer, select_from_parts
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fulgurite_optimizers.gradients import ComputeGradient, LossTerms, PhaseGradients

@@ -9,15 +9,22 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fulgurite import UpdateRuleWrapper
 from fulgurite.errors import (
     ConfigurationError,
     set_ints,
 )
-from fulgurite.fit.monitor import check_exists, check_measured, get_decision_stage, read_measured
-from fulgurite.metrics.direction import Mode, is_better, resolve_mode
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.training.update import Forward, UpdateRuleWrapper
-from fulgurite.triggers import as_trigger, is_exact
+from fulgurite.metrics import Mode, is_better, resolve_mode
+from fulgurite.plugins import (
+    Forward,
+    as_trigger,
+    check_metric_exists,
+    check_metric_measured,
+    get_decision_stage,
+    hide_constructor_frames,
+    is_exact,
+    read_measured_metric,
+)
 from jaxtyping import Array, Float, Int
 
 
@@ -140,12 +147,12 @@ class ReduceOnPlateau:
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Refuse a metric that is not measured when it is read."""
-        check_exists(run, self.monitor, "ReduceOnPlateau")
-        check_measured(run, self.monitor, as_trigger(self.every), "ReduceOnPlateau")
+        check_metric_exists(run, self.monitor, "ReduceOnPlateau")
+        check_metric_measured(run, self.monitor, as_trigger(self.every), "ReduceOnPlateau")
 
     def check_metric(self, run: fg.Run) -> fg.ReplaceState | None:
         """Update the scale by the value of the metric at this step."""
-        value = read_measured(run, self.monitor, "ReduceOnPlateau")
+        value = read_measured_metric(run, self.monitor, "ReduceOnPlateau")
         if value is None:
             return None
         old_state = run.state.plugin_states[self._state_name]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from fulgurite.tree.paths import leaves_with_paths
+from fulgurite.plugins import leaves_with_paths
 from jaxtyping import Array, Float, Int, PyTree
 
 from fulgurite_optimizers.metrics import zeros_like_spec

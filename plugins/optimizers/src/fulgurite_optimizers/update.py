@@ -10,10 +10,8 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import optax
-from fulgurite.metrics import LastValue
-from fulgurite.metrics.conversion import sum_values
-from fulgurite.training.update import Forward, apply_updates
-from fulgurite.tree.select import select_from_parts
+from fulgurite.metrics import LastValue, sum_values
+from fulgurite.plugins import Forward, apply_updates, select_from_parts
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_optimizers.gradients import Gradients

@@ -9,8 +9,8 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.model.module import apply_model
-from fulgurite.tree.select import Selector
+from fulgurite import Selector
+from fulgurite.plugins import apply_model
 from jaxtyping import PyTree
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from fulgurite import Selector
 from fulgurite.errors import ConfigurationError
-from fulgurite.tree.select import Selector
 from jaxtyping import Array, Float, PyTree
 
 DTYPE = jnp.float8_e4m3fn

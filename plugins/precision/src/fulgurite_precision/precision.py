@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+from fulgurite import Selector
 from fulgurite.errors import ConfigurationError, check_one_of
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.select import Selector
+from fulgurite.plugins import hide_constructor_frames
 
 from fulgurite_precision.casting import (
     cast_floats,

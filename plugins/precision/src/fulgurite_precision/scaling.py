@@ -8,12 +8,12 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+from fulgurite import UpdateRuleWrapper
 from fulgurite.errors import (
     ConfigurationError,
     set_ints,
 )
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.training.update import Forward, UpdateRuleWrapper
+from fulgurite.plugins import Forward, hide_constructor_frames
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 

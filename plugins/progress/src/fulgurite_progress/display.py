@@ -11,8 +11,7 @@ from time import monotonic
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.printable import as_printable
-from fulgurite.redact import mask_registered
+from fulgurite.plugins import as_printable, mask_registered
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fulgurite.printable import as_printable
-from fulgurite.redact import mask_registered
+from fulgurite.plugins import as_printable, mask_registered
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text

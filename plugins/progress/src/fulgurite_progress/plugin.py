@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 
 if TYPE_CHECKING:
     from rich.console import Console

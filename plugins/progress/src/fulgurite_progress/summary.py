@@ -5,9 +5,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.execution.flops import count_flops
-from fulgurite.model.module import is_floating_array
-from fulgurite.tree.paths import leaves_with_paths, parse
+from fulgurite.plugins import count_flops, is_floating_array, leaves_with_paths, parse_path
 from jax.extend.core import ClosedJaxpr
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -138,7 +136,7 @@ def _group_by_module(
 ) -> dict[str, list[tuple[str, Any]]]:
     """Return arrays by the path of the module that holds them, as deep as gives at most `max_rows`
     groups."""
-    paths = {path: parse(path) for path, _ in arrays}
+    paths = {path: parse_path(path) for path, _ in arrays}
     for depth in range(max((len(path) - 1 for path in paths.values()), default=0), 0, -1):
         groups: dict[str, list[tuple[str, Any]]] = {}
         for path, leaf in arrays:

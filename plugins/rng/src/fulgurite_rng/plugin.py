@@ -8,9 +8,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, as_int
-from fulgurite.model.ambient_rng import provide_rngs
-from fulgurite.rng import make_root_key
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames, make_root_key, provide_rngs
 from jaxtyping import Array, Int, Key
 
 DEFAULTS = (

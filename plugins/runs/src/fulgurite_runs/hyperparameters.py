@@ -9,7 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.tree.paths import Path, from_keys
+from fulgurite.plugins import TreePath, path_from_keys
 from jax.core import Tracer
 from jax.tree_util import GetAttrKey
 
@@ -129,15 +129,19 @@ def _compute_initial(run: fg.Run) -> dict[str, Any]:
 def _find_in_state(opt_state: Any) -> dict[str, Any]:
     """Return what `optax.inject_hyperparams` keeps in an optimizer state, by path, except for what
     a schedule of the program computes at each update."""
-    leaves: dict[Path, Any] = {}
-    scheduled: set[Path] = set()
+    leaves: dict[TreePath, Any] = {}
+    scheduled: set[TreePath] = set()
     for keys, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
         for index, key in enumerate(keys):
-            before = ("opt_state", *from_keys(keys[:index]))
+            before = ("opt_state", *path_from_keys(keys[:index]))
             if key == GetAttrKey("hyperparams"):
-                leaves[Path((*before, "hyperparams", *from_keys(keys[index + 1 :])))] = leaf
+                leaves[TreePath((*before, "hyperparams", *path_from_keys(keys[index + 1 :])))] = (
+                    leaf
+                )
             if key == GetAttrKey("hyperparams_states"):
-                scheduled.add(Path((*before, "hyperparams", *from_keys(keys[index + 1 :])[:1])))
+                scheduled.add(
+                    TreePath((*before, "hyperparams", *path_from_keys(keys[index + 1 :])[:1]))
+                )
     return {str(path): leaf for path, leaf in leaves.items() if path not in scheduled}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.tree.specs import is_real_dtype
+from fulgurite.plugins import is_real_dtype
 
 MAX_SIZE = 64 * 2**20
 """The most bytes of one piece of JSON that is read. Whoever writes one checks it, by

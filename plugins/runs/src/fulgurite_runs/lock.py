@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite.waits import WaitAbandoned
+from fulgurite.plugins import WaitAbandoned
 
 from fulgurite_runs.waiting import call_abandonable
 

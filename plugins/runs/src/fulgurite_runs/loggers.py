@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins.manager import PluginManager
-from fulgurite.redact import format_error
-from fulgurite.waits import Wait
+from fulgurite.plugins import PluginManager, Wait, format_error
 
 from fulgurite_runs.json_codec import dumps
 

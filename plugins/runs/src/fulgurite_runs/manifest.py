@@ -7,10 +7,14 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.plugins.manager import PluginManager
-from fulgurite.plugins.selection import RegisteredPlugin
-from fulgurite.redact import redact_shapes, redact_text, redact_value
-from fulgurite.triggers import Trigger
+from fulgurite import Trigger
+from fulgurite.plugins import (
+    PluginManager,
+    RegisteredPlugin,
+    redact_shapes,
+    redact_text,
+    redact_value,
+)
 
 from fulgurite_runs.hyperparameters import describe_hyperparameters
 from fulgurite_runs.program import describe_program, find_version

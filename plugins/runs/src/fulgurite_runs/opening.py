@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
-from fulgurite.fit.run import EngineView
+from fulgurite.plugins import EngineView
 
 from fulgurite_runs.directory import RunDirectory
 from fulgurite_runs.json_codec import dumps

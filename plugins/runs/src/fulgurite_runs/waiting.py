@@ -6,7 +6,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from typing import TypeVar
 
-from fulgurite.waits import Wait
+from fulgurite.plugins import Wait
 
 T = TypeVar("T")
 

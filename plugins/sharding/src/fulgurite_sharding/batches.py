@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, PluginError
-from fulgurite.sharding import ProcessShard
-from fulgurite.tree.paths import leaves_with_paths
-from fulgurite.tree.specs import digest, shape_spec
+from fulgurite.plugins import ProcessShard, hash_tree, leaves_with_paths, shape_spec
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -128,7 +126,7 @@ class BatchSharding:
                 parts = _get_process_offsets(sharding, leaf.ndim)
                 offsets = parts[jax.process_index()]
                 name = f"what is in {path or 'the array'} at {sorted(offsets)} of the mesh"
-                facts[name] = digest(leaf)
+                facts[name] = hash_tree(leaf)
                 rows = {offset[0] for part in parts.values() for offset in part}
                 shape[0] = shape[0] * len(rows) // len({offset[0] for offset in offsets})
             shapes.append(f"{path} {leaf.dtype}{shape}".strip())

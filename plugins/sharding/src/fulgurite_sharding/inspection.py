@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite.tree.paths import leaves_with_paths, resolve
+from fulgurite.plugins import leaves_with_paths, resolve_path
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
@@ -49,7 +49,7 @@ def visualize_sharding(tree: PyTree, visualize: str | None = None) -> None:
         cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
         print("  ".join([*cells, size.rjust(widths[-1])]))
     if visualize is not None:
-        leaf = resolve(tree, visualize)
+        leaf = resolve_path(tree, visualize)
         if getattr(leaf, "ndim", 0) not in (1, 2):
             raise ConfigurationError(
                 f"visualize_sharding: {visualize} is not an array with one or two dimensions"

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.printable import as_printable
+from fulgurite.plugins import as_printable
 
 from fulgurite_sharding.distributed import VARIABLE, ProcessGroup
 from fulgurite_sharding.profiles import Profile, find_group_profile, read_profile

@@ -14,8 +14,7 @@ from fulgurite.errors import (
     did_you_mean,
     set_ints,
 )
-from fulgurite.sharding import SINGLE_PROCESS
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import SINGLE_PROCESS, hide_constructor_frames
 from jax.sharding import AxisType, Mesh
 
 from fulgurite_sharding.distributed import get_client, is_connected

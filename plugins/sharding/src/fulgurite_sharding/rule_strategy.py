@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import fulgurite as fg
 import jax
-from fulgurite.tree.paths import Path, from_keys
+from fulgurite.plugins import TreePath, path_from_keys
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -21,7 +21,7 @@ class ParamSharding(NamedTuple):
     used: PartitionSpec
 
 
-ParamShardings = dict[Path, ParamSharding]
+ParamShardings = dict[TreePath, ParamSharding]
 """Parameters by their paths in the module."""
 
 
@@ -78,8 +78,8 @@ class RuleStrategy(MeshStrategy):
         def get_sharding(keys: Any, leaf: Any) -> NamedSharding | None:
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 return None
-            part, *rest = from_keys(keys)
-            path = Path(rest)
+            part, *rest = path_from_keys(keys)
+            path = TreePath(rest)
             if part == "module":
                 return self._make_sharding(params[path].stored)
             if part == "opt_state":
@@ -103,7 +103,7 @@ class RuleStrategy(MeshStrategy):
         params = self._get_param_shardings(module)
 
         def get_sharding(keys: Any, leaf: Any) -> NamedSharding | None:
-            param = params.get(from_keys(keys))
+            param = params.get(path_from_keys(keys))
             if param is None or param.stored == param.used:
                 return None
             return self._make_sharding(param.used)
@@ -121,7 +121,7 @@ class RuleStrategy(MeshStrategy):
             # Among the media there are functions, and a metric may be a number of Python.
             if not hasattr(leaf, "shape"):
                 return None
-            spec = rules.get_spec(from_keys(keys), leaf.shape, self.mesh)
+            spec = rules.get_spec(path_from_keys(keys), leaf.shape, self.mesh)
             return None if spec is None else self._make_sharding(spec)
 
         return jax.tree_util.tree_map_with_path(get_sharding, output)
@@ -166,7 +166,7 @@ class RuleStrategy(MeshStrategy):
         for keys, leaf in jax.tree_util.tree_leaves_with_path(module):
             if not hasattr(leaf, "shape"):
                 continue
-            path = from_keys(keys)
+            path = path_from_keys(keys)
             spec = rules.get_spec(path, leaf.shape, self.mesh)
             used = PartitionSpec() if spec is None else spec
             stored = used
@@ -177,7 +177,7 @@ class RuleStrategy(MeshStrategy):
         return params
 
     def _get_optimizer_spec(
-        self, path: Path, shape: tuple[int, ...], params: ParamShardings
+        self, path: TreePath, shape: tuple[int, ...], params: ParamShardings
     ) -> PartitionSpec:
         spec = self._optimizer_rules.get_spec(path, shape, self.mesh)
         if spec is not None:
@@ -188,12 +188,12 @@ class RuleStrategy(MeshStrategy):
         return spec
 
     def _get_following_spec(
-        self, path: Path, shape: tuple[int, ...], params: ParamShardings
+        self, path: TreePath, shape: tuple[int, ...], params: ParamShardings
     ) -> PartitionSpec:
         """Return the spec of the parameter whose path this one ends with, if they are of one shape;
         else one by size alone."""
         for start in range(len(path)):
-            param = params.get(Path(path[start:]))
+            param = params.get(TreePath(path[start:]))
             if param is not None and param.shape == shape:
                 return param.stored
         if self._parameters is None:
@@ -211,6 +211,6 @@ def get_optimizer_rules(optimizer: ShardBySize | Sequence[Rule] | None) -> Rules
     return Rules(optimizer, "Sharding(optimizer=)")
 
 
-def _get_array_paths(tree: PyTree) -> list[Path]:
+def _get_array_paths(tree: PyTree) -> list[TreePath]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [from_keys(keys) for keys, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+    return [path_from_keys(keys) for keys, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]

@@ -11,9 +11,7 @@ from fulgurite.errors import (
     did_you_mean,
     set_ints,
 )
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.paths import Path
-from fulgurite.tree.select import Pattern
+from fulgurite.plugins import PathPattern, TreePath, hide_constructor_frames
 from jax.sharding import Mesh, PartitionSpec
 
 Rule = tuple[str, PartitionSpec | Sequence[Any]]
@@ -100,7 +98,7 @@ class Rules:
         """Every axis that a rule names."""
         return {axis for _, spec in self._rules for axis in get_axes(spec)}
 
-    def get_spec(self, path: Path, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec | None:
+    def get_spec(self, path: TreePath, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec | None:
         """Return what the first matching rule says of an array, or None.
 
         Args:
@@ -116,7 +114,7 @@ class Rules:
                 return spec if self._fits(pattern, spec, path, shape, mesh) else None
         return None
 
-    def check_used(self, paths: Sequence[Path]) -> None:
+    def check_used(self, paths: Sequence[TreePath]) -> None:
         """Raise a PathError for a rule whose pattern matches none of `paths`."""
         for pattern, spec in self._rules:
             if not any(map(pattern.matches, paths)):
@@ -126,7 +124,12 @@ class Rules:
                 )
 
     def _fits(
-        self, pattern: Pattern, spec: PartitionSpec, path: Path, shape: tuple[int, ...], mesh: Mesh
+        self,
+        pattern: PathPattern,
+        spec: PartitionSpec,
+        path: TreePath,
+        shape: tuple[int, ...],
+        mesh: Mesh,
     ) -> bool:
         where = f"{self._label}: the rule {(pattern.text, spec)} does not fit {path} {list(shape)}"
         if len(spec) > len(shape):
@@ -154,7 +157,7 @@ def get_axes(spec: Iterable[Any]) -> list[str]:
     return axes
 
 
-def _parse_rule(rule: Any, label: str) -> tuple[Pattern, PartitionSpec]:
+def _parse_rule(rule: Any, label: str) -> tuple[PathPattern, PartitionSpec]:
     if not _is_rule(rule):
         raise ConfigurationError(
             f"{label}: a rule is a pair such as ('**.weight', P('model', None)), not {rule!r}"
@@ -170,7 +173,7 @@ def _parse_rule(rule: Any, label: str) -> tuple[Pattern, PartitionSpec]:
     axes = get_axes(names)
     if len(set(axes)) != len(axes):
         raise ConfigurationError(f"{label}: the rule {rule!r} names an axis twice")
-    path_pattern = Pattern.parse(pattern)
+    path_pattern = PathPattern.parse(pattern)
     if path_pattern.has_negative_index:
         raise ConfigurationError(
             f"{label}: the rule {rule!r} counts from the end of a list, which rules for sharding "

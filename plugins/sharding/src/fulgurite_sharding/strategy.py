@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.sharding import SINGLE_PROCESS, ProcessShard
+from fulgurite.plugins import SINGLE_PROCESS, ProcessShard
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import fulgurite as fg
 import jax
 from fulgurite.errors import ProcessError, check_positive_int
-from fulgurite.sharding import FIT_START
+from fulgurite.plugins import FIT_START
 
 from fulgurite_sharding.distributed import get_client, has_reached_sync_point
 

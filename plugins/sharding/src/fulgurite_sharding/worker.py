@@ -7,7 +7,7 @@ import sys
 import threading
 
 from fulgurite.errors import FulguriteError
-from fulgurite.plugins.selection import find_installed
+from fulgurite.plugins import find_installed_plugins
 
 from fulgurite_sharding.distributed import exit_process, initialize_distributed
 from fulgurite_sharding.launch import STOP_CODES
@@ -26,7 +26,7 @@ def main() -> None:
     except FulguriteError as error:
         sys.exit(f"error: {error}")
     sys.argv = [program, *arguments]
-    find_installed()  # before the program's folder can be searched for plugins
+    find_installed_plugins()  # before the program's folder can be searched for plugins
     sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
     try:
         runpy.run_path(program, run_name="__main__")

@@ -14,17 +14,19 @@ from fulgurite.errors import (
     check_callable,
     set_ints,
 )
-from fulgurite.fit.monitor import (
-    check_exists,
-    check_measured,
+from fulgurite.metrics import Mode, find_mode, is_better, resolve_mode
+from fulgurite.plugins import (
+    as_trigger,
+    check_metric_exists,
+    check_metric_measured,
+    copy_arrays,
     find_module_view,
     get_decision_stage,
-    read_measured,
+    hide_constructor_frames,
+    is_exact,
+    read_measured_metric,
+    tree_signature,
 )
-from fulgurite.metrics.direction import Mode, find_mode, is_better, resolve_mode
-from fulgurite.tracebacks import hide_constructor_frames
-from fulgurite.tree.specs import copy_arrays, tree_signature
-from fulgurite.triggers import as_trigger, is_exact
 
 from fulgurite_stopping.progress import read_progress
 
@@ -183,9 +185,9 @@ class EarlyStopping:
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Refuse a metric that is not measured at a check."""
-        check_exists(run, self.monitor, "EarlyStopping")
+        check_metric_exists(run, self.monitor, "EarlyStopping")
         if self.every is not None:
-            check_measured(run, self.monitor, as_trigger(self.every), "EarlyStopping")
+            check_metric_measured(run, self.monitor, as_trigger(self.every), "EarlyStopping")
         if self.restore_best:
             self._check_view(run)
         if self.mode is None and self.better is None:
@@ -208,7 +210,7 @@ class EarlyStopping:
 
     def check_metric(self, run: fg.Run) -> fg.StopTraining | fg.ReplaceState | None:
         """Note the value at this step, and return what follows from it."""
-        value = read_measured(run, self.monitor, "EarlyStopping")
+        value = read_measured_metric(run, self.monitor, "EarlyStopping")
         if value is None:
             return None
         best_step = self._progress.best_step

@@ -12,7 +12,7 @@ from fulgurite.errors import (
     check_one_of,
     set_ints,
 )
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array
 
 from fulgurite_stopping.progress import read_progress

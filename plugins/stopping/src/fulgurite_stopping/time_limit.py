@@ -11,7 +11,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 
 _CLOCK = re.compile(r"(\d+):(\d+):(\d+):(\d+)")
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")

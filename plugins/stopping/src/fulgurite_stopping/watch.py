@@ -6,8 +6,9 @@ from typing import Any
 import equinox as eqx
 import fulgurite as fg
 import jax.numpy as jnp
-from fulgurite.metrics.direction import is_beyond
-from fulgurite.training.update import Forward, UpdateRuleWrapper
+from fulgurite import UpdateRuleWrapper
+from fulgurite.metrics import is_beyond
+from fulgurite.plugins import Forward
 from jaxtyping import Array, Bool, Float, Int
 
 

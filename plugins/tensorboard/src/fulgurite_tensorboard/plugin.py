@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
-from fulgurite.foreign_names import hint_at_class_arguments
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames, hint_at_class_arguments
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs.directory import sync_folder
 

@@ -10,7 +10,7 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 from fulgurite.errors import ConfigurationError, StateError
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames
 
 from fulgurite_tensorboard.events import EventFile, build_summary_event
 from fulgurite_tensorboard.plugin import (

@@ -6,7 +6,7 @@ from inspect import Parameter, Signature, signature
 from typing import Any
 
 import fulgurite as fg
-from fulgurite import hookspecs
+from fulgurite.plugins import hookspecs
 
 _NOT_OF_A_RUN = ("on_compile",)
 """Events outside of a fit as well, which are not recorded."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import fulgurite as fg
-from fulgurite.evaluation.evaluator import EvaluationResult
+from fulgurite.plugins import EvaluationResult
 
 from fulgurite_testing.compare import find_difference
 from fulgurite_testing.events import EventRecorder

@@ -9,7 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite.record_names import LEFT_OUT
+from fulgurite.plugins import LEFT_OUT_MESSAGE
 from fulgurite_runs.json_codec import check_readable
 
 from fulgurite_testing.compare import find_difference, find_rough_difference
@@ -75,7 +75,7 @@ def check_trains(subject: PluginUnderTest) -> None:
 def check_names(subject: PluginUnderTest) -> None:
     """What it logs has names that every logger and a checkpoint can write."""
     messages = subject.first_fit.result.messages
-    problems = [message for message in messages if LEFT_OUT in message]
+    problems = [message for message in messages if LEFT_OUT_MESSAGE in message]
     if problems:
         raise CheckError("; ".join(problems))
 

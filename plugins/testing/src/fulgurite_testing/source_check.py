@@ -8,10 +8,8 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.data.iterator import BatchIterator
-from fulgurite.data.readers import BatchItem
-from fulgurite.data.sources import as_data
 from fulgurite.errors import FulguriteError
+from fulgurite.plugins import BatchItem, BatchIterator, as_data
 
 from fulgurite_testing.compare import find_difference
 

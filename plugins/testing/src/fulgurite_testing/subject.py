@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite import tracebacks
 from fulgurite.errors import FulguriteError
+from fulgurite.plugins import HIDDEN_FRAMES_NOTE
 
 from fulgurite_testing.events import EventRecorder
 from fulgurite_testing.memory import InMemoryCheckpointer
@@ -284,7 +284,7 @@ class SaveAt:
 
 def format_error(error: BaseException) -> str:
     """Return an exception in one line, with its notes."""
-    notes = [note for note in getattr(error, "__notes__", []) if note != tracebacks.NOTE]
+    notes = [note for note in getattr(error, "__notes__", []) if note != HIDDEN_FRAMES_NOTE]
     where = "".join(f" ({note})" for note in notes)
     kind = "" if isinstance(error, FulguriteError | CheckError) else f"{type(error).__name__}: "
     return f"{kind}{error}{where}"

@@ -8,10 +8,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.execution.program import Program
-from fulgurite.training.state import as_model_init
-from fulgurite.training.step import TrainStep
-from fulgurite.triggers import StepRange
+from fulgurite import StepRange
+from fulgurite.plugins import Program, TrainStep, as_model_init
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.data.sources import get_split
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
@@ -18,6 +17,7 @@ from fulgurite.errors import (
     check_one_of,
     check_positive_int,
 )
+from fulgurite.plugins import get_split
 
 from fulgurite_tuner.trial import make_trial_engine
 

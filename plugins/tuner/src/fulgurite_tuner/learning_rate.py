@@ -14,7 +14,7 @@ from fulgurite.errors import (
     as_int,
     check_positive_int,
 )
-from fulgurite.metrics.direction import is_beyond
+from fulgurite.metrics import is_beyond
 
 from fulgurite_tuner.trial import make_trial_engine
 

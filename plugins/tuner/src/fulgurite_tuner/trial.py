@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.plugins.selection import RegisteredPlugin
+from fulgurite.plugins import RegisteredPlugin
 
 # What changes the update, or is a part of the train state and so takes memory. Everything else,
 # such as loggers, checkpoints and evaluators, stays away.

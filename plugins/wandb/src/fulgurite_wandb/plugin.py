@@ -12,8 +12,7 @@ from typing import Any, Literal, get_args
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import is_better
-from fulgurite.redact import redact_text
-from fulgurite.tracebacks import hide_constructor_frames
+from fulgurite.plugins import hide_constructor_frames, redact_text
 from fulgurite_logging import BackgroundWriter
 from fulgurite_runs import EvaluationDirectory, RunPlugin
 from fulgurite_runs.directory import expand_path

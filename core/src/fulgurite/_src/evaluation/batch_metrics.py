@@ -1,0 +1,222 @@
+"""The metrics of one batch of an evaluation, and their results over all batches."""
+
+from functools import cache, partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
+
+from fulgurite._src.evaluation.evaluator import Evaluator, MetricFunctions
+from fulgurite._src.metrics.base import CollectingMetric, Metric, RunningMetric, flatten_nested
+from fulgurite._src.metrics.basic import Mean
+from fulgurite._src.metrics.conversion import GetWeight, as_metric, to_number
+from fulgurite._src.metrics.weights import collect_weights, find_weight
+from fulgurite._src.model.context import Context
+from fulgurite._src.model.media import Media, render_if_due
+from fulgurite._src.model.module import call_with_mask, evaluate_metric_fn
+from fulgurite._src.model.output import Output
+from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.training.forward import get_weight
+from fulgurite._src.training.metric_window import check_unique_names, collect_losses
+from fulgurite.errors import ModelError
+
+
+def collect_batch_metrics(
+    evaluator: Evaluator,
+    plugins: PluginManager,
+    module: Any,
+    output: Output,
+    batch: Any,
+    ctx: Context,
+) -> tuple[dict[str, Metric], dict[str, CollectingMetric]]:
+    """Return the metrics of one batch by name, and those that collect examples; traced.
+
+    Args:
+        evaluator: its own metrics and losses replace those of the module's step.
+        plugins: of the engine; they may add metrics.
+        module: the module, in inference mode.
+        output: what its step returned.
+        batch: without its mask.
+        ctx: the context of the step.
+    """
+    get_default_weight = cache(partial(get_weight, output, batch, ctx))
+    with collect_weights():
+        values = _choose_values(evaluator, output, batch, ctx, get_default_weight)
+        values |= _collect_plugin_metrics(plugins, module, output, batch, ctx)
+        merged: dict[str, Metric] = {}
+        collected: dict[str, CollectingMetric] = {}
+        for name, value in values.items():
+            if isinstance(value, CollectingMetric):
+                collected[name] = value
+            elif isinstance(value, RunningMetric):
+                # An evaluation has no order of steps: its value is the mean over the batches.
+                merged[name] = _as_mean(value.compute(), get_default_weight())
+            else:
+                merged[name] = as_metric(name, value, get_default_weight)
+    return merged, collected
+
+
+def choose_media(
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context, is_first: Any
+) -> dict[str, Media]:
+    """Return what is shown of a batch, by name: the evaluator's own summaries replace the media of
+    the step and of plugins; traced.
+
+    Args:
+        evaluator: its summaries are shown whether or not a plugin shows media.
+        output: what the module's step returned.
+        batch: without its mask.
+        ctx: the context of the step.
+        is_first: whether it is the first batch; of others nothing is computed.
+    """
+    if evaluator.summaries is None:
+        return output.media
+    preds = _get_preds(evaluator.name, output)
+    functions: dict[str, Any] = {
+        name: partial(call_with_mask, function, preds, batch, ctx.mask)
+        for name, function in evaluator.summaries.items()
+    }
+    return render_if_due(functions, is_first)
+
+
+def may_have_bare_numbers(evaluator: Evaluator, output: Output) -> bool:
+    """Return whether losses or metrics may be numbers of which nobody says what they are means
+    over.
+
+    Args:
+        evaluator: its own functions may return anything.
+        output: what the step returned.
+    """
+    if evaluator.losses is not None or evaluator.metrics is not None or output.bare_terms:
+        return True
+    return output.has_bare_numbers and any(map(_is_number, output.metrics.values()))
+
+
+def collect_bare_numbers(
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context
+) -> dict[str, Any]:
+    """Return the numbers of which nobody says what they are means over, each under what it is in a
+    sentence; traced.
+
+    Args:
+        evaluator: its own metrics and losses replace those of the module's step.
+        output: what the module's step returned.
+        batch: without its mask.
+        ctx: the context of the step.
+    """
+    losses: dict[str, Any] = {name: output.losses[name] for name in output.bare_terms}
+    metrics = output.metrics if output.has_bare_numbers else {}
+    with collect_weights():
+        if evaluator.losses is not None:
+            losses = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
+        if evaluator.metrics is not None:
+            metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
+        labeled = {_label_loss(name): value for name, value in losses.items()}
+        labeled |= {f"the metric {name!r}": value for name, value in metrics.items()}
+        return {
+            label: jnp.asarray(value)
+            for label, value in labeled.items()
+            if _is_number(value) and find_weight(value) is None
+        }
+
+
+def collect_losses_and_bare_metrics(
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return every loss, and the bare numbers among the metrics, each under what it is in a
+    sentence; traced. The arguments are those of `collect_bare_numbers`."""
+    numbers = collect_bare_numbers(evaluator, output, batch, ctx)
+    metrics = {name: value for name, value in numbers.items() if name.startswith("the metric")}
+    if evaluator.losses is not None:
+        return {name: value for name, value in numbers.items() if name not in metrics}, metrics
+    losses = {_label_loss(name): jnp.asarray(value) for name, value in output.losses.items()}
+    return losses, metrics
+
+
+def _label_loss(name: str) -> str:
+    return "the loss" if name == "loss" else f"the loss {name!r}"
+
+
+def _is_number(value: Any) -> bool:
+    return eqx.is_array_like(value) and jnp.ndim(value) == 0
+
+
+def compute_collected(name: str, metric: CollectingMetric) -> dict[str, Any]:
+    """Return the result of a collecting metric, by name.
+
+    Args:
+        name: of the metric; a result that is a tree gives `name/path` for each leaf.
+        metric: over all batches.
+    """
+    values = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(metric.compute()):
+        keys = [keystr((key,), simple=True) for key in path]
+        values["/".join([name, *keys])] = leaf
+    return values
+
+
+def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return metrics as Python numbers and NumPy arrays; a dictionary gives `name/key` for each of
+    its keys."""
+    return {name: to_number(value) for name, value in flatten_nested(values).items()}
+
+
+def _choose_values(
+    evaluator: Evaluator, output: Output, batch: Any, ctx: Context, get_default_weight: GetWeight
+) -> dict[str, Any]:
+    """Return losses and metrics by name: the evaluator's own replace the module's, by kind."""
+    metrics = output.metrics
+    if evaluator.metrics is not None:
+        metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
+    if evaluator.losses is None:
+        losses: dict[str, Any] = {**collect_losses(output, get_default_weight)}
+    else:
+        losses = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
+    check_unique_names(losses, metrics)
+    return losses | metrics
+
+
+def _call_functions(
+    evaluator_name: str, functions: MetricFunctions, output: Output, batch: Any, ctx: Context
+) -> dict[str, Any]:
+    """Return what an evaluator's own metrics or losses are for one batch, by name.
+
+    A function that takes `mask` makes its own metric; for a padded batch without it that is an
+    error, because padding would count.
+    """
+    preds = _get_preds(evaluator_name, output)
+    return {
+        name: evaluate_metric_fn(name, function, preds, batch, ctx.mask)
+        for name, function in functions.items()
+    }
+
+
+def _get_preds(evaluator_name: str, output: Output) -> Any:
+    if output.preds is None:
+        raise ModelError(
+            f"evaluator {evaluator_name!r} has metrics, losses or summaries of its own, which take "
+            "predictions: return fg.Output(..., preds=...)"
+        )
+    return output.preds
+
+
+def _collect_plugin_metrics(
+    plugins: PluginManager, module: Any, output: Output, batch: Any, ctx: Context
+) -> dict[str, Any]:
+    """Return the metrics of plugins for one batch, as `PLUGIN/NAME`; traced."""
+    metrics: dict[str, Any] = {}
+    for hook in plugins.implementations("evaluation_metrics"):
+        name = hook.plugin.name
+        plugin_ctx = ctx.for_plugin(name)
+        answer = hook(None, module=module, output=output, batch=batch, ctx=plugin_ctx)
+        for key, value in flatten_nested(answer or {}).items():
+            metrics[f"{name}/{key}"] = value
+    return metrics
+
+
+def _as_mean(value: Any, num_examples: Any) -> Metric:
+    """Return the mean over so many examples, element by element."""
+    means = jax.vmap(partial(Mean.from_values, weight=num_examples))(jnp.ravel(value))
+    return jax.tree.map(lambda leaf: leaf.reshape(jnp.shape(value)), means)

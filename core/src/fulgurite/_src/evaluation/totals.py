@@ -1,0 +1,106 @@
+"""What an evaluation has summed up, batch by batch, and its results."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import jax
+
+from fulgurite._src.evaluation.batch_metrics import as_numbers, compute_collected
+from fulgurite._src.evaluation.evaluator import EvaluationResult, Evaluator
+from fulgurite._src.evaluation.program import CarryLayout
+from fulgurite._src.metrics.base import CollectingMetric, Metric, MetricAccumulator, flatten_nested
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What one batch collected, on the device.
+
+    Attributes:
+        done: an array that the batch leaves.
+        collected: the arrays of the collecting metrics.
+        treedef: their structure.
+    """
+
+    done: Any
+    collected: list[Any]
+    treedef: Any
+
+    def read(self) -> dict[str, CollectingMetric]:
+        """Return the collecting metrics by name, on the host, once the batch is done."""
+        self.done.block_until_ready()
+        # `device_get` of nothing takes 10 µs.
+        return self.treedef.unflatten(jax.device_get(self.collected) if self.collected else [])
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationTotals:
+    """The metrics of an evaluation over the batches so far, as `Engine.evaluate_step` returns them.
+
+    They are summed up on the device; nothing is read before `compute`.
+
+    Example:
+        state = engine.init_state(model, data)
+        totals = None
+        for batch in data:
+            totals = engine.evaluate_step(state, batch, totals)
+        print(totals.compute()["loss"])
+
+    Attributes:
+        evaluator: what is evaluated.
+        num_batches: how many batches there were.
+        carries: by structure of the batches, what one of them hands to the next.
+        layouts: by structure of the batches, how that is laid out.
+        parts: the collecting metrics of each batch, on the host.
+        pending: those of the newest batches.
+        shown: the media of the first batch.
+    """
+
+    evaluator: Evaluator
+    num_batches: int = 0
+    carries: Mapping[Any, list[Any]] = field(default_factory=dict)
+    layouts: Mapping[Any, CarryLayout] = field(default_factory=dict)
+    parts: tuple[dict[str, CollectingMetric], ...] = ()
+    pending: tuple[Pending, ...] = ()
+    shown: Mapping[str, Any] = field(default_factory=dict)
+
+    def compute(self) -> dict[str, Any]:
+        """Return the metrics over all batches so far, as `Engine.evaluate` does. Waits for the
+        device."""
+        return self.get_result().metrics
+
+    def read_metrics(self) -> dict[str, Metric | CollectingMetric]:
+        """Return the metrics over all batches so far themselves, by name, on the host: they can be
+        merged with those of other evaluations. Waits for the device."""
+        accumulator, collected = self._read()
+        return {**accumulator.metrics, **collected}
+
+    def get_result(self) -> EvaluationResult:
+        """Return the metrics and media over all batches so far. Waits for the device."""
+        accumulator, collected = self._read()
+        values: dict[str, Any] = accumulator.compute()
+        shown = {name: metric.media() for name, metric in accumulator.metrics.items()}
+        media = dict(self.shown)
+        media |= {name: value for name, value in flatten_nested(shown).items() if value is not None}
+        for name, metric in collected.items():
+            values |= compute_collected(name, metric)
+        # Summed up here and not for each batch: each term may weigh examples in its own way, so the
+        # sums of the batches have no weight that fits.
+        losses = self.evaluator.losses or {}
+        if "loss" in losses or (losses and "loss" not in values):
+            values["loss"] = sum(values[name] for name in losses)
+        return EvaluationResult(as_numbers(values), media)
+
+    def _read(self) -> tuple[MetricAccumulator, dict[str, CollectingMetric]]:
+        """Return the merged metrics, and the collecting ones by name, on the host."""
+        parts: dict[str, list[CollectingMetric]] = {}
+        for part in (*self.parts, *(batch.read() for batch in self.pending)):
+            for name, metric in part.items():
+                parts.setdefault(name, []).append(metric)
+        accumulators: list[MetricAccumulator] = [
+            self.layouts[structure].unflatten(jax.device_get(carry))[0]
+            for structure, carry in self.carries.items()
+        ]
+        accumulator = reduce(MetricAccumulator.merge, accumulators, MetricAccumulator({}, {}))
+        return accumulator, {name: first.merge(*more) for name, (first, *more) in parts.items()}

@@ -1,0 +1,417 @@
+"""The compiled step: flat, donated, fused, one executable for every batch structure and shapes."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from jaxtyping import Array
+
+from fulgurite._src.data.sources import ArrayData
+from fulgurite._src.execution.debugging import has_invalid_numbers, is_debugging_numbers
+from fulgurite._src.execution.executables import compile_lowered
+from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
+from fulgurite._src.model.output import Output
+from fulgurite._src.training.services import Services
+from fulgurite._src.training.step import TrainStep
+from fulgurite._src.tree.paths import leaves_with_paths
+from fulgurite._src.tree.specs import (
+    describe_structures,
+    format_tree,
+    put_beside,
+    shape_signature,
+    shape_spec,
+)
+from fulgurite.errors import DataError
+
+# XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once.
+# That costs a step with a small state more than it gains: 0.88 against 0.79 of a hand-written one.
+# Large ones and convolutions gain.
+_SMALL_STATE_BYTES = 2**20
+_SMALL_STEP_OPTIONS: dict[str, Any] = {
+    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+}
+
+
+class StepResults(NamedTuple):
+    """What leaves a step besides its state.
+
+    Attributes:
+        packed: loss, metrics and losses.
+        media: the arrays of media.
+        fields: the arrays of those fields of the output that were asked for.
+        output_layout: what the arrays are; None while they are traced.
+    """
+
+    packed: Vectors
+    media: list[Array]
+    fields: list[Array]
+    output_layout: "OutputLayout | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class OutputLayout:
+    """What the arrays that leave a step are, known once it was traced.
+
+    Attributes:
+        unpack: returns the arrays in `StepResults.packed`.
+        unpack_on_host: returns those in vectors of NumPy.
+        output: the structure of loss, metrics and losses.
+        media: the structure of media.
+        fields: the structure of the fields that were asked for.
+    """
+
+    unpack: Callable[[Vectors], Any]
+    unpack_on_host: Callable[[Vectors], Any]
+    output: Any
+    media: Any
+    fields: Any
+
+
+class Dispatch(NamedTuple):
+    """Steps that only have to be started.
+
+    Attributes:
+        executable: of the step.
+        arguments: all but what is due.
+        output_layout: what the arrays are that leave the step.
+    """
+
+    executable: jax.stages.Compiled
+    arguments: tuple[Any, ...]
+    output_layout: OutputLayout
+
+
+class BatchBuffer:
+    """The batches of one dispatch, each copied as it comes.
+
+    Args:
+        size: the largest number of batches.
+        is_stacked: whether the batches lie along a new first axis.
+    """
+
+    def __init__(self, size: int, *, is_stacked: bool) -> None:
+        self._size = size
+        self._is_stacked = is_stacked
+        self._treedef: Any = None
+        self._leaves: list[Any] = []
+        self.first: Any = None
+        self.count = 0
+
+    def add(self, batch: Any) -> None:
+        """Add a batch of the shapes of those before."""
+        leaves, treedef = jax.tree.flatten(batch)
+        if self.count == 0:
+            self.first = batch
+            self._treedef = treedef
+            self._leaves = [self._allocate(leaf) for leaf in leaves]
+        for place, leaf in zip(self._leaves, leaves, strict=True):
+            if isinstance(place, list):
+                place.append(leaf)
+            else:
+                place[self.count] = leaf
+        self.count += 1
+
+    def get_batches(self) -> Any:
+        """Return the one batch, or all along a new first axis. What is past their number is never
+        read."""
+        if not self._is_stacked:
+            return self.first
+        stacked = [self._stack(place) for place in self._leaves]
+        return jax.tree.unflatten(self._treedef, stacked)
+
+    def _allocate(self, leaf: Any) -> Any:
+        """Return a place for one leaf of all batches; a list, for those on the device."""
+        if not self._is_stacked or isinstance(leaf, jax.Array):
+            return []
+        # In the dtype of the device: to cast what is past the last batch might overflow.
+        return np.empty((self._size, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    def _stack(self, place: Any) -> Any:
+        if isinstance(place, list):
+            place = put_beside(place, place[0])
+            return jnp.stack([*place, *[place[-1]] * (self._size - len(place))])
+        return place
+
+
+class CompiledStep:
+    """Run up to `steps_per_execution` steps in one dispatch of one executable.
+
+    Several steps run in a loop whose trip count is an argument, over a buffer of
+    `steps_per_execution` batches. A trigger that splits a dispatch therefore needs no other
+    executable, and the bits do not depend on where it splits. What is due at a step is an argument,
+    too: work that is wanted only there is behind `lax.cond` on it. With `steps_per_execution=1`
+    there is no loop, because XLA on CPU runs a convolution inside of one on a single thread.
+
+    Args:
+        services: of the engine.
+        step: the traced step, for states of `layout`.
+        layout: how states cross `jax.jit`.
+        batch_structures: those that a batch may have.
+        steps_per_execution: the size of the buffer.
+        runs_in_loop: whether there is a loop, which there must be for several steps.
+        returns: fields of the output that leave the step as well, such as `preds`.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        step: TrainStep,
+        layout: StateLayout,
+        batch_structures: set[Any],
+        steps_per_execution: int,
+        *,
+        runs_in_loop: bool,
+        returns: tuple[str, ...] = (),
+    ) -> None:
+        self.steps_per_execution = steps_per_execution
+        self._runs_in_loop = runs_in_loop
+        self._services = services
+        self._step = step
+        self._layout = layout
+        self._sharding = services.sharding
+        self._batch_structures = batch_structures
+        self._executables: dict[Any, jax.stages.Compiled] = {}
+        self._output_layouts: dict[Any, OutputLayout] = {}
+        # Set by the trace, which knows it first.
+        self._traced_output_layout: OutputLayout | None = None
+        # What was compiled for each rule, which is kept, so that no other one gets its id.
+        self._compiled_specs: dict[int, tuple[Any, list[Any]]] = {}
+        self._returns = returns
+
+    def make_buffer(self) -> BatchBuffer:
+        """Return an empty buffer for the batches of one dispatch."""
+        # XLA sees that the slice of a buffer for one batch does not change in the loop, and fuses
+        # a step of attention in another way than with a longer one.
+        size = max(self.steps_per_execution, 2) if self._runs_in_loop else 1
+        return BatchBuffer(size, is_stacked=self._runs_in_loop)
+
+    def __call__(
+        self, flat: FlatState, batches: BatchBuffer, due: np.ndarray, resident: Any = None
+    ) -> tuple[FlatState, StepResults]:
+        """Run one step for each batch, and return the state and the last step's results.
+
+        Args:
+            flat: the state before; consumed.
+            batches: from `make_buffer`, with one batch and more.
+            due: what is due after the last of the steps, in the order of `Settings.due_names`.
+            resident: the arrays on the device that indexed batches are gathered from.
+        """
+        return self.run(self.prepare(flat, batches, due, resident), due)
+
+    def prepare(
+        self, flat: FlatState, batches: BatchBuffer, due: np.ndarray, resident: Any = None
+    ) -> Dispatch:
+        """Return everything that `run` needs: batches that are checked, and an executable.
+
+        If it raises, the state is still there.
+
+        Args:
+            flat: the state before.
+            batches: as of a call.
+            due: of the shape of what `run` takes.
+            resident: as of a call.
+        """
+        rule = self._step.update_rule
+        place = flat.arrays[0].sharding if flat.arrays else None
+        key = id(rule), place, is_debugging_numbers(), *shape_signature(batches.first)
+        executable = self._executables.get(key)
+        if executable is None:
+            self._check_new_batch(batches.first)
+        stacked = batches.get_batches()
+        if self._sharding.mesh is None:
+            stacked = put_beside(stacked, flat)
+        buffer = self._sharding.shard_batch(stacked, is_stacked=self._runs_in_loop)
+        arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(batches.count))
+        if executable is None:
+            executable = self._compile(batches.first, (*arguments, due))
+            self._executables[key] = executable
+            assert self._traced_output_layout is not None
+            self._output_layouts[key] = self._traced_output_layout
+        return Dispatch(executable, arguments, self._output_layouts[key])
+
+    def run(self, dispatch: Dispatch, due: np.ndarray) -> tuple[FlatState, StepResults]:
+        """Run the steps of a dispatch, and return the state and the last step's results.
+
+        Args:
+            dispatch: from `prepare`; its state is consumed.
+            due: as of a call.
+        """
+        arrays, packed, results = dispatch.executable(*dispatch.arguments, due)
+        results = results._replace(output_layout=dispatch.output_layout)
+        if is_debugging_numbers():
+            self._debug_numbers(dispatch, due, FlatState(arrays, packed), results)
+        return FlatState(arrays, packed), results
+
+    def _debug_numbers(
+        self, dispatch: Dispatch, due: np.ndarray, flat: FlatState, results: StepResults
+    ) -> None:
+        """Where `jax_debug_nans` or `jax_debug_infs` is set and a step has given such a number, run
+        the steps again, operation by operation, so that JAX raises its error at the line of the
+        user.
+
+        Args:
+            dispatch: that was run; its state is not donated while the numbers are debugged.
+            due: as of a call.
+            flat: the state after it.
+            results: of its last step.
+        """
+        on_host = jax.device_get(flat.packed)
+        numbers = dispatch.output_layout.unpack_on_host(jax.device_get(results.packed))
+        is_nonfinite = self._layout.packing.get_subtree(on_host, "nonfinite").step >= 0
+        if not is_nonfinite and not has_invalid_numbers((numbers, flat.arrays)):
+            return
+        arguments = jax.tree.map(jnp.asarray, (*dispatch.arguments, due))
+        arrays, packed, resident, buffer, count, flags = arguments
+        steps_done = int(self._step.steps_done)
+        for index in range(int(count)):
+            # Errors name the step by it.
+            self._step.steps_done = steps_done + index
+            batch = buffer
+            if self._runs_in_loop:
+                batch = jax.tree.map(lambda leaf, index=index: leaf[index], buffer)
+            with self._sharding.mesh_context():
+                arrays, packed, _ = self._run_single_step(resident, batch, flags, arrays, packed)
+
+    def get_output(self, results: StepResults) -> Output:
+        """Return the output of a step: loss, metrics and losses, and the fields asked for."""
+        layout = results.output_layout
+        assert layout is not None
+        leaves = layout.unpack(results.packed)
+        loss, metrics, losses = jax.tree.unflatten(layout.output, leaves)
+        fields = jax.tree.unflatten(layout.fields, results.fields)
+        return Output(loss, metrics, losses, **fields)
+
+    def get_media(self, results: StepResults) -> dict[str, Any]:
+        """Return the media of a step, zeros unless they were due."""
+        assert results.output_layout is not None
+        return jax.tree.unflatten(results.output_layout.media, results.media)
+
+    def _check_new_batch(self, batch: Any) -> None:
+        """Check a batch of new shapes: that it divides by the devices, and is alike on all
+        processes."""
+        where = f"the batch for step {self._step.step_number}"
+        self._sharding.check_batch(batch, where)
+        self._sharding.check_same(
+            "batches of new shapes", lambda: {"what they train on": where}, batch
+        )
+
+    def _compile(self, batch: Any, arguments: Any) -> jax.stages.Compiled:
+        """Compile the step for batches of these shapes, within the cap on compilations."""
+        batch_spec = shape_spec(batch)
+        update_rule = self._step.update_rule
+        _, specs = self._compiled_specs.setdefault(id(update_rule), (update_rule, []))
+        self._check_spec(batch_spec, specs)
+        shardings = self._layout.shardings
+        out_shardings = None if shardings is None else (*shardings, self._sharding.replicated)
+        # JAX takes the trace of an equal function where that one is alive still, and methods of one
+        # object are equal; this one traces the rule that holds now.
+        donated = () if is_debugging_numbers() else 0
+        run = jax.jit(partial(self._run), donate_argnums=donated, out_shardings=out_shardings)
+        state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
+        with self._services.timings.time("compile"), self._sharding.mesh_context():
+            buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
+            traced = run.trace(*state_and_data, buffer_spec, count, due)
+            lowered = traced.lower()
+            options = _choose_compiler_options(lowered, arguments[0])
+            compiled = compile_lowered(lowered, arguments, options)
+        specs.append(batch_spec)
+        self._services.compilations.report("step", batch_spec, compiled, traced.jaxpr)
+        return compiled
+
+    def _check_spec(self, spec: Any, specs: list[Any]) -> None:
+        """Check a new batch spec against those that may be and those that were compiled before."""
+        where = f"the batch for step {self._step.step_number}"
+        if jax.tree.structure(spec) not in self._batch_structures:
+            text, known = format_tree(spec), ""
+            if specs:
+                text, known = describe_structures(spec, specs[0])
+                known = f", not {known}"
+            raise DataError(
+                f"{where} has another structure than those before: {text}{known}. "
+                "Give all of them one, or declare a batch of each: fg.DataSource(source, "
+                "batch_examples=(...))"
+            )
+        _warn_of_other_dtypes(where, spec, specs)
+        self._services.compilations.check_limit(where, spec, specs)
+
+    def _run(
+        self, arrays: Any, packed: Any, resident: Any, buffer: Any, count: Any, due: Any
+    ) -> Any:
+        if not self._runs_in_loop:
+            return self._run_single_step(resident, buffer, due, arrays, packed)
+        return self._run_fused_steps(resident, buffer, count, due, arrays, packed)
+
+    def _run_fused_steps(
+        self, resident: Any, buffer: Any, count: Any, due: Any, arrays: Any, packed: Any
+    ) -> Any:
+        # Traced once, to learn the shape of its output and to be the loop's body.
+        first = jax.tree.map(lambda leaf: leaf[0], buffer)
+        # A function equal to no other one, as in `_compile`.
+        jaxpr, shapes = jax.make_jaxpr(partial(self._run_single_step), return_shape=True)(
+            resident, first, due, arrays, packed
+        )
+        run_single_step = jaxpr_as_fun(jaxpr)
+        result_tree = jax.tree.structure(shapes)
+
+        def body(index: Any, carry: Any) -> Any:
+            arrays, packed, _ = carry
+            batch = jax.tree.map(lambda leaf: leaf[index], buffer)
+            due_now = due & (index == count - 1)
+            leaves = jax.tree.leaves((resident, batch, due_now, arrays, packed))
+            return jax.tree.unflatten(result_tree, run_single_step(*leaves))
+
+        results = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[2])
+        return jax.lax.fori_loop(0, count, body, (arrays, packed, results))
+
+    def _run_single_step(
+        self, resident: Any, batch: Any, due: Any, arrays: Any, packed: Any
+    ) -> tuple[Any, Any, StepResults]:
+        state = self._layout.unflatten_traced(FlatState(arrays, packed))
+        state, output = self._step(state, ArrayData.gather(resident, batch), due)
+        flat = self._layout.flatten_traced(state)
+        leaves, output_tree = jax.tree.flatten((output.loss, output.metrics, output.losses))
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        packing = VectorPacking(shape_spec(leaves))
+        media, media_tree = jax.tree.flatten(output.media)
+        fields = {name: getattr(output, name) for name in self._returns}
+        arrays, fields_tree = jax.tree.flatten(fields)
+        self._traced_output_layout = OutputLayout(
+            jax.jit(packing.unpack), packing.unpack, output_tree, media_tree, fields_tree
+        )
+        results = StepResults(packing.pack(leaves), media, list(map(jnp.asarray, arrays)))
+        return flat.arrays, flat.packed, results
+
+
+def _warn_of_other_dtypes(where: str, spec: Any, known_specs: list[Any]) -> None:
+    """Warn of a batch with a dtype that no batch of its structure before it had: training goes on
+    with it, in another precision."""
+    alike = [
+        known for known in known_specs if jax.tree.structure(known) == jax.tree.structure(spec)
+    ]
+    if not alike:
+        return
+    known_dtypes = [tuple(leaf.dtype for leaf in jax.tree.leaves(known)) for known in alike]
+    for index, (path, leaf) in enumerate(leaves_with_paths(spec)):
+        before = {dtypes[index] for dtypes in known_dtypes}
+        if leaf.dtype not in before:
+            warnings.warn(
+                f"{where} has another dtype than those before: {path or 'it'} is {leaf.dtype}, not "
+                f"{', '.join(sorted(map(str, before)))}. The step is compiled again and trains on "
+                "it as it is; cast it where the batch is made if that is a mistake",
+                stacklevel=2,
+            )
+
+
+def _choose_compiler_options(lowered: Any, arrays: list[Any]) -> dict[str, Any] | None:
+    """Return options for a step on a small state without convolutions; None for the default."""
+    if sum(array.nbytes for array in arrays) >= _SMALL_STATE_BYTES:
+        return None
+    if "stablehlo.convolution" in lowered.as_text():
+        return None
+    return _SMALL_STEP_OPTIONS.get(jax.default_backend())

@@ -1,0 +1,447 @@
+"""What a fit begins with: a checkpoint of its own run, one of another run, or weights alone.
+
+Which checkpoint is meant and where it lies is known to the active checkpointer only. The core
+passes on what the user gave, with a template of the state, and gets a `Snapshot`.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.tree_util import DictKey, GetAttrKey
+from jaxtyping import Array, Key
+
+from fulgurite._src.data.iterator import BatchIterator
+from fulgurite._src.execution.dispatch import StepsPerExecution
+from fulgurite._src.execution.program import (
+    Program,
+    build_module,
+    get_state_shardings,
+    init_plugin_states,
+    with_shardings,
+)
+from fulgurite._src.fit.run import EngineView, FitResult
+from fulgurite._src.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
+from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.rng import make_root_key
+from fulgurite._src.sharding import ShardingStrategy
+from fulgurite._src.training.state import ModelInit, TrainState, as_model_init
+from fulgurite._src.tree.paths import path_from_keys
+from fulgurite._src.triggers import StepRange
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    FulguriteError,
+    PluginError,
+    error_context,
+)
+
+T = TypeVar("T")
+WEIGHTS = {"module": "module", "model_state": "model_state"}
+"""What `init_from` reads of a checkpoint unless its `map` says otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class FitRequest:
+    """What `Engine.fit` was asked for.
+
+    Attributes:
+        model_init: where the module comes from.
+        data: the data source of training.
+        state: a state to continue from, or None.
+        start_step: the step of that state, else 0.
+        length: the steps and epochs to train, one of them None.
+        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
+        resume: the argument of `fit`.
+        init_from: the argument of `fit`.
+    """
+
+    model_init: ModelInit
+    data: Any
+    state: TrainState | None
+    start_step: int
+    length: tuple[int | None, int | None]
+    steps_per_execution: StepsPerExecution
+    resume: Resume
+    init_from: InitFrom
+
+
+@dataclass(frozen=True, eq=False)
+class FitPlan:
+    """What a loop begins with.
+
+    Attributes:
+        program: the training program.
+        data_iterator: where batches come from.
+        state: to train from; consumed.
+        step_range: its start is earlier than `state.step` in a resumed fit.
+        requested_length: the steps and epochs to train, one of them None; with epochs, the end
+            follows from the ends of epochs as far as they are known.
+        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
+        device_arrays: the arrays on the device that indexed batches are gathered from, or None.
+        resumed_from: the snapshot that the fit goes on from, or None.
+        resume: what `fit(resume=...)` was.
+        messages: what the user is told at the start.
+    """
+
+    program: Program
+    data_iterator: BatchIterator
+    state: TrainState
+    step_range: StepRange
+    requested_length: tuple[int | None, int | None]
+    steps_per_execution: StepsPerExecution
+    device_arrays: Any
+    resumed_from: Snapshot | None
+    resume: Resume
+    messages: list[str]
+
+
+def reserve_plugins(engine: EngineView, request: FitRequest) -> AbstractContextManager[None]:
+    """Return a context in which no other fit uses the engine or an instance of its plugins.
+
+    Args:
+        engine: the engine that trains.
+        request: what `fit` was asked for.
+    """
+    steps, epochs = request.length
+    length = f"{epochs} epochs" if steps is None else f"{steps} steps"
+    return engine.plugins.reserve(f"the fit of {length}", engine.run_dir)
+
+
+def check_starting_point(resume: Resume, state: TrainState | None, init_from: InitFrom) -> None:
+    """Raise `ConfigurationError` if the arguments of `Engine.fit` name two starting points.
+
+    Args:
+        resume: the argument of `fit`.
+        state: the argument of `fit`.
+        init_from: the argument of `fit`.
+    """
+    if isinstance(resume, CheckpointRef) and resume.view is not None:
+        raise ConfigurationError(
+            f"fit: resume names the weights {resume.view!r}, and a run resumes with everything "
+            "that it had: leave view out"
+        )
+    if state is not None and (init_from is not None or resume not in (None, "never")):
+        raise ConfigurationError(
+            "fit takes a state to continue from, or a checkpoint to start from, not both"
+        )
+
+
+def load_snapshot(engine: EngineView, resume: Resume, template: TrainState) -> Snapshot | None:
+    """Return what the active checkpointer reads; None for a fresh start.
+
+    Args:
+        engine: the engine that trains or evaluates.
+        resume: the argument of `Engine.fit`.
+        template: a state of `jax.ShapeDtypeStruct`s, like the one that is needed.
+
+    Raises:
+        PluginError: no checkpointer is active.
+        CheckpointError: there is no such checkpoint, and `resume` does not allow that.
+    """
+    if resume is None or resume == "never":
+        return None
+    restore = engine.plugins.get_single_impl("restore_checkpoint")
+    if restore is None:
+        raise PluginError(
+            f"no plugin can restore {_format_source(resume)}: install fulgurite-checkpoint and add "
+            f"a Checkpointer to the plugins"
+        )
+    snapshot: Snapshot | None = restore(None, resume=resume, template=template, engine=engine)
+    is_optional = resume == "auto" or (isinstance(resume, CheckpointRef) and resume.optional)
+    if snapshot is None and not is_optional:
+        raise CheckpointError(
+            f"plugin {restore.plugin.name!r} found no checkpoint for {_format_source(resume)}: "
+            f"check the path"
+        )
+    return snapshot
+
+
+def select_hyperparameters(resume: Resume, state: TrainState) -> TrainState:
+    """Return the state of a checkpoint, in which shapes stand for the hyperparameters in the
+    optimizer's state if those of the program are to be taken.
+
+    Args:
+        resume: the argument of `Engine.fit`.
+        state: of the checkpoint.
+    """
+    if not isinstance(resume, CheckpointRef) or resume.hyperparameters == "checkpoint":
+        return state
+
+    def leave_out(path: Any, leaf: Any) -> Any:
+        # `hyperparams` is the field of the state of `optax.inject_hyperparams`.
+        is_hyperparameter = any(getattr(key, "name", None) == "hyperparams" for key in path)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_hyperparameter else leaf
+
+    return state.replace(opt_state=jax.tree_util.tree_map_with_path(leave_out, state.opt_state))
+
+
+def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> None:
+    """Hand the host states in a snapshot to their plugins.
+
+    Args:
+        plugins: of the engine.
+        snapshot: None is a fresh start, at which nothing is restored.
+
+    Raises:
+        CheckpointError: a plugin cannot go on from its host state.
+    """
+    if snapshot is None:
+        return
+    for hook in plugins.implementations("set_host_state"):
+        entry = snapshot.host_states.get(hook.plugin.name)
+        if not entry:
+            continue
+        try:
+            hook(None, state=entry["state"], version=entry["version"])
+        except FulguriteError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"plugin {hook.plugin.name!r} cannot go on from the host state that the checkpoint "
+                f"of step {int(snapshot.state.step)} holds for it, of version {entry['version']} "
+                f"of that state: {type(error).__name__}: {error}. Resume from another checkpoint, "
+                f"or begin anew with resume='never'"
+            ) from error
+
+
+def plan_step_range(
+    snapshot: Snapshot | None,
+    start: int,
+    steps: int | None,
+    epochs: int | None,
+    epoch_length: int | None,
+) -> StepRange:
+    """Return the steps that a fit is to take.
+
+    A resumed fit keeps its range, unless another length is requested than before.
+
+    Args:
+        snapshot: what the fit resumes from, or None.
+        start: the step at which the fit began, before any resume.
+        steps: the number of steps of the whole fit, or None.
+        epochs: the number of epochs of the whole fit, or None.
+        epoch_length: the steps of the first epoch, as far as they are known.
+
+    Raises:
+        CheckpointError: the snapshot is past the end of the fit.
+    """
+    if snapshot is not None and snapshot.requested_length in (None, (steps, epochs)):
+        return snapshot.step_range
+    epoch_ends = snapshot.step_range.epoch_ends if snapshot else ()
+    stop = None
+    if steps is not None:
+        stop = start + steps
+    elif epochs is not None:
+        stop = _find_end_of_epoch(epochs, start, epoch_ends, epoch_length)
+    if snapshot is not None and stop is not None:
+        step = int(snapshot.state.step)
+        # The fit would return a model with more steps than requested, and the run would never be
+        # marked as complete.
+        if step > stop:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is past step {stop}, where this fit should end: "
+                f"ask for more, resume from an earlier one, or start afresh: resume='never', or "
+                f"another run directory"
+            )
+    return StepRange(start, stop, epoch_ends)
+
+
+def check_known_batches(
+    sharding: ShardingStrategy, batches: BatchIterator, step: int, stop: int | None
+) -> None:
+    """Raise `DataError` if a batch that the fit will come to does not divide by the devices, as far
+    as that is known before it is read.
+
+    Args:
+        sharding: of the engine.
+        batches: of the fit.
+        step: that of the state which the fit begins with.
+        stop: the last step of the fit, as far as it is known.
+    """
+    if sharding.mesh is None:
+        return
+    failure = None
+    for number, batch in batches.iter_known_batches():
+        if stop is not None and step + number >= stop:
+            continue
+        try:
+            sharding.check_batch(batch, f"the batch for step {step + number + 1}")
+        except DataError as error:
+            failure = error
+            break
+    sharding.raise_on_any_process(failure)
+
+
+def fill_missing_state(
+    engine: EngineView,
+    state: TrainState | None,
+    program: Program,
+    source: ModelInit,
+    init_from: InitFrom,
+) -> TrainState:
+    """Return a state whose missing parts are initialized; all of it where there is no state.
+
+    A new state takes from `init_from` what its map says, else the weights. Its optimizer state is
+    initialized from the weights that were read, and what is read of the optimizer state replaces
+    that.
+
+    Args:
+        engine: the engine that trains.
+        state: a state to continue from, with `jax.ShapeDtypeStruct`s for what it lacks, or None.
+        program: the program that initializes states.
+        source: the model to initialize.
+        init_from: the argument of `Engine.fit`.
+    """
+    key = make_root_key(engine.seed)
+    if state is not None:
+        leaves = jax.tree.leaves(state)
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            return state
+        return _fill_missing(state, program.init_state(source, key))
+    if init_from is None:
+        return program.init_state(source, key)
+    reference = as_checkpoint_ref(init_from)
+    reference = replace(reference, map=reference.map or WEIGHTS, optional=False)
+    snapshot = load_snapshot(engine, reference, program.state_spec)
+    assert snapshot is not None
+    _check_begins_with_module(reference, snapshot)
+    initial = program.init_state(source, key)
+    weights = _fill_missing(
+        (snapshot.state.module, snapshot.state.model_state), (initial.module, initial.model_state)
+    )
+    return _fill_missing(snapshot.state, program.init_state(as_model_init(weights), key))
+
+
+def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> TrainState:
+    """Return a train state with what an evaluation needs of a checkpoint.
+
+    It has no optimizer state, metric window or non-finite tracker, and is restored without a batch
+    of the training data, on which the structure of the window depends.
+
+    Args:
+        engine: the engine that evaluates.
+        model: what `fit` takes, or a result or a train state; it gives the structure.
+        weights: the checkpoint.
+    """
+    if isinstance(model, FitResult | TrainState):
+        model = model.module if model.model_state is None else (model.module, model.model_state)
+    model_init = as_model_init(model)
+    template = _build_evaluation_template(engine, model_init)
+    parts = ["step", "key", "module"]
+    if template.model_state is not None:
+        parts.append("model_state")
+    for name in template.plugin_states:
+        parts.append(str(path_from_keys((GetAttrKey("plugin_states"), DictKey(name)))))
+    mapping = {part: part for part in parts}
+    reference = replace(as_checkpoint_ref(weights), map=mapping, optional=False)
+    snapshot = load_snapshot(engine, reference, template)
+    assert snapshot is not None
+    state = snapshot.state
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
+        # A reference that is not strict may lack some, such as a checkpoint of a part of the
+        # weights.
+        init_state = partial(_init_evaluation_state, engine, model_init)
+        initial: TrainState = eqx.filter_jit(init_state)(model_init.arrays, state.key)
+        if engine.sharding.mesh is not None:
+            initial = jax.tree.map(_put_like, template, initial)
+        state = _fill_missing(state, initial)
+    view = reference.view or snapshot.module_view
+    with error_context(
+        lambda: (
+            f"the checkpoint was asked for, or is the best, by the weights {view!r}: give the "
+            "engine the plugin that makes them, or read those that were trained by "
+            "CheckpointRef(..., view='current')"
+        )
+    ):
+        return engine.apply_module_view(state, view)
+
+
+def as_checkpoint_ref(source: CheckpointSource) -> CheckpointRef:
+    """Return a reference to a checkpoint, of which only the checkpointer knows what its path is."""
+    return source if isinstance(source, CheckpointRef) else CheckpointRef(source)
+
+
+def _check_begins_with_module(reference: CheckpointRef, snapshot: Snapshot) -> None:
+    """Raise `ConfigurationError` if a run is to begin with weights that a plugin makes of a state:
+    it reads arrays of the checkpoint."""
+    is_map_of_weights = reference.map == WEIGHTS
+    view = reference.view or (snapshot.module_view if is_map_of_weights else "current")
+    if view != "current":
+        raise ConfigurationError(
+            f"init_from: the checkpoint was asked for, or is the best, by the weights {view!r}, "
+            "and init_from reads the module that was trained. Begin with the former by "
+            "state = engine.load_weights(model, reference) and fit((state.module, "
+            "state.model_state), data), in an engine with the plugin that makes them, or fit("
+            "state.module, data) without a model state; or with the latter by "
+            "CheckpointRef(..., view='current')"
+        )
+
+
+def _find_end_of_epoch(
+    epochs: int, start: int, epoch_ends: tuple[int, ...], epoch_length: int | None
+) -> int | None:
+    """Return the step at which the last of so many epochs ends, as far as that is known."""
+    if epochs <= len(epoch_ends):
+        return epoch_ends[epochs - 1]
+    if epoch_ends:
+        *_, before, last = (start, *epoch_ends)
+        return last + (epochs - len(epoch_ends)) * (last - before)
+    return None if epoch_length is None else start + epochs * epoch_length
+
+
+def _build_evaluation_template(engine: EngineView, model_init: ModelInit) -> TrainState:
+    """Return the shapes of a state without optimizer state, metric window and non-finite
+    tracker."""
+    init_state = partial(_init_evaluation_state, engine, model_init)
+    template: TrainState = eqx.filter_eval_shape(init_state, model_init.arrays, jax.random.key(0))
+    shardings = get_state_shardings(engine.plugins, engine.sharding, template)
+    return template if shardings is None else with_shardings(template, shardings)
+
+
+def _init_evaluation_state(
+    engine: EngineView, model_init: ModelInit, arrays: Any, key: Key[Array, ""]
+) -> TrainState:
+    """Return a state without what only training needs. Traced.
+
+    Args:
+        engine: the engine that evaluates.
+        model_init: where the module comes from.
+        arrays: of its model.
+        key: the root key.
+    """
+    left_out: Any = None
+    params_key = key
+    if model_init.model is None:
+        params_key = engine.services.make_rng_streams(key).key("params", "init")
+    module, model_state = build_module(engine.plugins, model_init, arrays, params_key)
+    plugin_states = init_plugin_states(engine.plugins, module, model_state, key)
+    return TrainState(
+        jnp.int32(0), module, model_state, left_out, key, left_out, left_out, plugin_states
+    )
+
+
+def _put_like(spec: Any, leaf: Any) -> Any:
+    """Return a leaf where the one of the same place in a template of shapes lies."""
+    is_spec = isinstance(spec, jax.ShapeDtypeStruct)
+    return jax.device_put(leaf, spec.sharding) if is_spec else leaf
+
+
+def _fill_missing(state: T, initial: T) -> T:
+    """Return `state` with the arrays of `initial` where it has only their shapes."""
+    return jax.tree.map(
+        lambda leaf, initial_leaf: initial_leaf if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
+        state,
+        initial,
+    )
+
+
+def _format_source(resume: Resume) -> str:
+    if isinstance(resume, CheckpointRef):
+        return "the run" if resume.path is None else str(resume.path)
+    return f"resume={resume!r}"

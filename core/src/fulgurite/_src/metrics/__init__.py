@@ -1,0 +1,1 @@
+"""Metrics: what they hold, how they are merged, and what a larger value means."""

@@ -1,0 +1,168 @@
+"""The path language: where a node is in a tree.
+
+A path is written like Python: `module.layers[0].weight`. A name is an attribute or a dictionary
+key; one that is no identifier is quoted, `plugin_states["evaluator:test"]`; a number is an index.
+`fulgurite.tree.select` adds wildcards.
+
+`jax.tree_util.keystr` is not used: it tells attributes from dictionary keys (`.a` and `['a']`), and
+its quotes are Python's, so that a path could not be read back from what it writes.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from fulgurite.errors import PathError
+
+Segment = str | int
+
+_JSON_STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
+_TOKEN = re.compile(
+    rf'\.(?P<name>[^.\[\]"\s]+)|\[(?P<quoted>{_JSON_STRING})\]|\[(?P<index>-?[0-9]+|\*)\]'
+)
+
+
+class TreePath(tuple[Segment, ...]):
+    """The segments from the root to a node. `str` writes what `parse_path` reads.
+
+    Example:
+        from fulgurite.plugins import TreePath
+
+        str(TreePath(["layers", 0, "weight"]))  # "layers[0].weight"
+    """
+
+    def __str__(self) -> str:
+        return "".join(map(_format_segment, self)).removeprefix(".")
+
+
+def parse_path(text: str) -> TreePath:
+    """Return the path that `text` writes, empty for the root; raise a PathError if it is none."""
+    return TreePath(_parse_segment(kind, value, text) for kind, value in tokenize(text))
+
+
+def path_from_keys(keys: Iterable[Any]) -> TreePath:
+    """Return the path of a key path of `jax.tree_util`."""
+    return TreePath(map(_segment_from_key, keys))
+
+
+def resolve_path(tree: PyTree, path: TreePath | str) -> Any:
+    """Return the node of a tree at a path, static fields included.
+
+    Args:
+        tree: any pytree.
+        path: a path or its text; `[-1]` is the last item of a list or tuple.
+
+    Raises:
+        PathError: there is no such node; the message lists what is there.
+    """
+    if isinstance(path, str):
+        path = parse_path(path)
+    node = tree
+    for depth, segment in enumerate(path):
+        children = _get_children(node)
+        if segment in children:
+            node = children[segment]
+        elif _is_index_of(segment, node):
+            node = node[segment]
+        else:
+            description = describe_node(node)
+            parent = f"{TreePath(path[:depth])} ({description})" if depth else description
+            names = ", ".join(str(TreePath([child])) for child in children) or "nothing below it"
+            raise PathError(
+                f"no {TreePath([segment])} in {parent}, for the path {path}. There is: {names}"
+            )
+    return node
+
+
+def leaves_with_paths(tree: PyTree) -> list[tuple[str, Any]]:
+    """Return the leaves of a tree, each with its path written out."""
+    return [
+        (str(path_from_keys(keys)), leaf)
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def map_to_paths(tree: PyTree) -> PyTree[str]:
+    """Return the same tree with every leaf replaced by its path."""
+    return jax.tree_util.tree_map_with_path(lambda keys, _: str(path_from_keys(keys)), tree)
+
+
+def is_array_like(node: Any) -> bool:
+    """Return whether a node is an array, or stands for one as `jax.ShapeDtypeStruct` does."""
+    return hasattr(node, "shape") and hasattr(node, "dtype")
+
+
+def describe_node(node: Any) -> str:
+    """Return dtype and shape of an array, such as `float32[3, 2]`, or else the name of a type."""
+    return f"{node.dtype}{list(node.shape)}" if is_array_like(node) else type(node).__name__
+
+
+def tokenize(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the segments of a path or pattern as (kind, value).
+
+    The kind is `name`, `quoted` or `index`. Raises a PathError where the text cannot be read.
+    """
+    rest = text if text.startswith("[") or not text else f".{text}"
+    while rest:
+        token = _TOKEN.match(rest)
+        if token is None:
+            raise PathError(
+                f'cannot read {text!r} from {rest!r} on; a path is like a.layers[0]["odd key"]'
+            )
+        kind = token.lastgroup or ""
+        value = token[kind]
+        yield kind, json.loads(value) if kind == "quoted" else value
+        rest = rest[token.end() :]
+
+
+def format_plain_segment(segment: Segment) -> str:
+    """Return a segment as it stands in a path, without quotes even where it is no identifier."""
+    return f".{segment}" if isinstance(segment, str) else f"[{segment}]"
+
+
+def _format_segment(segment: Segment) -> str:
+    if isinstance(segment, str) and not segment.isidentifier():
+        return f"[{json.dumps(segment, ensure_ascii=False)}]"
+    return format_plain_segment(segment)
+
+
+def _parse_segment(kind: str, value: str, text: str) -> Segment:
+    is_wildcard = kind == "index" and value == "*"
+    is_unquoted = kind == "name" and not value.isidentifier()
+    if is_wildcard or is_unquoted:
+        raise PathError(
+            f"{value!r} in the path {text!r} is no identifier; "
+            f"a key is written as {_format_segment(value)}"
+        )
+    return int(value) if kind == "index" else value
+
+
+def _segment_from_key(key: Any) -> Segment:
+    value = key
+    for field in ("name", "idx", "key"):
+        if hasattr(key, field):
+            value = getattr(key, field)
+            break
+    # Other keys of dictionaries, enums for example, are written as their text.
+    return value if type(value) in (int, str) else str(value)
+
+
+def _is_index_of(segment: Segment, node: Any) -> bool:
+    return (
+        isinstance(node, list | tuple)
+        and isinstance(segment, int)
+        and -len(node) <= segment < len(node)
+    )
+
+
+def _get_children(node: Any) -> dict[Segment, Any]:
+    """Return the nodes one level down, and after them what an object holds outside of the tree,
+    such as static fields."""
+    level = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda other: other is not node)
+    children = {_segment_from_key(keys[0]): child for keys, child in level if keys}
+    fields = {} if is_array_like(node) else getattr(node, "__dict__", {})
+    return children | {name: value for name, value in fields.items() if name not in children}
