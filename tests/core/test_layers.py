@@ -2,7 +2,7 @@
 included, and does no input or output."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,7 +20,7 @@ FACES = {"", "metrics", "plugins"}
 """What others import beside `errors`, which is layer 0: these only import names, from any layer."""
 # Of `fulgurite._src`, from the lowest to the highest. A module imports only what stands in a line
 # above its own, or before it in its own line.
-LAYERS: list[str] = """
+LAYERS: Sequence[str] = """
     printable record_names errors attributes tracebacks callbacks timing waits foreign_names
     tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers redact sharding metrics.base metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.sources data.prefetch data.readers data.iterator
