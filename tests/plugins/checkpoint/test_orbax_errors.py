@@ -1,4 +1,4 @@
-"""What is left out of what libraries print of a save that failed, and what is not."""
+"""What is left out of what libraries print of a save or a load that failed, and what is not."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fulgurite_checkpoint.orbax_errors import mute_failed_saves
+from fulgurite_checkpoint.orbax_errors import mute_failed_transfers
 
 
 def raise_closed() -> None:
@@ -21,11 +21,22 @@ def call_closed_loop() -> None:
     loop.call_soon_threadsafe(print)
 
 
+def call_closed_uvloop() -> None:
+    loop = pytest.importorskip("uvloop").new_event_loop()
+    loop.close()
+    loop.call_soon_threadsafe(print)
+
+
 @pytest.mark.parametrize(
     ("function", "is_called_by_python", "is_printed"),
-    [(call_closed_loop, False, False), (call_closed_loop, True, True), (raise_closed, True, True)],
+    [
+        (call_closed_loop, False, False),
+        (call_closed_uvloop, False, False),
+        (call_closed_loop, True, True),
+        (raise_closed, True, True),
+    ],
 )
-def test_only_late_writes_of_tensorstore_are_left_out(
+def test_only_late_transfers_of_tensorstore_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
     function: Callable[[], None],
     is_called_by_python: bool,
@@ -34,7 +45,7 @@ def test_only_late_writes_of_tensorstore_are_left_out(
     """C++ calls the closed loop itself, so no other frame stands above it."""
     printed: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
-    mute_failed_saves()
+    mute_failed_transfers()
     with pytest.raises(RuntimeError) as caught:
         function()
     frames = caught.value.__traceback__
@@ -46,7 +57,7 @@ def test_only_late_writes_of_tensorstore_are_left_out(
 
 
 def test_other_errors_that_absl_logs_are_printed(caplog: pytest.LogCaptureFixture) -> None:
-    mute_failed_saves()
+    mute_failed_transfers()
     logger = logging.getLogger("absl")
     logger.error("[process=%d] _SignalingThread.run() raised an exception: %s", 0, "full")
     logger.error("the disk is full")
@@ -54,3 +65,15 @@ def test_other_errors_that_absl_logs_are_printed(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.DEBUG, "absl"):
         logger.error("[process=%d] _SignalingThread.run() raised an exception: %s", 0, "full")
     assert caplog.records[-1].levelname == "DEBUG"
+
+
+def test_errors_of_tasks_that_orbax_does_not_await_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each array of a checkpoint that is deleted while it is read has one; the first is raised."""
+    mute_failed_transfers()
+    logger = logging.getLogger("asyncio")
+    never = "Task exception was never retrieved\nfuture: <Task finished coro=<"
+    logger.error(f"{never}async_deserialize() done, defined at /site/orbax/serialization.py:394>>")
+    logger.error(f"{never}fetch() done, defined at /home/user/program.py:3>>")
+    assert ["program.py" in record.getMessage() for record in caplog.records] == [True]

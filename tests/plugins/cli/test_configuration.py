@@ -378,11 +378,12 @@ def test_a_configuration_that_cannot_be_read_is_an_error(
     texts = {
         "[1]": "it holds list, not a JSON object",
         "{": "cannot be read as a configuration",
+        '{"a": "\udcff"}': "is not UTF-8 from byte 7 on",
         '{"wdith": 1}': "Did you mean 'width'?",
         '{"configuration": null, "plugins": []}': "it was not started by fulgurite_cli",
     }
     for text, message in texts.items():
-        file.write_text(text)
+        file.write_text(text, errors="surrogateescape")
         with pytest.raises(SystemExit) as caught:
             run(configure, ["--config", str(file)])
         assert caught.value.code == 2

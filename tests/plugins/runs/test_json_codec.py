@@ -265,3 +265,8 @@ def test_what_is_nested_too_deeply_is_an_error_when_it_is_written() -> None:
         value = [value]
     with pytest.raises(ConfigurationError, match="nested too deeply cannot be written"):
         dumps(value)
+
+
+def test_bytes_that_are_not_utf_8_are_told_by_their_place() -> None:
+    with pytest.raises(ValueError, match="^it is not UTF-8: byte 6 is 0xff$"):
+        loads(b'{"a":"\xff"}')

@@ -177,13 +177,14 @@ def test_profiles_may_be_in_pyproject(folder: Path) -> None:
         ("[profiles.small]\nnodes = 2", "nodes is 2, but nothing starts processes on other"),
         ("profiles = 3", "profiles is 3; give a table for each"),
         ("[profiles", "other.toml cannot be read: "),
+        ("a = '\udcff'", "other.toml is not UTF-8 from byte 5 on"),
         ("a = " + "[" * 5000, "other.toml cannot be read: "),
         ("#" * 2**20 + "x", r"other.toml has more than 1,048,576 bytes"),
         (f"profiles = [{{{'a.' * 2000}a = 1}}]", "give a table for each"),
     ],
 )
 def test_a_mistake_in_a_profile_is_named(text: str, message: str, folder: Path) -> None:
-    (folder / "other.toml").write_text(text)
+    (folder / "other.toml").write_text(text, errors="surrogateescape")
     with pytest.raises(ConfigurationError, match=message):
         read_profile("small", Path("other.toml"))
 

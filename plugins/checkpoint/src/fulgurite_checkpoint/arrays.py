@@ -14,7 +14,7 @@ from fulgurite.errors import CheckpointError
 from fulgurite.plugins import TreePath as TreePath, leaves_with_paths, parse_path, path_from_keys
 
 from fulgurite_checkpoint.files import DamagedError
-from fulgurite_checkpoint.orbax_errors import mute_failed_saves
+from fulgurite_checkpoint.orbax_errors import mute_failed_transfers
 
 Spec = tuple[tuple[int, ...], str]
 """Shape and dtype, as the index holds them."""
@@ -98,7 +98,7 @@ def start_saving(path: Path, arrays: Mapping[str, jax.Array]) -> Any:
     context.asynchronous.create_directories_asynchronously = False
     # Orbax takes no array without elements; its shape is in the index.
     nonempty = {name: array for name, array in arrays.items() if array.size}
-    mute_failed_saves()
+    mute_failed_transfers()
     with context:
         return ocp.save_async(_as_epath(path), nonempty)
 
@@ -148,6 +148,7 @@ def load(path: Path, specs: Mapping[str, Any]) -> dict[str, jax.Array]:
         return arrays
     context = ocp.Context()
     context.pytree.loading.partial_load = True
+    mute_failed_transfers()
     try:
         with context:
             loaded: Any = ocp.load(_as_epath(path), nonempty)

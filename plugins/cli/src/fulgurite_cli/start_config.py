@@ -62,6 +62,10 @@ def read_config_file(path: str) -> dict[str, Any]:
         is_manifest = isinstance(form, dict) and "configuration" in form and "plugins" in form
         if is_manifest:
             form = loads(text)  # as it was written, with NaN and infinities
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is not UTF-8 from byte {error.start} on; give a JSON file in UTF-8"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} cannot be read as a configuration: {error}; give a JSON file"

@@ -65,6 +65,9 @@ def loads(text: str | bytes) -> Any:
         return json.loads(text, object_hook=_decode_object)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"it is not UTF-8: byte {error.start} is {byte:#04x}") from error
 
 
 def encode_readable(content: Any, name: str) -> str:

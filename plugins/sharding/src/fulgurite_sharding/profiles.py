@@ -179,6 +179,10 @@ def _read_profiles(path: Path) -> dict[str, Any]:
                 f"{path} has more than {_MAX_FILE_SIZE:,} bytes: these are no profiles"
             )
         content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is not UTF-8 from byte {error.start} on: save it as UTF-8"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     is_project = path.name == "pyproject.toml"
