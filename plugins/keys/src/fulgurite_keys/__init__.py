@@ -1,6 +1,8 @@
 """Losses, metrics, summaries and the inputs of models, wired together by keys such as
 `preds.logits` and `interms.encoder`; `docs/keys.md` is the guide."""
 
+__tracebackhide__ = True
+
 from fulgurite_keys.losses import (
     L1,
     L2,

@@ -6,6 +6,8 @@ value and no gradient, even where it is NaN. All losses are computed in float32,
 the inputs are; a gradient has the dtype of its input.
 """
 
+__tracebackhide__ = True
+
 from fulgurite_losses.classification import (
     binary_cross_entropy,
     categorical_cross_entropy,
