@@ -1,6 +1,7 @@
 """Losses, metrics, summaries and inputs by key, below the compiler where they live there."""
 
 import dataclasses
+import traceback
 from typing import Any
 
 import equinox as eqx
@@ -331,3 +332,16 @@ def test_what_a_step_returns_stays() -> None:
     ):
         with pytest.raises(ModelError, match="comes? from the step and from"):
             run_around(plugin, output, jnp.ones(4))
+
+
+def test_a_key_that_is_none_shows_the_line_that_gives_it() -> None:
+    for call in (
+        lambda: L1("predictions"),
+        lambda: LossFunction(fulgurite_losses.squared_error, "predictions"),
+        lambda: Images("predictions"),
+        lambda: TreeMean("predictions"),
+    ):
+        with pytest.raises(ConfigurationError, match="begins with none") as caught:
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert {frame.filename for frame in frames} == {__file__}

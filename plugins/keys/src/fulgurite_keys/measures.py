@@ -10,7 +10,7 @@ import fulgurite_metrics
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import is_array_like, leaves_with_paths
+from fulgurite.plugins import hide_constructor_frames, is_array_like, leaves_with_paths
 
 from fulgurite_keys.keyed import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope
@@ -67,6 +67,7 @@ class Measure(Keyed):
         return self.evaluate(make_call_scope(preds, batch), mask)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Accuracy(Measure):
     """`fg.metrics.Accuracy`.
@@ -103,6 +104,7 @@ class _OfValues(Measure):
         raise NotImplementedError
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Mean(_OfValues):
     """The mean of all numbers; of a tree, one for each array by its path.
@@ -117,6 +119,7 @@ class Mean(_OfValues):
         return fg.metrics.Mean.from_values(values, mask)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Std(_OfValues):
     """The standard deviation of all numbers; of a tree, one for each array by its path.
@@ -131,6 +134,7 @@ class Std(_OfValues):
         return fg.metrics.Std.from_values(values, mask)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Max(_OfValues):
     """The largest number; of a tree, one for each array by its path.
@@ -145,6 +149,7 @@ class Max(_OfValues):
         return fg.metrics.Max.from_values(values, mask)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Min(_OfValues):
     """The smallest number; of a tree, one for each array by its path.
@@ -176,6 +181,7 @@ class MeanOfMeans(fg.metrics.Metric):
         return total / len(self.means)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class TreeMean(Measure):
     """The mean of each array of a tree, and then of those means.
@@ -193,6 +199,7 @@ class TreeMean(Measure):
         return MeanOfMeans([fg.metrics.Mean.from_values(leaf, mask) for leaf in leaves])
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Norm(Measure):
     """The Euclidean norm of all numbers of a tree together, or the mean norm of each example.
@@ -227,6 +234,7 @@ class Norm(Measure):
         )
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class MeasureFunction(Measure):
     """Any metric, made by a function such as `fulgurite_metrics.F1.from_predictions`.
@@ -254,6 +262,7 @@ class MeasureFunction(Measure):
         return self.function(*[value for value in values if value is not None], mask=mask)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class RocAuc(Measure):
     """`fulgurite_metrics.RocAuc`; in evaluations only.
@@ -272,6 +281,7 @@ class RocAuc(Measure):
         return fulgurite_metrics.RocAuc.from_scores(scores, labels, mask)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class AveragePrecision(Measure):
     """`fulgurite_metrics.AveragePrecision`; in evaluations only.

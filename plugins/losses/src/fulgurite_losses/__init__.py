@@ -26,7 +26,6 @@ from fulgurite_losses.embeddings import (
     triplet_loss,
     triplet_margin_loss,
 )
-from fulgurite_losses.examples import Reduction
 from fulgurite_losses.regression import (
     absolute_error,
     adaptive_power_loss,
@@ -36,6 +35,7 @@ from fulgurite_losses.regression import (
     squared_error,
 )
 from fulgurite_losses.sequences import ctc_loss
+from fulgurite_losses.signature import Reduction
 
 __all__ = [
     "Reduction",
