@@ -37,7 +37,7 @@ from fulgurite_keys import (
     TreeMean,
     Value,
 )
-from fulgurite_keys.keyed import make_call_scope
+from fulgurite_keys.fields import make_call_scope
 from fulgurite_keys.scope import Scope
 
 

@@ -15,7 +15,7 @@ from fulgurite_losses.examples import Examples
 from fulgurite_losses.signature import LossOptions
 from jaxtyping import Array
 
-from fulgurite_keys.keyed import Keyed, make_call_scope
+from fulgurite_keys.fields import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope
 
 Weight = float | Callable[[Array], Any]

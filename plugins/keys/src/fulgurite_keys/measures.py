@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import hide_constructor_frames, is_array_like, leaves_with_paths
 
-from fulgurite_keys.keyed import Keyed, make_call_scope
+from fulgurite_keys.fields import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope
 
 

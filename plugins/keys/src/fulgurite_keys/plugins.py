@@ -11,7 +11,7 @@ from fulgurite.metrics import flatten_nested
 from fulgurite.plugins import hide_constructor_frames
 from fulgurite_logging import MediaLogger
 
-from fulgurite_keys.keyed import Keyed
+from fulgurite_keys.fields import Keyed
 from fulgurite_keys.layers import LayerOutputs
 from fulgurite_keys.losses import Loss
 from fulgurite_keys.measures import Measure

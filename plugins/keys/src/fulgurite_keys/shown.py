@@ -7,7 +7,7 @@ import fulgurite as fg
 from fulgurite.plugins import hide_constructor_frames
 from fulgurite_logging import media
 
-from fulgurite_keys.keyed import Keyed, make_call_scope
+from fulgurite_keys.fields import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope
 
 
