@@ -29,8 +29,9 @@ from fulgurite.errors import ConfigurationError, DataError, PathError
 from fulgurite.plugins import as_model_init
 from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, Norm
+from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, keyed
 from fulgurite_logging.media import Histogram
+from fulgurite_metrics import Norm
 from fulgurite_sharding import (
     FSDP,
     DataParallel,
@@ -1042,7 +1043,7 @@ def check_a_loss_and_a_metric_on_a_layer_under_fsdp() -> None:
     task = KeyedTask(Stack(key=jax.random.key(0)), {"x": "batch"}, optimizer=optax.sgd(0.1))
     plugins = [
         Losses(fit=L2("preds", "batch"), sparse=L1("interms.model.blocks[2]", weight=0.1)),
-        Metrics(hidden=Norm("interms.model.blocks[2]", axis=-1)),
+        Metrics(hidden=keyed(Norm.from_vectors, "interms.model.blocks[2]")),
     ]
     results = [
         fg.Engine(steps=6, plugins=[*plugins, *layout]).fit(task, fg.ArrayData(inputs, 16))

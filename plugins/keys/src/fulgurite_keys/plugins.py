@@ -159,12 +159,13 @@ class Metrics(_KeyedPlugin[Measure]):
     after the update; those that keep every example, such as `RocAuc`, are of evaluations only.
 
     Example:
-        from fulgurite_keys import Accuracy, Metrics, Norm
+        from fulgurite_keys import Metrics, keyed
+        from fulgurite_metrics import Norm
 
         metrics = Metrics(
-            accuracy=Accuracy("preds", "batch[1]"),
-            hidden=Norm("interms.layers[0]"),
-            update=Norm("updates"),
+            accuracy=keyed(fg.metrics.Accuracy.from_logits, "preds", "batch[1]"),
+            hidden=keyed(Norm.from_vectors, "interms.layers[0]"),
+            update=keyed(Norm.from_tree, "updates"),
         )
         engine = fg.Engine(steps=100, plugins=[metrics])
     """
