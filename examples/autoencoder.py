@@ -46,8 +46,9 @@ import optax
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_cli import Experiment, run
 from fulgurite_evaluators import Evaluator
-from fulgurite_keys import L1, L2, Images, Key, KeyedTask, Losses, Metrics, Norm, Summaries
+from fulgurite_keys import L1, L2, Images, Key, KeyedTask, Losses, Metrics, Summaries, keyed
 from fulgurite_logging import JSONLLogger
+from fulgurite_metrics import Norm
 from jaxtyping import Array, Float, Key as RandomKey
 from sklearn.datasets import load_digits
 
@@ -88,7 +89,10 @@ def experiment(steps: int = 300, every: int = 100, seed: int = 42) -> Experiment
     losses = Losses(recon=L2("preds.image", "batch.image"))
     plugins = [
         losses.for_evaluators(eval={"absolute": L1("preds.image", "batch.image")}),
-        Metrics(latent_norm=Norm("interms.model.encoder", axis=-1), update_norm=Norm("updates")),
+        Metrics(
+            latent_norm=keyed(Norm.from_vectors, "interms.model.encoder"),
+            update_norm=keyed(Norm.from_tree, "updates"),
+        ),
         Summaries(
             every=every,
             image=Images("batch.image[:5]", shape=PICTURE),

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from fulgurite_keys import Accuracy, Losses, Mean, Metrics, Norm, SoftmaxCrossEntropy
+from fulgurite_keys import Losses, Metrics, SoftmaxCrossEntropy, keyed
+from fulgurite_metrics import Norm
 from harness import Spread, arguments, interleaved, ratio, show, write
 from workloads import copy_arrays
 
@@ -83,10 +84,10 @@ def build_arms() -> dict[str, tuple[fg.Module, fg.Engine]]:
     """Return the module and the engine of each arm."""
     losses = Losses(ce=SoftmaxCrossEntropy("preds.logits", "batch.label"))
     measures: Any = {
-        "accuracy": Accuracy("preds.logits", "batch.label"),
-        "logit": Mean("preds.logits"),
+        "accuracy": keyed(fg.metrics.Accuracy.from_logits, "preds.logits", "batch.label"),
+        "logit": keyed(fg.metrics.Mean.from_values, "preds.logits"),
     }
-    hidden: Any = {"hidden": Norm("interms.net.layers[0]", axis=-1)}
+    hidden: Any = {"hidden": keyed(Norm.from_vectors, "interms.net.layers[0]")}
     net = eqx.nn.MLP(784, 10, 256, 2, key=jax.random.key(0))
     make_engine = partial(fg.Engine, steps=1, autoload=False)
     return {

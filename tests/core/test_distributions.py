@@ -203,3 +203,10 @@ def test_all_distributions_have_one_version() -> None:
     versions = {tomllib.loads(file.read_text())["project"]["version"] for file in files}
     assert len(versions) == 1
     assert f"\nversion: {versions.pop()}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_distribution_marks_its_frames_as_ours() -> None:
+    """So that tracebacks leave them out."""
+    for member in MEMBERS.values():
+        init = (member.source / "__init__.py").read_text()
+        assert "\n__tracebackhide__ = True\n" in init, member.name

@@ -1,11 +1,12 @@
 """Errors that leave the engine: the user's frames and our sentence stand together."""
 
 import inspect
+import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import Freeze
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = {path.parent.name for path in ROOT.glob("*/*/src/*/__init__.py")}
 DATA = fg.ArrayData({"x": np.ones((8, 3), np.float32)}, batch_size=4)
 
 
@@ -93,9 +95,8 @@ def test_errors_of_the_engine_s_constructor_and_of_the_history_show_the_call_alo
 
 def find_checked_classes() -> list[type]:
     """Return the plugins of this workspace that check their arguments, and what else users call."""
-    names = tracebacks._OWN_PACKAGES
     plugins = [entry.load() for entry in entry_points(group="fulgurite.plugins")]
-    plugins = [plugin for plugin in plugins if plugin.__module__.partition(".")[0] in names]
+    plugins = [plugin for plugin in plugins if plugin.__module__.partition(".")[0] in PACKAGES]
     classes = [plugin for plugin in plugins if hasattr(plugin, "__post_init__")]
     assert len(classes) > 20
     return [*classes, fg.ArrayData, fg.DataSource, fg.Evaluator, fg.ScheduledAction, fg.Every]
@@ -221,6 +222,26 @@ def test_the_whole_traceback_is_there_on_request(monkeypatch: pytest.MonkeyPatch
     assert "FULGURITE_TRACEBACK" not in "".join(traceback.format_exception(error))
 
 
-def test_every_distribution_of_this_workspace_is_known() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/*/src/*/__init__.py")}
-    assert packages | {"fulgurite"} == tracebacks._OWN_PACKAGES
+def test_a_package_of_others_is_shown_unless_it_carries_the_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever it is named."""
+    package = ModuleType("fulgurite_mine")
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+
+    def fail() -> None:
+        raise ModelError("in a package")
+
+    fail_in_package = FunctionType(
+        fail.__code__, {**fail.__globals__, "__name__": package.__name__}
+    )
+    call = tracebacks.hide_internal_frames(lambda: fail_in_package())
+
+    def list_names() -> list[str]:
+        with pytest.raises(ModelError) as caught:
+            call()
+        return [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+    assert list_names() == ["list_names", "<lambda>", "fail"]
+    monkeypatch.setattr(package, "__tracebackhide__", True, raising=False)
+    assert list_names() == ["list_names", "<lambda>"]

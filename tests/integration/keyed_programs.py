@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, Norm
+from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, keyed
 from fulgurite_logging import JSONLLogger
+from fulgurite_metrics import Norm
 from fulgurite_optimizers import MultiOptimizer, Phase
 from fulgurite_sharding import FSDP
 
@@ -140,7 +141,7 @@ def make_game_by_keys() -> tuple[Any, list[Any]]:
     }
     layer = "interms.players.generator.layers[0]"
     sparse: Any = {"generator/sparse": L1(layer, weight=0.1)}
-    metrics = Metrics(hidden=Norm(layer, axis=-1))
+    metrics = Metrics(hidden=keyed(Norm.from_vectors, layer))
     return Game(Players(key=jax.random.key(0))), [
         MultiOptimizer(**phases),
         Losses(**sparse),
@@ -152,7 +153,7 @@ def make_transformer_by_keys() -> tuple[Any, list[Any]]:
     task = KeyedTask(Transformer(key=jax.random.key(0)), {"x": "batch.x"}, optimizer=OPTIMIZER)
     layer = "interms.model.blocks.linear[1]"
     losses = Losses(fit=L2("preds", "batch.x"), sparse=L1(layer, weight=0.1))
-    return task, [losses, Metrics(hidden=Norm(layer, axis=-1)), FSDP(min_size=1)]
+    return task, [losses, Metrics(hidden=keyed(Norm.from_vectors, layer)), FSDP(min_size=1)]
 
 
 def make_normed_by_keys() -> tuple[Any, list[Any]]:
@@ -160,7 +161,7 @@ def make_normed_by_keys() -> tuple[Any, list[Any]]:
     task = KeyedTask(model, {"x": "batch.x"}, optimizer=OPTIMIZER)
     layer = "interms.model.linear"
     losses = Losses(fit=L2("preds", "batch.x[:,1]"), sparse=L1(layer, weight=0.1))
-    return (task, model_state), [losses, Metrics(hidden=Norm(layer, axis=-1))]
+    return (task, model_state), [losses, Metrics(hidden=keyed(Norm.from_vectors, layer))]
 
 
 BY_KEYS = {

@@ -14,7 +14,7 @@ import pytest
 from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator, PredictionWriter
-from fulgurite_keys import L2, Histogram, Losses, Metrics, Norm, Summaries
+from fulgurite_keys import L2, Histogram, Losses, Metrics, Summaries, keyed
 from fulgurite_logging import (
     BatchPictures,
     CompilationMonitor,
@@ -28,6 +28,7 @@ from fulgurite_logging import (
     NullLogger,
     PythonLogger,
 )
+from fulgurite_metrics import Norm
 from fulgurite_optimizers import (
     BackboneFinetuning,
     Freeze,
@@ -123,7 +124,12 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "losses": (lambda: Losses(small=L2("interms.linear", weight=0.1)), {}),
-    "metrics": (lambda: Metrics(hidden=Norm("interms.linear", axis=-1), grad=Norm("grads")), {}),
+    "metrics": (
+        lambda: Metrics(
+            hidden=keyed(Norm.from_vectors, "interms.linear"), grad=keyed(Norm.from_tree, "grads")
+        ),
+        {},
+    ),
     "summaries": (lambda: Summaries(every=2, hidden=Histogram("interms.linear")), {}),
     "rng": (Rng, {}),
     "early_stopping": (

@@ -11,7 +11,7 @@ import optax
 from crash_program import Average, Net, Trend
 from fulgurite_averaging import EMA, Average as AveragedWeights, Lookahead, Mean
 from fulgurite_evaluators import Evaluator
-from fulgurite_keys import L1, Histogram, Losses, Metrics, Norm, Summaries
+from fulgurite_keys import L1, Histogram, Losses, Metrics, Summaries, keyed
 from fulgurite_logging import (
     CompilationMonitor,
     ConsoleLogger,
@@ -23,6 +23,7 @@ from fulgurite_logging import (
     PythonLogger,
 )
 from fulgurite_lora import Lora
+from fulgurite_metrics import Norm
 from fulgurite_mlflow import MLflowLogger
 from fulgurite_optimizers import (
     BackboneFinetuning,
@@ -144,7 +145,9 @@ PARTS: dict[str, Part] = {
     "inner fit": lambda trigger, data: [InnerFit(trigger, data)],
     "keyed loss": lambda trigger, data: [Losses(sparse=L1("interms.first", weight=1e-2))],
     "keyed metrics": lambda trigger, data: [
-        Metrics(hidden=Norm("interms.first", axis=-1), grad=Norm("grads"))
+        Metrics(
+            hidden=keyed(Norm.from_vectors, "interms.first"), grad=keyed(Norm.from_tree, "grads")
+        )
     ],
     "learning rate": lambda trigger, data: [LearningRateMonitor()],
     "lookahead": lambda trigger, data: [Lookahead(3)],

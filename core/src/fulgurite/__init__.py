@@ -1,6 +1,8 @@
 """Fulgurite: a small engine that compiles and runs training steps, and plugins for everything
 else."""
 
+__tracebackhide__ = True
+
 from fulgurite import metrics
 from fulgurite._src.data.sources import ArrayData, Batch, DataSource, MaskedBatch
 from fulgurite._src.engine import Engine

@@ -69,6 +69,7 @@ from fulgurite._src.training.forward import count_examples, get_weight
 from fulgurite._src.training.state import as_model_init, check_not_consumed
 from fulgurite._src.training.step import TrainStep
 from fulgurite._src.training.update import Forward, apply_updates, call_optimizer, hide_weightless
+from fulgurite._src.tree import path_grammar
 from fulgurite._src.tree.paths import (
     TreePath,
     describe_node,
@@ -179,6 +180,7 @@ __all__ = [
     "mask_value",
     "parse_path",
     "path_from_keys",
+    "path_grammar",
     "prefix_output",
     "provide_rngs",
     "read_measured_metric",

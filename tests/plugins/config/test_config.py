@@ -210,6 +210,23 @@ def test_one_star_matches_one_level() -> None:
         apply_overrides(cfg, ["*.b=1"])
 
 
+def test_wildcards_of_names_and_of_indices() -> None:
+    cfg = L(
+        layer_1=L(units=1), layer_2=L(units=2), layers=[L(units=3)], table={"x": L(units=4)}, c=1
+    )
+    changes = apply_overrides(cfg, ["layer_?.units=8", "layers[*].units=9"])
+    assert [change.path for change in changes] == [
+        "layer_1.units",
+        "layer_2.units",
+        "layers[0].units",
+    ]
+    (change,) = apply_overrides(cfg, ["t*.*.units=7"])
+    assert change.path == "table.x.units"
+    for override in ("table[*].units=1", "other_*.units=1", "['layer_?'].units=1"):
+        with pytest.raises(ConfigError, match="matches nothing"):
+            apply_overrides(cfg, [override])
+
+
 def test_typos_are_refused_where_they_are_written() -> None:
     cfg: Any = L(opt=L(optax.adamw, learning_rate=1e-3))
     for override in ("opt.learnin_rate=1", "**.learnin_rate=1"):

@@ -103,6 +103,7 @@ def test_a_member_of_contrib_is_written_into_a_checkout(
     }
     source = member / "src" / "fulgurite_fresh_noise"
     assert {path.name for path in source.iterdir()} == {"__init__.py", "plugin.py", "py.typed"}
+    assert "\n__tracebackhide__ = True\n" in (source / "__init__.py").read_text()
     monkeypatch.syspath_prepend(member / "src")
     for module in ("fulgurite_fresh_noise", "fulgurite_fresh_noise.plugin"):
         monkeypatch.delitem(sys.modules, module, raising=False)

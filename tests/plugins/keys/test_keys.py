@@ -1,6 +1,7 @@
 """Losses, metrics, summaries and inputs by key, below the compiler where they live there."""
 
 import dataclasses
+import traceback
 from typing import Any
 
 import equinox as eqx
@@ -18,7 +19,6 @@ from fulgurite_evaluators import Evaluator
 from fulgurite_keys import (
     L1,
     L2,
-    Accuracy,
     Histogram,
     Images,
     Key,
@@ -26,18 +26,16 @@ from fulgurite_keys import (
     Loss,
     Losses,
     LossFunction,
-    Mean,
-    MeasureFunction,
     Metrics,
-    Norm,
-    RocAuc,
     SoftmaxCrossEntropy,
     Summaries,
     TreeMean,
     Value,
+    keyed,
 )
-from fulgurite_keys.keyed import make_call_scope
+from fulgurite_keys.fields import make_call_scope
 from fulgurite_keys.scope import Scope
+from fulgurite_metrics import Norm, RocAuc
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +87,7 @@ def test_the_mask_of_the_batch_does_not_apply_to_parameters() -> None:
 @pytest.mark.full
 def test_means_of_trees() -> None:
     tree = {"a": jnp.arange(12), "b": {"c": jnp.arange(8), "d": jnp.arange(9)}}
-    means = Mean("batch")(None, tree)
+    means = keyed(fg.metrics.Mean.from_values, "batch")(None, tree)
     assert {path: float(mean.compute()) for path, mean in means.items()} == {
         "a": 5.5,
         "b.c": 3.5,
@@ -104,20 +102,28 @@ def test_means_of_trees() -> None:
 
 def test_norms_of_trees() -> None:
     tree = {"a": jnp.arange(1.0, 4.0), "b": jnp.arange(4.0, 7.0)}
-    assert Norm("batch")(None, tree).compute() == pytest.approx(91**0.5)
+    assert keyed(Norm.from_tree, "batch")(None, tree).compute() == pytest.approx(91**0.5)
     rows = jnp.stack([tree["a"], tree["b"]])
-    assert Norm("batch", axis=-1)(None, rows).compute() == pytest.approx(6.258311)
-    with pytest.raises(ConfigurationError, match="give axis=-1"):
-        Norm("batch")(None, rows, jnp.array([True, False]))
+    assert keyed(Norm.from_vectors, "batch")(None, rows).compute() == pytest.approx(6.258311)
+    with pytest.raises(
+        ConfigurationError, match=r"takes no mask.*give another one, such as Norm\.from_vectors"
+    ):
+        keyed(Norm.from_tree, "batch")(None, rows, jnp.array([True, False]))
 
 
 def test_metrics_by_function_and_for_evaluations() -> None:
     batch = {"label": jnp.array([0, 0, 1, 1])}
     scores = jnp.array([0.1, 0.4, 0.35, 0.8])
     function = fulgurite_metrics.AveragePrecision.from_scores
-    measure = MeasureFunction(function, "preds", "batch.label", for_evaluations=True)
+    measure = keyed(function, "preds", "batch.label", for_evaluations=True)
     assert measure(scores, batch).compute() == pytest.approx(0.833333)
-    assert RocAuc("preds", "batch.label")(scores, batch).compute() == 0.75
+    area = keyed(RocAuc.from_scores, "preds", "batch.label")
+    assert area(scores, batch).compute() == 0.75
+    assert area.for_evaluations  # known of this function
+    assert area.describe() == "keyed(RocAuc.from_scores, 'preds', 'batch.label')"
+    accuracy = keyed(fg.metrics.Accuracy.from_logits, "preds", "batch.label", top_k=2)
+    assert not accuracy.for_evaluations
+    assert accuracy.describe().endswith("'batch.label', top_k=2)")
 
 
 class Net(fg.Module):
@@ -142,7 +148,7 @@ def make_data(size: int = 20, batch_size: int = 5) -> fg.ArrayData:
 
 
 CROSS_ENTROPY = SoftmaxCrossEntropy(logits="preds.logits", labels="batch.label")
-ACCURACY = Accuracy("preds.logits", "batch.label")
+ACCURACY = keyed(fg.metrics.Accuracy.from_logits, "preds.logits", "batch.label")
 
 
 def test_a_run_by_keys_is_the_one_by_hand() -> None:
@@ -157,10 +163,14 @@ def test_a_run_by_keys_is_the_one_by_hand() -> None:
     data = make_data(18)
     metrics = Metrics(
         accuracy=ACCURACY,
-        update=Norm("updates"),
-        auc=RocAuc("preds.logits[:,1]", "batch.label"),
+        update=keyed(Norm.from_tree, "updates"),
+        auc=keyed(RocAuc.from_scores, "preds.logits[:,1]", "batch.label"),
     ).for_evaluators(
-        second={"accuracy": None, "auc": None, "top": Accuracy("preds.logits", "batch.label", 2)}
+        second={
+            "accuracy": None,
+            "auc": None,
+            "top": keyed(fg.metrics.Accuracy.from_logits, "preds.logits", "batch.label", top_k=2),
+        }
     )
     losses = Losses(ce=CROSS_ENTROPY).for_evaluators(second={"ce": None, "l1": L1("preds.logits")})
     evaluators = [Evaluator(name, data) for name in ("first", "second")]
@@ -188,7 +198,7 @@ def test_a_run_by_keys_is_the_one_by_hand() -> None:
             Losses(ce=SoftmaxCrossEntropy("preds.logit", "batch.label")),
             r"no preds\.logit .*Did you mean 'preds\.logits'",
         ),
-        (Metrics(a=Norm("updates.nets")), r"Did you mean 'updates\.net'"),
+        (Metrics(a=keyed(Norm.from_tree, "updates.nets")), r"Did you mean 'updates\.net'"),
         (Summaries(a=Histogram("batch.y")), r"There is: batch\.label, batch\.x"),
         (Losses(a=L1("interms.net.layer[0]")), r"Did you mean 'interms\.net\.layers\[0\]'"),
     ],
@@ -212,7 +222,7 @@ def test_losses_and_metrics_are_checked_where_they_are_made() -> None:
     with pytest.raises(ConfigurationError, match="leaves out 'x', which is not there"):
         Losses(ce=CROSS_ENTROPY).for_evaluators(test={"x": None})
     with pytest.raises(ConfigurationError, match="a needs both interms, which only the forward"):
-        Metrics(a=Norm("grads", mask="interms.net"))
+        Metrics(a=keyed(Norm.from_tree, "grads", mask="interms.net"))
     with pytest.raises(ConfigurationError, match="have no step for a schedule"):
         L1("preds", weight=lambda step: step)(jnp.ones(2), {})
     with pytest.raises(PathError, match="'module' is not available to the losses=, metrics= "):
@@ -326,8 +336,21 @@ def test_what_a_step_returns_stays() -> None:
     assert run_around(losses, preds, jnp.ones(4)) is preds
     for plugin, output in (
         (losses, fg.Output(losses={"l1": jnp.float32(0)})),
-        (Metrics(a=Norm("batch")), fg.Output(metrics={"metrics": {"a": 0.0}})),
+        (Metrics(a=keyed(Norm.from_tree, "batch")), fg.Output(metrics={"metrics": {"a": 0.0}})),
         (Summaries(a=Histogram("batch")), fg.Output(media={"a": lambda: None})),
     ):
         with pytest.raises(ModelError, match="comes? from the step and from"):
             run_around(plugin, output, jnp.ones(4))
+
+
+def test_a_key_that_is_none_shows_the_line_that_gives_it() -> None:
+    for call in (
+        lambda: L1("predictions"),
+        lambda: LossFunction(fulgurite_losses.squared_error, "predictions"),
+        lambda: Images("predictions"),
+        lambda: TreeMean("predictions"),
+    ):
+        with pytest.raises(ConfigurationError, match="begins with none") as caught:
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert {frame.filename for frame in frames} == {__file__}

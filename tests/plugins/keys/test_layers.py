@@ -10,10 +10,11 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ModelError, PathError
-from fulgurite_keys import L2, KeyedTask, Losses, Metrics, Norm
+from fulgurite_keys import L2, KeyedTask, Losses, Metrics, keyed
 from fulgurite_keys.layers import LayerOutputs, find_layers, tap_layers
 from fulgurite_keys.paths import format_parts, parse
 from fulgurite_keys.scope import KeyPath
+from fulgurite_metrics import Norm
 
 
 def run_keys(model: Any, call: Any, *keys: str) -> tuple[Any, list[Any]]:
@@ -178,7 +179,7 @@ def list_arrays(tree: Any) -> list[Any]:
 def test_parameters_are_the_same_with_and_without_a_metric_on_a_layer() -> None:
     task = KeyedTask(make_net(), {"x": "batch.x"}, optimizer=optax.adam(1e-2))
     losses = Losses(fit=L2("preds", "batch.y"))
-    metrics = Metrics(hidden=Norm("interms.model.net.layers[0]", axis=-1))
+    metrics = Metrics(hidden=keyed(Norm.from_vectors, "interms.model.net.layers[0]"))
     first = fg.Engine(steps=20, plugins=[losses]).fit(task, make_data())
     second = fg.Engine(steps=20, plugins=[losses, metrics]).fit(task, make_data())
     for left, right in zip(list_arrays(first.module), list_arrays(second.module), strict=True):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, Norm
+from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, keyed
+from fulgurite_metrics import Norm
 from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
 
 
@@ -57,7 +58,10 @@ def check_equal(first: Any, second: Any) -> None:
 def test_a_game_of_two_with_a_loss_and_a_metric_on_a_layer() -> None:
     phases: Any = {name: Phase(optax.adam(1e-2), name) for name in ("discriminator", "generator")}
     sparse: Any = {"generator/sparse": L1("interms.generator.layers[0]", weight=0.1)}
-    keys = [Losses(**sparse), Metrics(hidden=Norm("interms.generator.layers[0]", axis=-1))]
+    keys = [
+        Losses(**sparse),
+        Metrics(hidden=keyed(Norm.from_vectors, "interms.generator.layers[0]")),
+    ]
     results = [
         fg.Engine(steps=6, plugins=[MultiOptimizer(order="simultaneous", **phases), *plugins]).fit(
             Players(by_hand, key=jax.random.key(0)), make_data()
@@ -97,7 +101,7 @@ def test_batch_norm_and_microbatches_by_key() -> None:
         small=L2("interms.model.linear", weight=0.01),
         normed=L1("interms.model.norm", weight=0.01),
     )
-    metrics = Metrics(normed=Norm("interms.model.norm", axis=-1))
+    metrics = Metrics(normed=keyed(Norm.from_vectors, "interms.model.norm"))
     result = fg.Engine(steps=4, plugins=[losses, metrics]).fit(make_normed, make_data())
     assert result.metrics["train"]["metrics/normed"] > 0
     assert {"fit", "small", "normed"} <= result.metrics["train"].keys()

@@ -1,7 +1,10 @@
 """Every loss against numbers from elsewhere, and what all have in common: masks, weights, means."""
 
+import inspect
 import itertools
 import math
+import re
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -539,3 +542,31 @@ def test_a_step_of_a_padded_batch_trains_as_one_without_padding() -> None:
         )
     ]
     assert slopes[0] == slopes[1] == pytest.approx(1 - 0.1 * 2 * (0 + 2 + 6) / 3)
+
+
+LOSSES = [getattr(losses, name) for name in losses.__all__ if name != "Reduction"]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_every_loss_says_what_all_of_them_take(loss: Callable[..., Any]) -> None:
+    parameters = inspect.signature(loss).parameters
+    shared = ["mask", "weight", "reduction"]
+    assert list(parameters)[-3:] == shared
+    assert [parameters[name].default for name in shared] == [None, None, "mean"]
+    arguments = inspect.getdoc(loss).partition("\nArgs:\n")[2].partition("\n\n")[0]  # pyright: ignore[reportOptionalMemberAccess]
+    assert re.findall(r"^    (\w+):", arguments, re.MULTILINE) == list(parameters)
+
+
+def test_a_wrong_argument_of_a_loss_shows_the_line_that_calls_it() -> None:
+    unchecked: Any = losses.squared_error
+    for call, error_type in (
+        (lambda: unchecked(jnp.ones(2), jnp.ones(2), reducton="sum"), TypeError),
+        (lambda: unchecked(jnp.ones(2)), TypeError),
+        (lambda: unchecked(jnp.ones(2), jnp.ones(3)), ConfigurationError),
+    ):
+        with pytest.raises(error_type) as caught:
+            call()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert {frame.filename for frame in frames} == {__file__}
+    with pytest.raises(TypeError, match=r"squared_error\(\) got an unexpected .* 'reducton'"):
+        unchecked(jnp.ones(2), jnp.ones(2), reducton="sum")

@@ -1,5 +1,7 @@
 """Low-rank adapters for the linear layers of any Equinox model."""
 
+__tracebackhide__ = True
+
 from fulgurite_lora.adapters import (
     add_adapters as add_adapters,
     merge as merge,

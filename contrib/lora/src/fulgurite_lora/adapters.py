@@ -74,11 +74,7 @@ def add_adapters(
         leaves.append(node)
     if not num_adapters:
         paths = [str(path_from_keys(path)) for path, node in nodes if is_linear(node)]
-        more = ", ..." if len(paths) > _MAX_PATHS else ""
-        raise ConfigurationError(
-            f"{where!r} selects no eqx.nn.Linear, and adapters are for these; there are "
-            f"{', '.join(paths[:_MAX_PATHS]) or 'none'}{more}"
-        )
+        raise _make_selection_error(where, paths)
     return jax.tree.unflatten(structure, leaves)
 
 
@@ -228,6 +224,20 @@ def check_names(module: PyTree, names: tuple[str, ...]) -> None:
             raise ConfigurationError(
                 f"no layer has an adapter called {name!r}. {did_you_mean(name, known)}"
             )
+
+
+def _make_selection_error(where: Where, paths: list[str]) -> ConfigurationError:
+    """Return the error that no linear layer is selected.
+
+    Args:
+        where: what should select some.
+        paths: of all linear layers.
+    """
+    more = ", ..." if len(paths) > _MAX_PATHS else ""
+    return ConfigurationError(
+        f"{where!r} selects no eqx.nn.Linear, and adapters are for these; there are "
+        f"{', '.join(paths[:_MAX_PATHS]) or 'none'}{more}"
+    )
 
 
 def _add_adapter(layer: eqx.nn.Linear, name: str, adapter: Adapter, path: str) -> LoraLinear:

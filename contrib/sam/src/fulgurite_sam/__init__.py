@@ -1,3 +1,5 @@
 """Sharpness-aware minimization."""
 
+__tracebackhide__ = True
+
 from fulgurite_sam.plugin import Sam as Sam

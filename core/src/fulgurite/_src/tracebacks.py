@@ -21,37 +21,10 @@ HIDDEN_FRAMES_NOTE = (
     f"Frames of Fulgurite and JAX are left out; {TRACEBACK_VARIABLE}=full shows them."
 )
 _JAX_NOTE = "For simplicity, JAX has removed its internal frames"
-_OWN_PACKAGES = {
-    "fulgurite",
-    "fulgurite_averaging",
-    "fulgurite_checkpoint",
-    "fulgurite_cli",
-    "fulgurite_config",
-    "fulgurite_data",
-    "fulgurite_dev",
-    "fulgurite_evaluators",
-    "fulgurite_keys",
-    "fulgurite_logging",
-    "fulgurite_lora",
-    "fulgurite_losses",
-    "fulgurite_metrics",
-    "fulgurite_mlflow",
-    "fulgurite_optimizers",
-    "fulgurite_population",
-    "fulgurite_precision",
-    "fulgurite_progress",
-    "fulgurite_rng",
-    "fulgurite_runs",
-    "fulgurite_sam",
-    "fulgurite_sharding",
-    "fulgurite_stopping",
-    "fulgurite_tensorboard",
-    "fulgurite_testing",
-    "fulgurite_tuner",
-    "fulgurite_wandb",
-}
-"""Those of this workspace. Who writes a `fulgurite_...` of their own wants to see its frames."""
 _LIBRARIES = {"equinox", "jax", "jaxlib", "jaxtyping", "optax", "orbax", "pluggy"}
+_MARK = "__tracebackhide__"
+"""Packages that set it to True in their `__init__` are Fulgurite's. Who writes a `fulgurite_...` of
+their own wants to see its frames, so that the name alone does not say it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,7 +73,7 @@ def has_user_frames(error: BaseException) -> bool:
     """Return whether an exception that was caught by Fulgurite passed through code of the user,
     whose place is worth knowing."""
     packages = _list_packages(list(_iter_frames(error.__traceback__)))
-    return any(package not in _OWN_PACKAGES | _LIBRARIES for package in packages)
+    return not all(map(_is_hidden, packages))
 
 
 def find_user_frame(error: BaseException) -> traceback.FrameSummary | None:
@@ -110,7 +83,7 @@ def find_user_frame(error: BaseException) -> traceback.FrameSummary | None:
     user_frames = [
         frame
         for frame, package in zip(frames, _list_packages(frames), strict=True)
-        if package not in _OWN_PACKAGES | _LIBRARIES
+        if not _is_hidden(package)
     ]
     return traceback.extract_tb(_link_frames(user_frames[-1:]))[0] if user_frames else None
 
@@ -139,10 +112,10 @@ def _shorten(error: Exception, is_wrong_call: bool) -> None:
         kept_frames = [
             frame
             for frame, package in zip(frames, packages, strict=True)
-            if package not in _OWN_PACKAGES | _LIBRARIES
+            if not _is_hidden(package)
         ]
         # Fulgurite itself never raises another error on purpose.
-        is_ours = bool(packages) and packages[-1] in _OWN_PACKAGES
+        is_ours = bool(packages) and _is_marked(packages[-1])
         if is_ours and not isinstance(linked, FulguriteError) and not is_wrong_call:
             kept_frames.append(frames[-1])
         is_shorter = is_shorter or len(kept_frames) < len(frames)
@@ -179,6 +152,16 @@ def _link_frames(frames: list[TracebackType]) -> TracebackType | None:
     for frame in reversed(frames):
         linked = TracebackType(linked, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return linked
+
+
+def _is_hidden(package: str) -> bool:
+    """Return whether the frames of a package are left out."""
+    return package in _LIBRARIES or _is_marked(package)
+
+
+def _is_marked(package: str) -> bool:
+    """Return whether a package is one of Fulgurite's."""
+    return getattr(sys.modules.get(package), _MARK, False) is True
 
 
 def _list_packages(frames: list[TracebackType]) -> list[str]:

@@ -1,6 +1,7 @@
 """The statistics of batch normalization, from a pass over data."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -121,19 +122,7 @@ def recompute_statistics(
     )
     # A copy: setting an entry makes the old state unusable.
     model_state = jax.tree.map(jnp.copy, model_state)
-    frozen_markers = _list_frozen_markers(engine, module)
-    used = [
-        number
-        for number, layer in enumerate(layers)
-        if metrics[f"{number}/weight"] > 0 and _get_index(layer).marker not in frozen_markers
-    ]
-    if not used:
-        raise ModelError(
-            f"training_step of {type(module).__name__} updates the statistics of no "
-            "eqx.nn.BatchNorm, so there are none to recompute: take those to be recomputed out of "
-            "inference mode, eqx.nn.inference_mode(layer, value=False), and out of Freeze"
-        )
-    for number in used:
+    for number in _list_updated_layers(engine, module, metrics):
         first, second = (
             jnp.asarray(metrics[f"{number}/{name}"]) / metrics[f"{number}/weight"]
             for name in ("first", "second")
@@ -142,6 +131,29 @@ def recompute_statistics(
     if isinstance(state, fg.TrainState):
         return state.replace(model_state=model_state)
     return module, model_state
+
+
+def _list_updated_layers(engine: fg.Engine, module: Any, metrics: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the layers whose statistics training updates; none is a ModelError.
+
+    Args:
+        engine: whose plugins may keep some from training.
+        module: the module.
+        metrics: the moments that were measured.
+    """
+    frozen_markers = _list_frozen_markers(engine, module)
+    used = [
+        number
+        for number, layer in enumerate(_list_layers(module))
+        if metrics[f"{number}/weight"] > 0 and _get_index(layer).marker not in frozen_markers
+    ]
+    if not used:
+        raise ModelError(
+            f"training_step of {type(module).__name__} updates the statistics of no "
+            "eqx.nn.BatchNorm, so there are none to recompute: take those to be recomputed out of "
+            "inference mode, eqx.nn.inference_mode(layer, value=False), and out of Freeze"
+        )
+    return used
 
 
 def _list_frozen_markers(engine: fg.Engine, module: Any) -> list[object]:

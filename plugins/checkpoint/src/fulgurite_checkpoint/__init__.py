@@ -1,6 +1,8 @@
 """Checkpoints for Fulgurite, on Orbax: exact resume, the best and the latest, weights of other
 runs."""
 
+__tracebackhide__ = True
+
 from fulgurite.errors import SaveError as SaveError
 
 from fulgurite_checkpoint.loading import load as load

@@ -59,45 +59,17 @@ def load(
     """
     reference = resolve_step_path(fg.CheckpointRef(run, step, view=view))
     assert reference.path is not None
-    if view not in (None, "current"):
-        raise CheckpointError(
-            f"load: view is {view!r}, which a plugin makes: read it by engine.load_weights(model, "
-            "fg.CheckpointRef(run, view=...)), in an engine with that plugin"
-        )
+    _check_view(view)
     root = resolve_root(reference.path)
     if not root.is_dir():
         raise CheckpointError(f"there is no run in {root}: check the path")
     model_init = as_model_init(model)
 
-    def read(entry: Entry) -> Any:
+    def read(entry: Entry) -> fg.TrainState:
         checkpoint = restoring.read_checkpoint(entry, "full")
         if reference.step == "best" and view is None:
             _check_is_trained(checkpoint)
-        key = jax.random.key(0)
-        shapes = _make_state(eqx.filter_eval_shape(model_init.build, model_init.arrays, key))
-        needed = arrays.flatten_state(shapes)
-        matches = _match(needed, checkpoint)
-        if strict and matches.rest:
-            raise CheckpointError(
-                f"{checkpoint.path} does not fit {_get_name(model)}:\n"
-                f"{arrays.join_rows(matches.rest)}\n"
-                "Give the model that was saved, also load(..., strict=False), which takes what "
-                "fits, or engine.load_weights(model, run) where a plugin has changed the model"
-            )
-        if not matches.specs:
-            raise CheckpointError(
-                f"nothing of {checkpoint.path} fits {_get_name(model)}:\n"
-                f"{arrays.join_rows(matches.rest)}\nGive the model that was saved"
-            )
-        loaded = restoring.load_verified(checkpoint, matches.specs, "full")
-        parts = pick(matches, needed, loaded, checkpoint.path)
-        if matches.rest:
-            warnings.warn(
-                f"{checkpoint.path} fits {_get_name(model)} in part: {matches.describe()}",
-                stacklevel=2,
-            )
-            shapes = _make_state(model_init.build(model_init.arrays, key))
-        return arrays.unflatten_state(shapes, parts)
+        return _read_model(checkpoint, model_init, _get_name(model), strict)
 
     if reference.step == "latest":
         state = restoring.find_newest(root, read)
@@ -106,6 +78,44 @@ def load(
     if state is None:
         raise CheckpointError(f"there is no checkpoint in {root}: check the path")
     return state.module if state.model_state is None else (state.module, state.model_state)
+
+
+def _read_model(
+    checkpoint: SavedCheckpoint, model_init: Any, model_name: str, strict: bool
+) -> fg.TrainState:
+    """Return a state that holds the model of a checkpoint and nothing else.
+
+    Args:
+        checkpoint: the checkpoint.
+        model_init: builds the model that gives the structure.
+        model_name: of its class, for errors.
+        strict: as for `load`.
+    """
+    key = jax.random.key(0)
+    shapes = _make_state(eqx.filter_eval_shape(model_init.build, model_init.arrays, key))
+    needed = arrays.flatten_state(shapes)
+    matches = _match(needed, checkpoint)
+    if strict and matches.rest:
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit {model_name}:\n"
+            f"{arrays.join_rows(matches.rest)}\n"
+            "Give the model that was saved, also load(..., strict=False), which takes what "
+            "fits, or engine.load_weights(model, run) where a plugin has changed the model"
+        )
+    if not matches.specs:
+        raise CheckpointError(
+            f"nothing of {checkpoint.path} fits {model_name}:\n"
+            f"{arrays.join_rows(matches.rest)}\nGive the model that was saved"
+        )
+    loaded = restoring.load_verified(checkpoint, matches.specs, "full")
+    parts = pick(matches, needed, loaded, checkpoint.path)
+    if matches.rest:
+        warnings.warn(
+            f"{checkpoint.path} fits {model_name} in part: {matches.describe()}",
+            stacklevel=2,
+        )
+        shapes = _make_state(model_init.build(model_init.arrays, key))
+    return arrays.unflatten_state(shapes, parts)
 
 
 def _match(needed: Mapping[str, Any], checkpoint: SavedCheckpoint) -> Matches:
@@ -123,6 +133,14 @@ def _match(needed: Mapping[str, Any], checkpoint: SavedCheckpoint) -> Matches:
     names = sorted({*needed, *saved})
     pairs = [(name if name in needed else None, name if name in saved else None) for name in names]
     return match(needed, saved, pairs)
+
+
+def _check_view(view: str | None) -> None:
+    if view not in (None, "current"):
+        raise CheckpointError(
+            f"load: view is {view!r}, which a plugin makes: read it by engine.load_weights(model, "
+            "fg.CheckpointRef(run, view=...)), in an engine with that plugin"
+        )
 
 
 def _check_is_trained(checkpoint: SavedCheckpoint) -> None:

@@ -1,5 +1,7 @@
 """The command line of Fulgurite: programs with typed arguments, and what is installed."""
 
+__tracebackhide__ = True
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

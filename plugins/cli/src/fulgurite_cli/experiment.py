@@ -116,23 +116,13 @@ def build_experiment(
     arguments |= _parse_overrides(experiment, overrides, parameters)
     if RUN_DIR in parameters and run_dir is not None:
         arguments.setdefault(RUN_DIR, run_dir)
-    unknown: dict[str, Any] = {}
     if saved_config is not None:
-        unknown = {
-            name: value
-            for name, value in saved_config.items()
-            if name not in parameters and not _is_hidden(value)
-        }
         arguments |= _merge_saved_config(experiment, saved_config, arguments)
     _check_complete(experiment, parameters, arguments)
     built = experiment(**arguments) if parameters else built
     _check_experiment(experiment, built)
-    if unknown and built.data is not None:
-        name, value = min(unknown.items())
-        raise ConfigurationError(
-            f"the run was started with {name}={value!r}, and {experiment.__name__} has no "
-            f"argument {name!r}: evaluate it with the program that trained it"
-        )
+    if built.data is not None:
+        _check_known(experiment, saved_config or {}, parameters)
     config = _describe_arguments(parameters, arguments)
     if run_dir is not None or built.engine.run_dir is not None:
         _check_config(experiment, config)
@@ -208,6 +198,24 @@ def _check_experiment(experiment: Factory, built: Any) -> None:
         raise ConfigurationError(
             f"{experiment.__name__} returned {type(built).__name__}; return "
             "fulgurite_cli.Experiment(...)"
+        )
+
+
+def _check_known(
+    experiment: Factory, saved_config: dict[str, Any], parameters: dict[str, Parameter]
+) -> None:
+    """Raise a `ConfigurationError` if a run was started with an argument that the function does not
+    have."""
+    unknown = {
+        name: value
+        for name, value in saved_config.items()
+        if name not in parameters and not _is_hidden(value)
+    }
+    if unknown:
+        name, value = min(unknown.items())
+        raise ConfigurationError(
+            f"the run was started with {name}={value!r}, and {experiment.__name__} has no "
+            f"argument {name!r}: evaluate it with the program that trained it"
         )
 
 

@@ -48,6 +48,21 @@ def print_to_pipe(text: str) -> None:
 
 def add_fit_options(parser: argparse.ArgumentParser) -> None:
     """Add what a program that trains takes on its command line."""
+    _add_run_options(parser)
+    _add_configuration_options(parser)
+    _add_sweep_options(parser)
+    parser.add_argument(
+        "--preempted-exit-code",
+        type=_parse_exit_code,
+        default=TERMINATED,
+        metavar="N",
+        help="the exit code after SIGTERM, for schedulers that restart a job by its exit code "
+        "(default: %(default)s)",
+    )
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a run is, and how it begins."""
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -73,6 +88,10 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="begin with the newest weights of another run, where none is resumed",
     )
+
+
+def _add_configuration_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the arguments of the program start from."""
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "--config",
@@ -102,6 +121,9 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         dest="should_print",
         help="print each value and where it comes from, and end",
     )
+
+
+def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep",
         action="append",
@@ -116,14 +138,6 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="how many runs of a sweep at a time (default: 1)",
-    )
-    parser.add_argument(
-        "--preempted-exit-code",
-        type=_parse_exit_code,
-        default=TERMINATED,
-        metavar="N",
-        help="the exit code after SIGTERM, for schedulers that restart a job by its exit code "
-        "(default: %(default)s)",
     )
 
 

@@ -31,7 +31,13 @@ from fulgurite_runs import RunDirectory
 from fulgurite_runs.json_codec import dumps, loads
 from fulgurite_runs.manifest import get_arguments
 
-from fulgurite_cli.experiment import Factory, build_experiment, describe_values, plan_config
+from fulgurite_cli.experiment import (
+    Experiment,
+    Factory,
+    build_experiment,
+    describe_values,
+    plan_config,
+)
 from fulgurite_cli.mistakes import format_mistake
 from fulgurite_cli.options import TERMINATED, FitParser, add_fit_options, print_to_pipe
 from fulgurite_cli.processes import connect_processes
@@ -71,31 +77,7 @@ def run(
     if options.jobs > 1 and not options.sweep:
         parser.error("--jobs is for the runs of a --sweep")
     try:
-        start_config, start_source = read_start_config(options)
-        if options.should_print:
-            descriptions = describe_runs(experiment, options, start_config, start_source)
-            print_to_pipe(as_printable("\n\n".join(descriptions)))
-            sys.exit(0)
-        if options.sweep:
-            sys.exit(
-                run_sweep(
-                    experiment,
-                    options,
-                    lambda overrides: plan_config(
-                        experiment, overrides, start_config, options.allow
-                    ),
-                )
-            )
-        connect_processes()
-        built = build_experiment(
-            experiment,
-            options.overrides,
-            run_dir=options.run,
-            start_config=start_config,
-            allow=options.allow,
-        )
-        if options.run is not None:
-            built.engine.run_dir = options.run
+        built = _build_or_exit(experiment, options)
     except MISTAKES as error:
         parser.exit(2, format_mistake(error))
     if built.data is None:
@@ -104,20 +86,9 @@ def run(
             "error: this program has no data to train on: give Experiment(..., data=...), or "
             "evaluate a checkpoint with it: fulgurite evaluate PROGRAM --run DIR\n",
         )
-    engine = built.engine
     data = built.data() if callable(built.data) else built.data
-    can_resume = (
-        engine.run_dir is not None
-        and engine.plugins.get_single_impl("restore_checkpoint") is not None
-    )
     try:
-        with _exit_on_second_interrupt(), shorten_warnings(), _note_options(engine):
-            result = engine.fit(
-                built.model,
-                data,
-                resume=_choose_resume(options) if can_resume else None,
-                init_from=options.init_from,
-            )
+        result = _fit(built, data, options)
     except MISTAKES as error:
         if _needs_traceback(error):
             raise
@@ -130,6 +101,50 @@ def run(
             )
         sys.exit(exit_codes[result.stop_reason])
     return result
+
+
+def _build_or_exit(experiment: Factory, options: argparse.Namespace) -> Experiment:
+    """Return what is to be trained; end the program after `--print` and `--sweep`."""
+    start_config, start_source = read_start_config(options)
+    if options.should_print:
+        descriptions = describe_runs(experiment, options, start_config, start_source)
+        print_to_pipe(as_printable("\n\n".join(descriptions)))
+        sys.exit(0)
+    if options.sweep:
+        sys.exit(
+            run_sweep(
+                experiment,
+                options,
+                lambda overrides: plan_config(experiment, overrides, start_config, options.allow),
+            )
+        )
+    connect_processes()
+    built = build_experiment(
+        experiment,
+        options.overrides,
+        run_dir=options.run,
+        start_config=start_config,
+        allow=options.allow,
+    )
+    if options.run is not None:
+        built.engine.run_dir = options.run
+    return built
+
+
+def _fit(built: Experiment, data: Any, options: argparse.Namespace) -> FitResult:
+    """Train an experiment, and resume the run in its directory if a plugin can."""
+    engine = built.engine
+    can_resume = (
+        engine.run_dir is not None
+        and engine.plugins.get_single_impl("restore_checkpoint") is not None
+    )
+    with _exit_on_second_interrupt(), shorten_warnings(), _note_options(engine):
+        return engine.fit(
+            built.model,
+            data,
+            resume=_choose_resume(options) if can_resume else None,
+            init_from=options.init_from,
+        )
 
 
 def _choose_resume(options: argparse.Namespace) -> CheckpointRef | str:

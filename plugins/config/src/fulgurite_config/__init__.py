@@ -1,5 +1,7 @@
 """Configuration as data: calls to make later, that can be changed and written as JSON."""
 
+__tracebackhide__ = True
+
 from fulgurite_config.calls import L, load_targets
 from fulgurite_config.codec import from_json, from_plain, to_json, to_plain
 from fulgurite_config.comparison import copy, copy_one_way, diff, iter_values, merge

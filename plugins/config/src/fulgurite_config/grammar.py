@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fulgurite_config.errors import ConfigError
+from fulgurite_config.path_grammar import STRING, unescape
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 100
-STRING = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
 QUOTES = ("'", '"')
 CLOSERS = {"(": ")", "[": "]", "{": "}"}
 BRACKETS = tuple(CLOSERS)
@@ -21,12 +21,6 @@ BRACKETS = tuple(CLOSERS)
 _STRING = re.compile(STRING, re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _PLAIN = re.compile(r"[^\s,:()\[\]{}'\"]+")
-_ESCAPE = re.compile(
-    r"""\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))""", re.DOTALL
-)
-_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-_ESCAPED |= {"\\": "\\", "'": "'", '"': '"', "\n": ""}
 
 
 class GrammarError(ConfigError):
@@ -117,15 +111,6 @@ def split_items(text: str) -> list[str]:
     return [item.text for item in _parse_all(text).items]
 
 
-def unescape(text: str) -> str:
-    r"""Return what stands between quotes with its escapes replaced: those of Python but for
-    `\N{...}`. A backslash before any other character is one. Two halves of a surrogate pair, as
-    JSON has them, are one character."""
-    if "\\" not in text:
-        return text
-    return _PAIR.sub(_join_pair, _ESCAPE.sub(_replace_escape, text))
-
-
 def check_characters(text: str) -> None:
     """Raise a `GrammarError` if a text has characters that UTF-8 cannot write."""
     try:
@@ -135,19 +120,6 @@ def check_characters(text: str) -> None:
             f"character {error.start + 1} is half of a surrogate pair, or stands for a byte that "
             f"is not UTF-8, and no file can hold it: write it in UTF-8"
         ) from None
-
-
-def _join_pair(match: re.Match[str]) -> str:
-    return match[0].encode("utf-16", "surrogatepass").decode("utf-16")
-
-
-def _replace_escape(match: re.Match[str]) -> str:
-    digits = match[1] or match[2] or match[3]
-    if digits and int(digits, 16) <= 0x10FFFF:
-        return chr(int(digits, 16))
-    if match[4]:
-        return chr(int(match[4], 8))
-    return _ESCAPED.get(match[5], match[0])
 
 
 def _keep_text(term: Term, text: str) -> Term:

@@ -189,7 +189,7 @@ class _Search:
         rest = pattern[1:]
         children = list(iter_children(value))
         if not wildcard.is_deep:
-            for key, _ in children:
+            for key in (key for key, _ in children if wildcard.matches(key)):
                 child = _enter(value, key, (*path, key), self._evaluation)
                 yield from self.iter_matches(child, rest, (*path, key))
             return

@@ -1,23 +1,47 @@
-"""Paths of overrides: `model.layers[0].*.units`."""
+"""Paths of overrides: `model.layers[0].*.units`, in the grammar of all paths."""
 
 import re
 from typing import NamedTuple
 from unicodedata import normalize
 
 from fulgurite_config.errors import ConfigError
-from fulgurite_config.grammar import STRING, check_characters, unescape
+from fulgurite_config.grammar import check_characters
+from fulgurite_config.path_grammar import (
+    STRING,
+    Token,
+    is_name,
+    is_pattern,
+    matches_name,
+    tokenize,
+)
 from fulgurite_config.values import Key
 
-SEGMENT = re.compile(rf"(?:^|\.)(\*\*|\*|[^\W\d]\w*)|\[(\*|-?\d+|{STRING})\]", re.DOTALL)
 OVERRIDE = re.compile(rf"((?:\[{STRING}\]|[^=])*+)=(.*)", re.DOTALL)
 KEY = re.compile(rf"(\[{STRING}\])", re.DOTALL)
+INDEX = re.compile(r"-?[0-9]+")
 MAX_PARTS = 200
 
 
 class Wildcard(NamedTuple):
-    """`*`, or `**`, which is deep."""
+    """A segment that stands for several.
 
-    is_deep: bool
+    Attributes:
+        text: `*` for each name or index, `[*]` for each index, `**` for any number of levels, or a
+            name with `*` or `?` in it.
+    """
+
+    text: str
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether it stands for any number of levels."""
+        return self.text == "**"
+
+    def matches(self, key: Key) -> bool:
+        """Return whether it stands for a key of one level."""
+        if self.text == "[*]":
+            return isinstance(key, int)
+        return self.text == "*" or (isinstance(key, str) and matches_name(self.text, key))
 
 
 Pattern = tuple[Key | Wildcard, ...]
@@ -51,8 +75,6 @@ def parse_path(text: str) -> Pattern:
     Raises:
         ConfigError: it is none, or it ends with a wildcard.
     """
-    keys: list[Key | Wildcard] = []
-    position = 0
     text = normalize_path(text)
     if not text:
         raise ConfigError("there is no path before '=': write path=value")
@@ -61,20 +83,23 @@ def parse_path(text: str) -> Pattern:
             f"{text!r}: overrides add and delete nothing. Write path=value for what is there; what "
             "may be left out gets a value of its own in the configuration that says so"
         )
-    while position < len(text):
-        match = SEGMENT.match(text, position)
-        if match is None:
-            raise ConfigError(f"{text!r} is no path at {text[position:]!r}: write a.b[0].*.c")
-        part = match[1] or match[2]
-        if part in ("*", "**"):
-            keys.append(Wildcard(part == "**"))
-        elif match[2] is not None:
-            keys.append(unescape(part[1:-1]) if part[0] in "'\"" else int(part))
-        else:
-            keys.append(part)
-        position = match.end()
+    keys = tuple(_read_token(token, text) for token in tokenize(text))
     if len(keys) > MAX_PARTS:
         raise ConfigError(f"{text[:80]!r}... has more than {MAX_PARTS} parts")
-    if not keys or isinstance(keys[-1], Wildcard):
+    if isinstance(keys[-1], Wildcard):
         raise ConfigError(f"{text!r} must end with the name of what is set, not with a wildcard")
-    return tuple(keys)
+    return keys
+
+
+def _read_token(token: Token, path: str) -> Key | Wildcard:
+    kind, value = token
+    if kind == "quoted":
+        return value
+    if kind == "name" and is_name(value):
+        return Wildcard(value) if is_pattern(value) else value
+    if kind == "index" and value == "*":
+        return Wildcard("[*]")
+    if kind == "index" and INDEX.fullmatch(value):
+        return int(value)
+    rest = f"[{value}]" if kind == "index" else value
+    raise ConfigError(f"{path!r} is no path at {rest!r}: write a.b[0].*.c")

@@ -1,6 +1,8 @@
 """Several data sources in one batch, or one after the other; `docs/sources-and-stages.md` is the
 guide."""
 
+__tracebackhide__ = True
+
 from fulgurite_data.stages import Stages
 from fulgurite_data.together import Together
 

@@ -1,1 +1,3 @@
 """Commands for authors of Fulgurite plugins."""
+
+__tracebackhide__ = True

@@ -1,5 +1,7 @@
 """Named evaluations for Fulgurite, during training or in a separate process."""
 
+__tracebackhide__ = True
+
 from fulgurite_evaluators.evaluator import Evaluator as Evaluator
 from fulgurite_evaluators.predictions import PredictionWriter as PredictionWriter
 from fulgurite_evaluators.results import (

@@ -1,6 +1,8 @@
 """Losses, metrics, summaries and the inputs of models, wired together by keys such as
 `preds.logits` and `interms.encoder`; `docs/keys.md` is the guide."""
 
+__tracebackhide__ = True
+
 from fulgurite_keys.losses import (
     L1,
     L2,
@@ -12,20 +14,7 @@ from fulgurite_keys.losses import (
     SoftmaxCrossEntropy,
     Value,
 )
-from fulgurite_keys.measures import (
-    Accuracy,
-    AveragePrecision,
-    Max,
-    Mean,
-    MeanOfMeans,
-    Measure,
-    MeasureFunction,
-    Min,
-    Norm,
-    RocAuc,
-    Std,
-    TreeMean,
-)
+from fulgurite_keys.measures import MeanOfMeans, Measure, TreeMean, keyed
 from fulgurite_keys.plugins import Losses, Metrics, Summaries
 from fulgurite_keys.scope import Key, register_prefix
 from fulgurite_keys.shown import Histogram, Images, Summary
@@ -35,8 +24,6 @@ from fulgurite_keys.typed import PathBuilder, build_path
 __all__ = [
     "L1",
     "L2",
-    "Accuracy",
-    "AveragePrecision",
     "Histogram",
     "Huber",
     "Images",
@@ -45,24 +32,18 @@ __all__ = [
     "Loss",
     "LossFunction",
     "Losses",
-    "Max",
-    "Mean",
     "MeanOfMeans",
     "Measure",
-    "MeasureFunction",
     "Metrics",
-    "Min",
     "NegativeCosine",
-    "Norm",
     "PathBuilder",
-    "RocAuc",
     "SigmoidBinaryCrossEntropy",
     "SoftmaxCrossEntropy",
-    "Std",
     "Summaries",
     "Summary",
     "TreeMean",
     "Value",
     "build_path",
+    "keyed",
     "register_prefix",
 ]

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Metric, note_weight, split_loss, sum_values
-from fulgurite.plugins import scale_loss
+from fulgurite.plugins import hide_constructor_frames, scale_loss
 from fulgurite_losses.examples import Examples
+from fulgurite_losses.signature import LossOptions
 from jaxtyping import Array
 
-from fulgurite_keys.keyed import Keyed, make_call_scope
+from fulgurite_keys.fields import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope
 
 Weight = float | Callable[[Array], Any]
@@ -118,6 +119,7 @@ class Loss(Keyed):
         return self.evaluate(make_call_scope(preds, batch), mask, None)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class L1(Loss):
     """The mean of |p - t|, or of |p| without targets.
@@ -137,6 +139,7 @@ class L1(Loss):
         return fulgurite_losses.absolute_error(preds, targets, **options)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class L2(Loss):
     """The mean of (p - t)², or of p² without targets.
@@ -156,6 +159,7 @@ class L2(Loss):
         return fulgurite_losses.squared_error(preds, targets, **options)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Huber(Loss):
     """`fulgurite_losses.huber_loss`.
@@ -174,6 +178,7 @@ class Huber(Loss):
         return fulgurite_losses.huber_loss(preds, targets, delta=self.delta, **options)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy(Loss):
     """`fulgurite_losses.softmax_cross_entropy`, of labels that are integers or one-hot.
@@ -194,6 +199,7 @@ class SoftmaxCrossEntropy(Loss):
         )
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class SigmoidBinaryCrossEntropy(Loss):
     """`fulgurite_losses.sigmoid_binary_cross_entropy`.
@@ -214,6 +220,7 @@ class SigmoidBinaryCrossEntropy(Loss):
         )
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class NegativeCosine(Loss):
     """`fulgurite_losses.negative_cosine`.
@@ -231,6 +238,7 @@ class NegativeCosine(Loss):
         return fulgurite_losses.negative_cosine(preds, targets, **options)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Value(Loss):
     """The mean of a value that the model computes itself, one for each example or one number.
@@ -246,10 +254,11 @@ class Value(Loss):
     def compute(self, values: Any, **options: Any) -> Any:
         if jnp.ndim(values) == 0:
             return values
-        examples = Examples(values.shape, options["mask"], options["weight"])
-        return examples.reduce(examples.hide(values), options["reduction"])
+        examples = Examples(values.shape, LossOptions(**options))
+        return examples.reduce(examples.hide(values))
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class LossFunction(Loss):
     """Any function of `fulgurite_losses`, or another that takes `mask`, `weight` and `reduction`.

@@ -1,18 +1,24 @@
 """Metrics whose inputs are keys, on those of `fulgurite.metrics` and `fulgurite_metrics`."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from types import MethodType
 from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
 import fulgurite_metrics
 import jax
-import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import is_array_like, leaves_with_paths
+from fulgurite.plugins import (
+    hide_constructor_frames,
+    hide_internal_frames,
+    is_array_like,
+    leaves_with_paths,
+)
 
-from fulgurite_keys.keyed import Keyed, make_call_scope
+from fulgurite_keys.fields import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope
 
 
@@ -67,98 +73,6 @@ class Measure(Keyed):
         return self.evaluate(make_call_scope(preds, batch), mask)
 
 
-@dataclass(frozen=True)
-class Accuracy(Measure):
-    """`fg.metrics.Accuracy`.
-
-    Example:
-        from fulgurite_keys import Accuracy
-
-        Accuracy("preds.logits", "batch.label", top_k=5)
-    """
-
-    logits: Key
-    labels: Key
-    top_k: int = 1
-
-    def compute(self, logits: Any, labels: Any, *, mask: Any) -> Any:
-        return fg.metrics.Accuracy.from_logits(logits, labels, mask, self.top_k)
-
-
-@dataclass(frozen=True)
-class _OfValues(Measure):
-    """A metric of numbers; of a tree, one for each array by its path."""
-
-    values: Key
-
-    def compute(self, values: Any, *, mask: Any) -> Any:
-        if is_array_like(values):
-            return self._from_values(values, mask)
-        return {
-            path: self._from_values(leaf, mask)
-            for path, leaf in leaves_with_paths(eqx.filter(values, eqx.is_array))
-        }
-
-    def _from_values(self, values: Any, mask: Any) -> Any:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Mean(_OfValues):
-    """The mean of all numbers; of a tree, one for each array by its path.
-
-    Example:
-        from fulgurite_keys import Mean
-
-        Mean("preds.confidence")
-    """
-
-    def _from_values(self, values: Any, mask: Any) -> Any:
-        return fg.metrics.Mean.from_values(values, mask)
-
-
-@dataclass(frozen=True)
-class Std(_OfValues):
-    """The standard deviation of all numbers; of a tree, one for each array by its path.
-
-    Example:
-        from fulgurite_keys import Std
-
-        Std("interms.encoder")
-    """
-
-    def _from_values(self, values: Any, mask: Any) -> Any:
-        return fg.metrics.Std.from_values(values, mask)
-
-
-@dataclass(frozen=True)
-class Max(_OfValues):
-    """The largest number; of a tree, one for each array by its path.
-
-    Example:
-        from fulgurite_keys import Max
-
-        Max("interms.net.layers[*]")
-    """
-
-    def _from_values(self, values: Any, mask: Any) -> Any:
-        return fg.metrics.Max.from_values(values, mask)
-
-
-@dataclass(frozen=True)
-class Min(_OfValues):
-    """The smallest number; of a tree, one for each array by its path.
-
-    Example:
-        from fulgurite_keys import Min
-
-        Min("preds.variance")
-    """
-
-    def _from_values(self, values: Any, mask: Any) -> Any:
-        return fg.metrics.Min.from_values(values, mask)
-
-
 class MeanOfMeans(fg.metrics.Metric):
     """The mean over several means, each of which counts the same.
 
@@ -176,6 +90,7 @@ class MeanOfMeans(fg.metrics.Metric):
         return total / len(self.means)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class TreeMean(Measure):
     """The mean of each array of a tree, and then of those means.
@@ -194,97 +109,125 @@ class TreeMean(Measure):
 
 
 @dataclass(frozen=True)
-class Norm(Measure):
-    """The Euclidean norm of all numbers of a tree together, or the mean norm of each example.
-
-    Example:
-        from fulgurite_keys import Norm
-
-        Norm("grads")
-        Norm("interms.encoder", axis=-1)  # of each example, averaged
-
-    Attributes:
-        tree: the key.
-        axis: over which axis; None for all numbers together, of which no example is left out.
-    """
-
-    tree: Key
-    axis: int | None = None
-
-    def compute(self, tree: Any, *, mask: Any) -> Any:
-        if self.axis is None:
-            if mask is not None:
-                raise ConfigurationError(
-                    f"{self.describe()}: the norm over all examples of a padded batch would count "
-                    "the padding; give axis=-1 for the mean norm of the examples"
-                )
-            return fulgurite_metrics.Norm.from_tree(eqx.filter(tree, eqx.is_inexact_array))
-        if is_array_like(tree):
-            norms = jnp.linalg.norm(tree.astype(jnp.float32), axis=self.axis)
-            return fg.metrics.Mean.from_values(norms, mask)
-        raise ConfigurationError(
-            f"{self.describe()}: an axis is of one array, and the key finds a tree"
-        )
-
-
-@dataclass(frozen=True)
 class MeasureFunction(Measure):
-    """Any metric, made by a function such as `fulgurite_metrics.F1.from_predictions`.
-
-    Example:
-        import fulgurite_metrics as metrics
-        from fulgurite_keys import MeasureFunction
-
-        MeasureFunction(metrics.R2.from_predictions, "preds", "batch.target")
-        MeasureFunction(metrics.RocAuc.from_scores, "preds", "batch.label", for_evaluations=True)
+    """A metric that a function makes, as `keyed` returns it.
 
     Attributes:
-        function: called with what the keys find and `mask=`; it returns the metric.
+        function: called with what the keys find, the settings, and `mask=` if it takes that.
         first: the key of its first argument.
         second: the key of its second one.
         third: the key of its third one.
+        settings: further arguments of the function, by name.
     """
 
     function: Callable[..., Any]
     first: Key
     second: Key | None = None
     third: Key | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def compute(self, *values: Any, mask: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.function(*[value for value in values if value is not None], mask=mask)
+        arguments = [value for value in values if value is not None]
+        if self.function in _OF_FLOATS:
+            arguments = [eqx.filter(value, eqx.is_inexact_array) for value in arguments]
+        if self.function not in _OF_ONE_ARRAY or is_array_like(arguments[0]):
+            return self._call(arguments, mask)
+        arrays = leaves_with_paths(eqx.filter(arguments[0], eqx.is_array))
+        return {path: self._call([array, *arguments[1:]], mask) for path, array in arrays}
+
+    def describe(self) -> str:
+        keys = [repr(key) for key in (self.first, self.second, self.third) if key is not None]
+        settings = [f"{name}={value!r}" for name, value in self.settings.items()]
+        return f"keyed({', '.join([_get_name(self.function), *keys, *settings])})"
+
+    def _call(self, arguments: Sequence[Any], mask: Any) -> Any:
+        options = dict(self.settings)
+        if _takes_mask(self.function):
+            options["mask"] = mask
+        elif mask is not None:
+            raise ConfigurationError(
+                f"{self.describe()}: the function takes no mask, so that it would count the "
+                "padding of a padded batch; give another one, such as Norm.from_vectors for the "
+                "mean norm of the examples"
+            )
+        return self.function(*arguments, **options)
 
 
-@dataclass(frozen=True)
-class RocAuc(Measure):
-    """`fulgurite_metrics.RocAuc`; in evaluations only.
+@hide_internal_frames
+def keyed(
+    function: Callable[..., Any],
+    first: Key,
+    second: Key | None = None,
+    third: Key | None = None,
+    *,
+    mask: Key | None = None,
+    for_evaluations: bool | None = None,
+    **settings: Any,
+) -> Measure:
+    """Return a metric by key, made by a function such as `fg.metrics.Accuracy.from_logits`.
+
+    What makes a metric of the numbers of one array, such as `Mean.from_values`, makes one for each
+    array where the key finds a tree, by its path.
+
+    Args:
+        function: called with what the keys find, and with `mask=` if it takes that; it returns a
+            metric, or several by name.
+        first: the key of its first argument.
+        second: the key of its second one.
+        third: the key of its third one.
+        mask: the key of bools: what counts, besides the mask of the batch.
+        for_evaluations: whether only evaluations have it, as what keeps every example must be;
+            it is known of `RocAuc` and `AveragePrecision`.
+        settings: further arguments of the function.
 
     Example:
-        from fulgurite_keys import RocAuc
+        from fulgurite_keys import Metrics, keyed
+        from fulgurite_metrics import Norm, RocAuc
 
-        RocAuc("preds.logit", "batch.label")
+        Metrics(
+            top=keyed(fg.metrics.Accuracy.from_logits, "preds.logits", "batch.label", top_k=5),
+            auc=keyed(RocAuc.from_scores, "preds.logit", "batch.label"),
+            update=keyed(Norm.from_tree, "updates"),
+        )
     """
+    if for_evaluations is None:
+        for_evaluations = function in _FOR_EVALUATIONS
+    return MeasureFunction(
+        function,
+        first,
+        second,
+        third,
+        mask=mask,
+        for_evaluations=for_evaluations,
+        settings=settings,
+    )
 
-    scores: Key
-    labels: Key
-    for_evaluations: bool = field(default=True, kw_only=True)
 
-    def compute(self, scores: Any, labels: Any, *, mask: Any) -> Any:
-        return fulgurite_metrics.RocAuc.from_scores(scores, labels, mask)
+# Tuples: a function may be a module with arrays, which has no hash.
+_OF_ONE_ARRAY = (
+    fg.metrics.Max.from_values,
+    fg.metrics.Mean.from_values,
+    fg.metrics.Min.from_values,
+    fg.metrics.Std.from_values,
+    fulgurite_metrics.Norm.from_vectors,
+)
+_OF_FLOATS = (fulgurite_metrics.Norm.from_tree,)
+"""Of a tree they get the floats alone: no functions, and no counters of an optimizer."""
+_FOR_EVALUATIONS = (
+    fulgurite_metrics.AveragePrecision.from_scores,
+    fulgurite_metrics.RocAuc.from_scores,
+)
 
 
-@dataclass(frozen=True)
-class AveragePrecision(Measure):
-    """`fulgurite_metrics.AveragePrecision`; in evaluations only.
+def _get_name(function: Callable[..., Any]) -> str:
+    if isinstance(function, MethodType) and isinstance(function.__self__, type):
+        return f"{function.__self__.__name__}.{function.__name__}"
+    return getattr(function, "__qualname__", repr(function))
 
-    Example:
-        from fulgurite_keys import AveragePrecision
 
-        AveragePrecision("preds.logit", "batch.label")
-    """
-
-    scores: Key
-    labels: Key
-    for_evaluations: bool = field(default=True, kw_only=True)
-
-    def compute(self, scores: Any, labels: Any, *, mask: Any) -> Any:
-        return fulgurite_metrics.AveragePrecision.from_scores(scores, labels, mask)
+def _takes_mask(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(
+        parameter.name == "mask" or parameter.kind is parameter.VAR_KEYWORD
+        for parameter in parameters
+    )

@@ -1,30 +1,25 @@
-"""Keys as text: the path language of the core with slices, `None`, `...` and wildcards.
+"""Keys as text: the paths of the core with slices, `None`, `...` and wildcards.
 
 `batch.image[:8]`, `preds["odd key"]`, `tensor[None,...,1:,::2]`, `foo.baz[-2:]`, `tensor[0,0].T`.
 `*` and `[*]` are every child, each of which must have the rest of the key; `**` is any number of
 segments and leaves out what does not fit; within a name `*` and `?` are characters.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from types import EllipsisType
 from typing import Any
 
 from fulgurite.errors import PathError
-from fulgurite.plugins import describe_node, is_array_like
+from fulgurite.plugins import describe_node, is_array_like, path_grammar
 
 ARRAY_ATTRIBUTES = ("T", "mT", "real", "imag")
 """What a key may read of an array besides its items."""
 MISSING = object()
 
-_NAME = re.compile(r"\.([^.\[\]\"\s]+)")
-_BRACKET = re.compile(r'\[(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<items>[^\[\]"]*))\]')
 _SLICE = re.compile(r"(-?\d*):(-?\d*)(?::(-?\d*))?")
-_WILDCARD = re.compile(r"[*?]")
 
 
 @dataclass(frozen=True)
@@ -42,12 +37,10 @@ class Name:
     @property
     def is_wildcard(self) -> bool:
         """Whether it stands for several names."""
-        return not self.is_literal and bool(_WILDCARD.search(self.text))
+        return not self.is_literal and path_grammar.is_pattern(self.text)
 
     def __str__(self) -> str:
-        if self.is_wildcard or self.text.isidentifier():
-            return f".{self.text}"
-        return f"[{json.dumps(self.text, ensure_ascii=False)}]"
+        return f".{self.text}" if self.is_wildcard else path_grammar.format_name(self.text)
 
 
 @dataclass(frozen=True)
@@ -91,25 +84,7 @@ Part = Name | Index
 
 def parse(text: str) -> tuple[Part, ...]:
     """Return the parts of a key; raise a PathError if the text is none."""
-    rest = text if text.startswith("[") or not text else f".{text}"
-    parts: list[Part] = []
-    while rest:
-        name = _NAME.match(rest)
-        bracket = _BRACKET.match(rest)
-        token = name or bracket
-        if token is None:
-            raise PathError(
-                f"cannot read the key {text!r} from {rest!r} on; a key is like batch.image[:8], "
-                'preds.layers[0] or batch["odd key"]'
-            )
-        if name is not None:
-            parts.append(_parse_name(name[1], text))
-        elif token["quoted"] is not None:
-            parts.append(Name(json.loads(token["quoted"]), is_literal=True))
-        else:
-            parts.append(_parse_index(token["items"], text))
-        rest = rest[token.end() :]
-    return tuple(_normalize(part) for part in parts)
+    return tuple(_parse_token(kind, value, text) for kind, value in path_grammar.tokenize(text))
 
 
 def format_parts(parts: Sequence[Part]) -> str:
@@ -163,20 +138,27 @@ def resolve(tree: Any, parts: Sequence[Part], prefix: Sequence[Part] = ()) -> An
     return node
 
 
+def _parse_token(kind: str, value: str, key: str) -> Part:
+    if kind == "invalid":
+        raise PathError(
+            f"cannot read the key {key!r} from {value!r} on; a key is like batch.image[:8], "
+            'preds.layers[0] or batch["odd key"]'
+        )
+    if kind == "index":
+        return _parse_index(value, key)
+    if kind == "name":
+        return _parse_name(value, key)
+    # Without quotes where it needs none, so that a key can be written in one way.
+    return Name(value, is_literal=path_grammar.is_pattern(value))
+
+
 def _parse_name(text: str, key: str) -> Name:
-    if text.replace("*", "").replace("?", "") and not _WILDCARD.sub("_", text).isidentifier():
+    if not path_grammar.is_name(text):
         raise PathError(
             f"{text!r} in the key {key!r} is no identifier; write "
             f"{Name(text, is_literal=True)} for the key of a dictionary, and [0] for an index"
         )
     return Name(text)
-
-
-def _normalize(part: Part) -> Part:
-    """Return a name that needs no quotes without them, so that a key can be written in one way."""
-    if isinstance(part, Name) and part.is_literal and not _WILDCARD.search(part.text):
-        return Name(part.text)
-    return part
 
 
 def _parse_index(text: str, key: str) -> Index:
@@ -202,7 +184,9 @@ def _parse_item(text: str, key: str) -> IndexItem:
 def _matches_part(pattern: Part, part: Part) -> bool:
     if isinstance(pattern, Name):
         return isinstance(part, Name) and (
-            fnmatchcase(part.text, pattern.text) if pattern.is_wildcard else pattern == part
+            path_grammar.matches_name(pattern.text, part.text)
+            if pattern.is_wildcard
+            else pattern == part
         )
     return isinstance(part, Index) and (pattern.is_wildcard or pattern == part)
 

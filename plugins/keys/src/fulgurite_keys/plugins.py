@@ -11,7 +11,7 @@ from fulgurite.metrics import flatten_nested
 from fulgurite.plugins import hide_constructor_frames
 from fulgurite_logging import MediaLogger
 
-from fulgurite_keys.keyed import Keyed
+from fulgurite_keys.fields import Keyed
 from fulgurite_keys.layers import LayerOutputs
 from fulgurite_keys.losses import Loss
 from fulgurite_keys.measures import Measure
@@ -159,12 +159,13 @@ class Metrics(_KeyedPlugin[Measure]):
     after the update; those that keep every example, such as `RocAuc`, are of evaluations only.
 
     Example:
-        from fulgurite_keys import Accuracy, Metrics, Norm
+        from fulgurite_keys import Metrics, keyed
+        from fulgurite_metrics import Norm
 
         metrics = Metrics(
-            accuracy=Accuracy("preds", "batch[1]"),
-            hidden=Norm("interms.layers[0]"),
-            update=Norm("updates"),
+            accuracy=keyed(fg.metrics.Accuracy.from_logits, "preds", "batch[1]"),
+            hidden=keyed(Norm.from_vectors, "interms.layers[0]"),
+            update=keyed(Norm.from_tree, "updates"),
         )
         engine = fg.Engine(steps=100, plugins=[metrics])
     """

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
+from fulgurite.plugins import hide_constructor_frames
 from fulgurite_logging import media
 
-from fulgurite_keys.keyed import Keyed, make_call_scope
+from fulgurite_keys.fields import Keyed, make_call_scope
 from fulgurite_keys.scope import Key, Scope
 
 
@@ -42,6 +43,7 @@ class Summary(Keyed):
         return self.evaluate(make_call_scope(preds, batch))
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Images(Summary):
     """Pictures, as `fulgurite_logging.media.Images`.
@@ -67,6 +69,7 @@ class Images(Summary):
         return media.Images.from_pixels(pixels)
 
 
+@hide_constructor_frames
 @dataclass(frozen=True)
 class Histogram(Summary):
     """How numbers are distributed, as `fulgurite_logging.media.Histogram`; of a tree, all its

@@ -3,6 +3,8 @@
 Each record of the exact stream is written exactly once, also by a run that is resumed.
 """
 
+__tracebackhide__ = True
+
 from fulgurite_logging.batch_pictures import BatchPictures as BatchPictures
 from fulgurite_logging.compilations import CompilationMonitor as CompilationMonitor
 from fulgurite_logging.console import (

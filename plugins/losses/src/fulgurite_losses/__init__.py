@@ -6,6 +6,8 @@ value and no gradient, even where it is NaN. All losses are computed in float32,
 the inputs are; a gradient has the dtype of its input.
 """
 
+__tracebackhide__ = True
+
 from fulgurite_losses.classification import (
     binary_cross_entropy,
     categorical_cross_entropy,
@@ -24,7 +26,6 @@ from fulgurite_losses.embeddings import (
     triplet_loss,
     triplet_margin_loss,
 )
-from fulgurite_losses.examples import Reduction
 from fulgurite_losses.regression import (
     absolute_error,
     adaptive_power_loss,
@@ -34,6 +35,7 @@ from fulgurite_losses.regression import (
     squared_error,
 )
 from fulgurite_losses.sequences import ctc_loss
+from fulgurite_losses.signature import Reduction
 
 __all__ = [
     "Reduction",

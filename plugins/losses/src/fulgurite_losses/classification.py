@@ -5,30 +5,30 @@ probability of each class. An integer that is not a class gives NaN, so that it 
 as by `mask=labels >= 0`.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Values, to_float
+from fulgurite.metrics import Values, to_float
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Float
 
-from fulgurite_losses.examples import Examples, Reduction, as_same_shape
+from fulgurite_losses.examples import Examples, as_same_shape
+from fulgurite_losses.signature import LossOptions, loss
 
 SMALLEST_PROBABILITY = 1e-7
 """Below it a probability counts as this one, as in Keras: its logarithm stays finite."""
 
 
+@loss
 def softmax_cross_entropy(
     logits: Values,
     labels: Values,
     *,
     label_smoothing: float = 0.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return -Σ t · log softmax(logits) over the classes, one value for each example.
 
@@ -36,9 +36,6 @@ def softmax_cross_entropy(
         logits: `(..., classes)`. A class that is impossible has the logit -inf.
         labels: integers `(...)`, or one-hot or probabilities `(..., classes)`.
         label_smoothing: the share of each label that is spread evenly over all classes.
-        mask: bools over all axes of the losses `(...)` or the leading ones.
-        weight: how much each counts, over all axes of the losses or the leading ones.
-        reduction: what is returned; see `Reduction`.
 
     Example:
         from fulgurite_losses import softmax_cross_entropy
@@ -46,20 +43,19 @@ def softmax_cross_entropy(
         softmax_cross_entropy(logits, labels, mask=mask, label_smoothing=0.1)
     """
     logits = to_float(logits)
-    examples, targets = _as_targets(logits, labels, mask, weight, "softmax_cross_entropy")
+    examples, targets = _as_targets(logits, labels, options, "softmax_cross_entropy")
     targets = _smooth_labels(targets, label_smoothing, "softmax_cross_entropy")
     log_probs = jax.nn.log_softmax(examples.hide(logits))
-    return examples.reduce(-_multiply_logs(targets, log_probs), reduction)
+    return examples.reduce(-_multiply_logs(targets, log_probs))
 
 
+@loss
 def categorical_cross_entropy(
     probs: Values,
     labels: Values,
     *,
     label_smoothing: float = 0.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return -Σ t · log p over the classes, one value for each example.
 
@@ -70,25 +66,21 @@ def categorical_cross_entropy(
         probs: `(..., classes)`, the predicted probabilities.
         labels: integers `(...)`, or one-hot or probabilities `(..., classes)`.
         label_smoothing: the share of each label that is spread evenly over all classes.
-        mask: bools over all axes of the losses `(...)` or the leading ones.
-        weight: how much each counts, over all axes of the losses or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     probs = to_float(probs)
-    examples, targets = _as_targets(probs, labels, mask, weight, "categorical_cross_entropy")
+    examples, targets = _as_targets(probs, labels, options, "categorical_cross_entropy")
     targets = _smooth_labels(targets, label_smoothing, "categorical_cross_entropy")
     logs = jnp.log(jnp.maximum(examples.hide(probs, 1.0), SMALLEST_PROBABILITY))
-    return examples.reduce(-_multiply_logs(targets, logs), reduction)
+    return examples.reduce(-_multiply_logs(targets, logs))
 
 
+@loss
 def sigmoid_binary_cross_entropy(
     logits: Values,
     labels: Values,
     *,
     label_smoothing: float = 0.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return -t · log σ(x) - (1 - t) · log σ(-x), one value for each logit x.
 
@@ -96,9 +88,6 @@ def sigmoid_binary_cross_entropy(
         logits: of any shape.
         labels: of the same: booleans, 0 and 1, or the probability of 1.
         label_smoothing: the share of each label that is spread evenly over 0 and 1.
-        mask: bools over all axes or the leading ones.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
 
     Example:
         from fulgurite_losses import sigmoid_binary_cross_entropy
@@ -106,20 +95,19 @@ def sigmoid_binary_cross_entropy(
         sigmoid_binary_cross_entropy(preds, targets, mask=mask)
     """
     logits, labels = as_same_shape(logits, labels, "sigmoid_binary_cross_entropy")
-    examples = Examples(logits.shape, mask, weight)
+    examples = Examples(logits.shape, options)
     targets = _smooth_binary(examples.hide(labels), label_smoothing, "sigmoid_binary_cross_entropy")
     values = optax.losses.sigmoid_binary_cross_entropy(examples.hide(logits), targets)
-    return examples.reduce(values, reduction)
+    return examples.reduce(values)
 
 
+@loss
 def binary_cross_entropy(
     probs: Values,
     labels: Values,
     *,
     label_smoothing: float = 0.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return -t · log p - (1 - t) · log(1 - p), one value for each probability p.
 
@@ -130,28 +118,24 @@ def binary_cross_entropy(
         probs: of any shape, the predicted probabilities of 1.
         labels: of the same: booleans, 0 and 1, or the probability of 1.
         label_smoothing: the share of each label that is spread evenly over 0 and 1.
-        mask: bools over all axes or the leading ones.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     probs, labels = as_same_shape(probs, labels, "binary_cross_entropy")
-    examples = Examples(probs.shape, mask, weight)
+    examples = Examples(probs.shape, options)
     targets = _smooth_binary(examples.hide(labels), label_smoothing, "binary_cross_entropy")
     probs = examples.hide(probs, 0.5)
     positive = targets * jnp.log(jnp.maximum(probs, SMALLEST_PROBABILITY))
     negative = (1 - targets) * jnp.log(jnp.maximum(1 - probs, SMALLEST_PROBABILITY))
-    return examples.reduce(-positive - negative, reduction)
+    return examples.reduce(-positive - negative)
 
 
+@loss
 def sigmoid_focal_loss(
     logits: Values,
     labels: Values,
     *,
     alpha: float | None = None,
     gamma: float = 2.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return the binary cross-entropy times (1 - p)^gamma, where p is the probability of the label:
     examples that are right already count less.
@@ -163,14 +147,11 @@ def sigmoid_focal_loss(
         labels: of the same: booleans, or 0 and 1.
         alpha: the weight of label 1, and 1 - alpha that of label 0; None for no such weights.
         gamma: how much less they count; 0 for the cross-entropy itself.
-        mask: bools over all axes or the leading ones.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     logits, labels = as_same_shape(logits, labels, "sigmoid_focal_loss")
     if gamma < 0:
         raise ConfigurationError(f"sigmoid_focal_loss with gamma={gamma}; it is at least 0")
-    examples = Examples(logits.shape, mask, weight)
+    examples = Examples(logits.shape, options)
     logits = examples.hide(logits)
     targets = examples.hide(labels)
     cross_entropy = optax.losses.sigmoid_binary_cross_entropy(logits, targets)
@@ -179,39 +160,32 @@ def sigmoid_focal_loss(
     values = cross_entropy * jnp.exp(gamma * log_wrong)
     if alpha is not None:
         values *= alpha * targets + (1 - alpha) * (1 - targets)
-    return examples.reduce(values, reduction)
+    return examples.reduce(values)
 
 
+@loss
 def hinge_loss(
     preds: Values,
     labels: Values,
-    *,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return max(0, 1 - s·p), where s is 1 for positive labels and -1 for all others.
 
     Args:
         preds: scores of any shape.
         labels: of the same shape: booleans, 0 and 1, or -1 and 1.
-        mask: bools over all axes or the leading ones.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     preds, labels = as_same_shape(preds, labels, "hinge_loss")
-    examples = Examples(preds.shape, mask, weight)
+    examples = Examples(preds.shape, options)
     sign = jnp.where(labels > 0, 1, jnp.where(jnp.isnan(labels), labels, -1))
-    return examples.reduce(jax.nn.relu(1 - examples.hide(sign) * examples.hide(preds)), reduction)
+    return examples.reduce(jax.nn.relu(1 - examples.hide(sign) * examples.hide(preds)))
 
 
+@loss
 def kl_divergence(
     log_probs: Values,
     targets: Values,
-    *,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return Σ t · (log t - log p) over the last axis: how far the predicted distribution p is from
     the distribution t. 0 · log 0 is 0.
@@ -220,30 +194,29 @@ def kl_divergence(
         log_probs: `(..., classes)`, the logarithms of the predicted probabilities, such as
             `jax.nn.log_softmax(logits)`.
         targets: `(..., classes)`, probabilities.
-        mask: bools over all axes of the losses `(...)` or the leading ones.
-        weight: how much each counts, over all axes of the losses or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     log_probs, targets = as_same_shape(log_probs, targets, "kl_divergence")
     _check_class_axis(log_probs, "kl_divergence")
-    examples = Examples(log_probs.shape[:-1], mask, weight)
+    examples = Examples(log_probs.shape[:-1], options)
     targets = examples.hide(targets, 1.0)
     log_probs = examples.hide(log_probs)
     entropy = jnp.sum(xlogy(targets, targets), axis=-1)
-    return examples.reduce(entropy - _multiply_logs(targets, log_probs), reduction)
+    return examples.reduce(entropy - _multiply_logs(targets, log_probs))
 
 
+@loss
 def dice_loss(
     probs: Values,
     labels: Values,
     *,
     smooth: float = 1.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return 1 - (2 Σ p·t + smooth) / (Σ p + Σ t + smooth), one value for each example and class;
     the sums are over the axes between, such as the pixels of a picture.
+
+    The mask is over `(batch, ...)` or its leading axes: pixels that must not count. An example
+    without any pixel is masked itself. The weight is over `(batch, classes)` or `(batch,)`.
 
     Source: Milletari et al., V-Net (2016), with p and t in the place of their squares.
 
@@ -252,10 +225,6 @@ def dice_loss(
         labels: integers `(batch, ...)`, or one-hot or probabilities `(batch, ..., classes)`.
         smooth: 0 for the Dice coefficient itself, which is 0 / 0 (taken as 1) for a class that
             neither occurs nor is predicted.
-        mask: bools over `(batch, ...)` or its leading axes: pixels that must not count. An example
-            without any pixel is masked itself.
-        weight: how much each counts, over `(batch, classes)` or `(batch,)`.
-        reduction: what is returned; see `Reduction`.
     """
     probs = to_float(probs)
     if probs.ndim < 2:
@@ -263,27 +232,28 @@ def dice_loss(
             f"dice_loss of probabilities {list(probs.shape)}; they begin with the axis of examples "
             "and end with that of classes"
         )
-    pixels, targets = _as_targets(probs, labels, mask, None, "dice_loss")
+    pixels, targets = _as_targets(probs, labels, {"mask": options.get("mask")}, "dice_loss")
     inner = tuple(range(1, probs.ndim - 1))
-    examples = Examples((len(probs), probs.shape[-1]), jnp.any(pixels.present, axis=inner), weight)
+    has_pixels = jnp.any(pixels.present, axis=inner)
+    examples = Examples((len(probs), probs.shape[-1]), {**options, "mask": has_pixels})
     probs = pixels.hide(probs)
     targets = pixels.hide(targets)
     both = 2 * jnp.sum(probs * targets, axis=inner) + smooth
     either = jnp.sum(probs, axis=inner) + jnp.sum(targets, axis=inner) + smooth
     is_empty = either == 0
     values = jnp.where(is_empty, 0, 1 - both / jnp.where(is_empty, 1, either))
-    return examples.reduce(values, reduction)
+    return examples.reduce(values)
 
 
 def _as_targets(
-    preds: Array, labels: Any, mask: Mask | None, weight: Values | None, loss_name: str
+    preds: Array, labels: Any, options: LossOptions, loss_name: str
 ) -> tuple[Examples, Float[Array, "... classes"]]:
     """Return which losses `(...)` count, and the labels as one number for each class: NaN for an
     integer that is not a class, but not for masked examples."""
     _check_class_axis(preds, loss_name)
     labels = jnp.asarray(labels)
     classes = preds.shape[-1]
-    examples = Examples(preds.shape[:-1], mask, weight)
+    examples = Examples(preds.shape[:-1], options)
     if labels.shape == preds.shape[:-1] and not jnp.issubdtype(labels.dtype, jnp.inexact):
         indices = labels.astype(int)
         is_class = (indices >= 0) & (indices < classes)

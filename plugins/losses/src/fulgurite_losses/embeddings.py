@@ -3,36 +3,32 @@
 Vectors are along the last axis. All gradients are finite, also where vectors coincide or are zero.
 """
 
-from typing import Literal, get_args
+from typing import Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Values, to_float
+from fulgurite.metrics import Values, to_float
 from jaxtyping import Array, Bool, Float
 
-from fulgurite_losses.examples import Examples, Reduction, as_same_shape, check_positive
+from fulgurite_losses.examples import Examples, as_same_shape, check_positive
+from fulgurite_losses.signature import LossOptions, loss
 
 Mining = Literal["all", "hard", "semi_hard"]
 """Which triplets of a batch count; see `triplet_loss`."""
 
 
+@loss
 def negative_cosine(
     preds: Values,
     targets: Values,
-    *,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return minus the cosine of the angle between two vectors; 0 if either is zero.
 
     Args:
         preds: `(..., features)`.
         targets: of the same shape.
-        mask: bools over all axes of the losses `(...)` or the leading ones.
-        weight: how much each counts, over all axes of the losses or the leading ones.
-        reduction: what is returned; see `Reduction`.
 
     Example:
         from fulgurite_losses import negative_cosine
@@ -40,42 +36,36 @@ def negative_cosine(
         negative_cosine(logits, jax.nn.one_hot(labels, 3), mask=mask)
     """
     preds, targets = _as_vectors(preds, targets, "negative_cosine")
-    examples = Examples(preds.shape[:-1], mask, weight)
+    examples = Examples(preds.shape[:-1], options)
     cosine = jnp.sum(_normalize(examples.hide(preds)) * _normalize(examples.hide(targets)), axis=-1)
-    return examples.reduce(-cosine, reduction)
+    return examples.reduce(-cosine)
 
 
+@loss
 def euclidean_distance(
     preds: Values,
     targets: Values,
-    *,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return the length of p - t. Its gradient is 0 where the two are equal.
 
     Args:
         preds: `(..., features)`.
         targets: of the same shape.
-        mask: bools over all axes of the losses `(...)` or the leading ones.
-        weight: how much each counts, over all axes of the losses or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     preds, targets = _as_vectors(preds, targets, "euclidean_distance")
-    examples = Examples(preds.shape[:-1], mask, weight)
-    return examples.reduce(_get_length(examples.hide(preds) - examples.hide(targets)), reduction)
+    examples = Examples(preds.shape[:-1], options)
+    return examples.reduce(_get_length(examples.hide(preds) - examples.hide(targets)))
 
 
+@loss
 def contrastive_loss(
     first: Values,
     second: Values,
     is_same: Values,
     *,
     margin: float = 1.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return d² for two vectors at distance d that belong together, and max(0, margin - d)² for two
     that do not.
@@ -88,9 +78,6 @@ def contrastive_loss(
         second: of the same shape.
         is_same: `(...)`, booleans or 0 and 1: whether the two belong together.
         margin: the distance beyond which two that do not no longer repel each other.
-        mask: bools over all axes of the losses `(...)` or the leading ones.
-        weight: how much each counts, over all axes of the losses or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     check_positive(margin, "margin", "contrastive_loss")
     first, second = _as_vectors(first, second, "contrastive_loss")
@@ -100,26 +87,26 @@ def contrastive_loss(
             f"contrastive_loss of vectors {list(first.shape)} with is_same {list(same.shape)}; "
             f"it has one value for each pair, {list(first.shape[:-1])}"
         )
-    examples = Examples(same.shape, mask, weight)
+    examples = Examples(same.shape, options)
     same = examples.hide(same)
     distance = _get_length(examples.hide(first) - examples.hide(second))
     values = same * distance**2 + (1 - same) * jax.nn.relu(margin - distance) ** 2
-    return examples.reduce(values, reduction)
+    return examples.reduce(values)
 
 
+@loss
 def info_nce(
     queries: Values,
     keys: Values,
     *,
     temperature: float = 0.1,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return how unlikely each query finds its key among all keys of the batch: the softmax
     cross-entropy of cosines / temperature, one value for each query.
 
-    A masked example is neither a query nor a key that others are compared with. For the symmetric
+    Mask and weight are `(batch,)`, of queries. A masked example is neither a query nor a key that
+    others are compared with. For the symmetric
     loss of CLIP take the mean of `info_nce(a, b)` and `info_nce(b, a)`.
 
     Source: van den Oord, Li and Vinyals, Representation Learning with Contrastive Predictive Coding
@@ -129,9 +116,6 @@ def info_nce(
         queries: `(batch, features)`.
         keys: of the same shape; row i belongs to query i.
         temperature: what cosines are divided by.
-        mask: bools `(batch,)`.
-        weight: `(batch,)`, how much each query counts.
-        reduction: what is returned; see `Reduction`.
 
     Example:
         from fulgurite_losses import info_nce
@@ -145,23 +129,22 @@ def info_nce(
             f"info_nce of vectors {list(queries.shape)}; give one for each example, "
             "(batch, features)"
         )
-    examples = Examples(queries.shape[:1], mask, weight)
+    examples = Examples(queries.shape[:1], options)
     cosines = _normalize(examples.hide(queries)) @ _normalize(examples.hide(keys)).T
     # -inf in a row without any key would be NaN; such a row is masked itself.
     logits = jnp.where(examples.present, cosines / temperature, jnp.finfo(cosines.dtype).min)
     values = -jnp.diagonal(jax.nn.log_softmax(logits))
-    return examples.reduce(values, reduction, are_independent=False)
+    return examples.reduce(values, are_independent=False)
 
 
+@loss
 def triplet_margin_loss(
     anchors: Values,
     positives: Values,
     negatives: Values,
     *,
     margin: float = 1.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return max(0, |a - p| - |a - n| + margin) for triplets that were chosen before.
 
@@ -173,29 +156,25 @@ def triplet_margin_loss(
         positives: of the same shape, what is to be near.
         negatives: of the same shape, what is to be farther by the margin.
         margin: by how much.
-        mask: bools over all axes of the losses `(...)` or the leading ones.
-        weight: how much each counts, over all axes of the losses or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     check_positive(margin, "margin", "triplet_margin_loss")
     anchors, positives = _as_vectors(anchors, positives, "triplet_margin_loss")
     anchors, negatives = _as_vectors(anchors, negatives, "triplet_margin_loss")
-    examples = Examples(anchors.shape[:-1], mask, weight)
+    examples = Examples(anchors.shape[:-1], options)
     anchors = examples.hide(anchors)
     near = _get_length(anchors - examples.hide(positives))
     far = _get_length(anchors - examples.hide(negatives))
-    return examples.reduce(jax.nn.relu(near - far + margin), reduction)
+    return examples.reduce(jax.nn.relu(near - far + margin))
 
 
+@loss
 def triplet_loss(
     embeddings: Values,
     labels: Values,
     *,
     mining: Mining = "semi_hard",
     margin: float = 1.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return max(0, |a - p| - |a - n| + margin) over triplets within a batch: an anchor, a positive
     example of the same label, and a negative one of another label.
@@ -204,7 +183,8 @@ def triplet_loss(
     and `semi_hard` for each anchor and positive the nearest negative that is farther than the
     positive, or if there is none, the farthest negative. There is one value for each anchor, the
     mean over its positives (and negatives). An anchor without a positive or without a negative
-    counts as masked.
+    counts as masked. Mask and weight are `(batch,)`: a masked example is in no triplet, and the
+    weight says how much each anchor counts.
 
     Source: Schroff, Kalenichenko and Philbin, FaceNet (2015); Hermans, Beyer and Leibe, In Defense
     of the Triplet Loss (2017).
@@ -214,9 +194,6 @@ def triplet_loss(
         labels: `(batch,)`, integers or booleans.
         mining: "all", "hard" or "semi_hard".
         margin: by how much a negative example is to be farther than a positive one.
-        mask: bools `(batch,)`; a masked example is in no triplet.
-        weight: `(batch,)`, how much each anchor counts.
-        reduction: what is returned; see `Reduction`.
     """
     check_positive(margin, "margin", "triplet_loss")
     if mining not in get_args(Mining):
@@ -230,7 +207,7 @@ def triplet_loss(
             f"triplet_loss of embeddings {list(embeddings.shape)} with labels "
             f"{list(labels.shape)}; they are (batch, features) and (batch,)"
         )
-    present = Examples(labels.shape, mask, None)
+    present = Examples(labels.shape, {"mask": options.get("mask")})
     embeddings = present.hide(embeddings)
     distance = _get_length(embeddings[:, None] - embeddings)
     is_pair = present.present[:, None] & present.present
@@ -239,8 +216,8 @@ def triplet_loss(
     is_negative = is_pair & ~is_same
     values = _MINERS[mining](distance, is_positive, is_negative, margin)
     is_anchor = jnp.any(is_positive, axis=1) & jnp.any(is_negative, axis=1)
-    examples = Examples(labels.shape, is_anchor, weight)
-    return examples.reduce(values, reduction, are_independent=False)
+    examples = Examples(labels.shape, {**options, "mask": is_anchor})
+    return examples.reduce(values, are_independent=False)
 
 
 def _mine_all(

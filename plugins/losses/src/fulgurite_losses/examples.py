@@ -1,17 +1,13 @@
 """What all losses share: which examples count, how much, and how their values become one."""
 
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Values, apply_mask, note_weight, share_weight, to_float
+from fulgurite.metrics import apply_mask, note_weight, share_weight, to_float
 from jaxtyping import Array, Bool, Float
 
-Reduction = Literal["mean", "weighted_mean", "sum", "none"]
-"""What a loss returns of the values x of its examples and their weights w. `mean`: Σ w·x / the
-number of values that are not masked. `weighted_mean`: Σ w·x / Σ w. `sum`: Σ w·x. `none`: w·x of
-each, 0 where it is masked."""
+from fulgurite_losses.signature import DEFAULTS, LossOptions, Reduction
 
 
 class Examples:
@@ -27,16 +23,18 @@ class Examples:
     present: Bool[Array, "..."]
     weights: Float[Array, "..."]
 
-    def __init__(self, shape: tuple[int, ...], mask: Mask | None, weight: Values | None) -> None:
+    def __init__(self, shape: tuple[int, ...], options: LossOptions) -> None:
         """Set which values count.
 
         Args:
             shape: of the values.
-            mask: bools over all axes of the values or the leading ones; None masks nothing.
-            weight: numbers over all axes of the values or the leading ones; None for 1.
+            options: of the loss: how the mask and the weight belong to the values, and the
+                reduction.
         """
+        mask, weight = options.get("mask"), options.get("weight")
         self.shape = shape
         self._sources = (mask, weight)
+        self._reduction = options.get("reduction", DEFAULTS["reduction"])
         self.present = apply_mask(jnp.ones(shape, jnp.bool_), mask, False)
         weights = jnp.float32(1) if weight is None else to_float(weight)
         if weights.shape != shape[: weights.ndim]:
@@ -60,23 +58,19 @@ class Examples:
         return apply_mask(values, self.present, fill)
 
     def reduce(
-        self,
-        values: Float[Array, "..."],
-        reduction: Reduction,
-        *,
-        are_independent: bool = True,
+        self, values: Float[Array, "..."], *, are_independent: bool = True
     ) -> Float[Array, "..."]:
-        """Return the values of all examples as what `reduction` says.
+        """Return the values of all examples as what the reduction says.
 
         Without any example a mean is 0, and so is its gradient. A step that returns the mean itself
         as its loss thereby says what it is a mean over.
 
         Args:
             values: of the examples.
-            reduction: how they become one.
             are_independent: whether each depends on its own example alone, so that the mean over a
                 batch is that of the means over its parts.
         """
+        reduction = self._reduction
         if reduction not in get_args(Reduction):
             raise ConfigurationError(
                 f"reduction is {reduction!r}; choose 'mean', 'weighted_mean', 'sum' or 'none'"
@@ -87,14 +81,14 @@ class Examples:
         total = jnp.sum(weighted)
         if reduction == "sum":
             return total
-        size = share_weight(self._sources, (self.shape, reduction), partial(self._sum, reduction))
+        size = share_weight(self._sources, (self.shape, reduction), self._sum_weights)
         mean = total / jnp.where(size == 0, 1, size).astype(total.dtype)
         # Over all values it is a mean over examples, as any number is by itself.
         is_weighted = any(source is not None for source in self._sources)
         return note_weight(mean, size) if is_weighted and are_independent else mean
 
-    def _sum(self, reduction: Reduction) -> Array:
-        counted = self.present if reduction == "mean" else self.weights
+    def _sum_weights(self) -> Array:
+        counted = self.present if self._reduction == "mean" else self.weights
         return jnp.sum(counted, dtype=jnp.float32)
 
 

@@ -4,33 +4,30 @@ Predictions and targets have the same shape. A mask or weight is over all axes o
 """
 
 import math
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Mask, Values
+from fulgurite.metrics import Values
 from jaxtyping import Array, Float
 
-from fulgurite_losses.examples import Examples, Reduction, as_same_shape, check_positive
+from fulgurite_losses.examples import Examples, as_same_shape, check_positive
+from fulgurite_losses.signature import LossOptions, loss
 
 
+@loss
 def absolute_error(
     preds: Values,
     targets: Values,
-    *,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return |p - t|, also known as L1 or MAE. Its gradient at 0 is 0.
 
     Args:
         preds: of any shape.
         targets: of the same.
-        mask: bools over all axes or the leading ones; False for what must not count.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
 
     Example:
         from fulgurite_losses import absolute_error
@@ -38,26 +35,21 @@ def absolute_error(
         absolute_error(preds, targets, mask=mask)
     """
     preds, targets = as_same_shape(preds, targets, "absolute_error")
-    examples = Examples(preds.shape, mask, weight)
-    return examples.reduce(jnp.abs(examples.hide(preds) - examples.hide(targets)), reduction)
+    examples = Examples(preds.shape, options)
+    return examples.reduce(jnp.abs(examples.hide(preds) - examples.hide(targets)))
 
 
+@loss
 def squared_error(
     preds: Values,
     targets: Values,
-    *,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return (p - t)², also known as L2 or MSE. It is not halved.
 
     Args:
         preds: of any shape.
         targets: of the same.
-        mask: bools over all axes or the leading ones; False for what must not count.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
 
     Example:
         from fulgurite_losses import squared_error
@@ -65,18 +57,17 @@ def squared_error(
         squared_error(preds, targets, weight=jnp.array([1.0, 2.0, 1.0, 0.5]))
     """
     preds, targets = as_same_shape(preds, targets, "squared_error")
-    examples = Examples(preds.shape, mask, weight)
-    return examples.reduce((examples.hide(preds) - examples.hide(targets)) ** 2, reduction)
+    examples = Examples(preds.shape, options)
+    return examples.reduce((examples.hide(preds) - examples.hide(targets)) ** 2)
 
 
+@loss
 def huber_loss(
     preds: Values,
     targets: Values,
     *,
     delta: float = 1.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return e² / 2 for an error e up to `delta`, and beyond it a line: delta · (|e| - delta / 2).
 
@@ -86,24 +77,19 @@ def huber_loss(
         preds: of any shape.
         targets: of the same.
         delta: the error at which the line begins.
-        mask: bools over all axes or the leading ones; False for what must not count.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     check_positive(delta, "delta", "huber_loss")
     preds, targets = as_same_shape(preds, targets, "huber_loss")
-    examples = Examples(preds.shape, mask, weight)
+    examples = Examples(preds.shape, options)
     values = optax.losses.huber_loss(examples.hide(preds), examples.hide(targets), delta=delta)
-    return examples.reduce(values, reduction)
+    return examples.reduce(values)
 
 
+@loss
 def log_cosh(
     preds: Values,
     targets: Values,
-    *,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return log(cosh(p - t)): about half the square of a small error, and |p - t| - log 2 of a
     large one.
@@ -111,16 +97,14 @@ def log_cosh(
     Args:
         preds: of any shape.
         targets: of the same.
-        mask: bools over all axes or the leading ones; False for what must not count.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     preds, targets = as_same_shape(preds, targets, "log_cosh")
-    examples = Examples(preds.shape, mask, weight)
+    examples = Examples(preds.shape, options)
     distance = jnp.abs(examples.hide(preds) - examples.hide(targets))
-    return examples.reduce(_log_cosh(distance), reduction)
+    return examples.reduce(_log_cosh(distance))
 
 
+@loss
 def adaptive_power_loss(
     preds: Values,
     targets: Values,
@@ -129,9 +113,7 @@ def adaptive_power_loss(
     far: float = 1.0,
     middle: float = 1.0,
     sharpness: float = 1.0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return |e| to a power that goes from `near` for small errors e to `far` for large ones.
 
@@ -147,9 +129,6 @@ def adaptive_power_loss(
         far: the power for large errors, at least 1.
         middle: the error at which the power is the mean of both.
         sharpness: how slowly the power changes around there; the smaller, the more suddenly.
-        mask: bools over all axes or the leading ones; False for what must not count.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     check_positive(middle, "middle", "adaptive_power_loss")
     check_positive(sharpness, "sharpness", "adaptive_power_loss")
@@ -159,22 +138,20 @@ def adaptive_power_loss(
             "gradient where the error is 0: give powers of at least 1"
         )
     preds, targets = as_same_shape(preds, targets, "adaptive_power_loss")
-    examples = Examples(preds.shape, mask, weight)
+    examples = Examples(preds.shape, options)
     distance = jnp.abs(examples.hide(preds) - examples.hide(targets))
     smallest = jnp.finfo(distance.dtype).tiny
     log_ratio = jnp.log(jnp.maximum(distance / middle, smallest))
     share = jax.nn.sigmoid(log_ratio * abs(near - far) / sharpness)
     power = jax.lax.stop_gradient(near + (far - near) * share)
-    return examples.reduce(distance**power, reduction)
+    return examples.reduce(distance**power)
 
 
+@loss
 def poisson_loss(
     log_rates: Values,
     targets: Values,
-    *,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return exp(p) - t·p, the negative log-likelihood of counts t under Poisson distributions of
     rate exp(p), without the constant log t!.
@@ -182,15 +159,12 @@ def poisson_loss(
     Args:
         log_rates: the logarithms of the predicted rates, of any shape.
         targets: counts, of the same shape.
-        mask: bools over all axes or the leading ones; False for what must not count.
-        weight: how much each counts, over all axes or the leading ones.
-        reduction: what is returned; see `Reduction`.
     """
     log_rates, targets = as_same_shape(log_rates, targets, "poisson_loss")
-    examples = Examples(log_rates.shape, mask, weight)
+    examples = Examples(log_rates.shape, options)
     log_rates = examples.hide(log_rates)
     values = jnp.exp(log_rates) - examples.hide(targets) * log_rates
-    return examples.reduce(values, reduction)
+    return examples.reduce(values)
 
 
 def _log_cosh(distance: Float[Array, "..."]) -> Float[Array, "..."]:

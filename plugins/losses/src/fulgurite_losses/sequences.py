@@ -1,14 +1,18 @@
 """Losses of sequences."""
 
+from typing import Unpack
+
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Values, apply_mask, to_float
 from jaxtyping import Array, Float
 
-from fulgurite_losses.examples import Examples, Reduction
+from fulgurite_losses.examples import Examples
+from fulgurite_losses.signature import LossOptions, loss
 
 
+@loss
 def ctc_loss(
     logits: Values,
     labels: Values,
@@ -16,12 +20,11 @@ def ctc_loss(
     logit_mask: Mask | None = None,
     label_mask: Mask | None = None,
     blank: int = 0,
-    mask: Mask | None = None,
-    weight: Values | None = None,
-    reduction: Reduction = "mean",
+    **options: Unpack[LossOptions],
 ) -> Float[Array, "..."]:
     """Return -log of the probability of a sequence of labels over all its alignments with the
-    frames, one value for each sequence. It is not divided by a length.
+    frames, one value for each sequence: mask and weight are `(batch,)`. It is not divided by a
+    length.
 
     Labels that fit into no alignment, because there are more of them than frames, give about 1e5.
 
@@ -33,9 +36,6 @@ def ctc_loss(
         logit_mask: bools `(batch, frames)`, False for the padding at the end; None for no padding.
         label_mask: bools `(batch, labels)`, likewise.
         blank: the class that stands for no label.
-        mask: bools `(batch,)`.
-        weight: `(batch,)`, how much each sequence counts.
-        reduction: what is returned; see `Reduction`.
 
     Example:
         from fulgurite_losses import ctc_loss
@@ -51,7 +51,7 @@ def ctc_loss(
             f"{labels.dtype}{list(labels.shape)}; they are (batch, frames, classes) and integers "
             "(batch, labels)"
         )
-    examples = Examples(logits.shape[:1], mask, weight)
+    examples = Examples(logits.shape[:1], options)
     frames = examples.hide(apply_mask(jnp.ones(logits.shape[:2], bool), logit_mask, False), False)
     present = examples.hide(apply_mask(jnp.ones(labels.shape, bool), label_mask, False), False)
     logits = apply_mask(logits, frames, 0.0)
@@ -64,4 +64,4 @@ def ctc_loss(
     )
     is_class = (labels >= 0) & (labels < logits.shape[-1]) & (labels != blank)
     values = jnp.where(jnp.all(is_class | ~present, axis=1), values, jnp.nan)
-    return examples.reduce(values, reduction)
+    return examples.reduce(values)

@@ -8,6 +8,8 @@ set at once; they are for evaluations. Each class says in `higher_is_better` whi
 better.
 """
 
+__tracebackhide__ = True
+
 from fulgurite_metrics.calibration import BrierScore, ExpectedCalibrationError, Perplexity
 from fulgurite_metrics.classification import F1, ConfusionMatrix, FBeta, Precision, Recall
 from fulgurite_metrics.correlation import Pearson, Spearman

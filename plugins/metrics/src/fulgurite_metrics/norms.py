@@ -4,13 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from fulgurite.metrics import Mean, Metric, Value, to_float
+from fulgurite.metrics import Mask, Mean, Metric, Value, Values, to_float
 from jaxtyping import Array, PyTree, Shaped
 
 
 class Norm(Metric):
-    """The Euclidean norm of all numbers in a tree together; merged, the mean of the norms. NaN
-    without any.
+    """The Euclidean norm of all numbers in a tree together, or of each vector; merged, the mean of
+    the norms. NaN without any.
 
     Example:
         from fulgurite_metrics import Norm
@@ -28,6 +28,18 @@ class Norm(Metric):
         ]
         total = sum(squares, jnp.zeros(()))
         return Norm(Mean.from_values(jnp.sqrt(total)))
+
+    @staticmethod
+    def from_vectors(values: Values, mask: Mask | None = None, axis: int = -1) -> "Norm":
+        """Return the mean norm of vectors, in float32.
+
+        Args:
+            values: with the numbers of a vector along an axis.
+            mask: which vectors count, over all other axes or the leading ones.
+            axis: along which a vector is.
+        """
+        norms = jnp.linalg.norm(jnp.asarray(values).astype(jnp.float32), axis=axis)
+        return Norm(Mean.from_values(norms, mask))
 
     def compute(self) -> Value:
         return self.mean.compute()

@@ -1,5 +1,7 @@
 """Several optimizers in one step for Fulgurite: GANs, frozen parts, accumulation, constraints."""
 
+__tracebackhide__ = True
+
 from fulgurite_optimizers.accumulate import GradientAccumulation as GradientAccumulation
 from fulgurite_optimizers.clip import GradientClip as GradientClip
 from fulgurite_optimizers.constraints import (

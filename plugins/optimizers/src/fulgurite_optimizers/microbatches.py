@@ -80,20 +80,7 @@ def run_microbatches(
 
     def accumulate(index: Any, sums: MicrobatchResult) -> MicrobatchResult:
         has_examples, result = compute_part(index, sums.model_state)
-        is_first = index == 0
-        model_state = jax.tree.map(
-            lambda old, new: jnp.where(has_examples, new, old),
-            sums.model_state,
-            result.model_state,
-        )
-        means = [_add_group(old, new) for old, new in zip(sums.means, result.means, strict=True)]
-        metrics = MetricAccumulator(sums.metrics, {}).update(
-            MetricAccumulator(result.metrics, {}), restart=is_first
-        )
-        media = jax.tree.map(
-            lambda new, old: jnp.where(is_first, new, old), result.media, sums.media
-        )
-        return MicrobatchResult(means, metrics.metrics, model_state, media)
+        return _add_result(sums, result, has_examples, is_first=index == 0)
 
     _, spec = jax.eval_shape(compute_part, jnp.int32(0), ctx.model_state)
     zero_means = jax.tree.map(
@@ -102,17 +89,10 @@ def run_microbatches(
     metrics, media = jax.tree.map(zeros_like_spec, (spec.metrics, spec.media))
     zeros = MicrobatchResult(zero_means, metrics, ctx.model_state, media)
     sums = jax.lax.fori_loop(0, n, accumulate, zeros)
-    means = [
-        group._replace(
-            values=jax.tree.map(
-                lambda leaf, like, weight=group.weight: divide(leaf, weight).astype(like.dtype),
-                group.values,
-                group_spec.values,
-            )
-        )
+    first, *others = [
+        _divide_group(group, group_spec)
         for group, group_spec in zip(sums.means, spec.means, strict=True)
     ]
-    first, *others = means
     values, running = first.values
     return sums._replace(
         means=[first._replace(values=values), *others], metrics={**sums.metrics, **running}
@@ -178,6 +158,38 @@ def divide(total: Array, weight: Float[Array, ""]) -> Array:
         return total
     divisor = jnp.where(weight == 0, 1, weight)
     return jnp.where(weight == 0, 0, total / divisor.astype(total.dtype))
+
+
+def _add_result(
+    sums: MicrobatchResult, result: MicrobatchResult, has_examples: Any, *, is_first: Any
+) -> MicrobatchResult:
+    """Return the sums with those of one microbatch more.
+
+    Args:
+        sums: over the microbatches before.
+        result: of this one.
+        has_examples: whether it has any; without one, the model state stays as it was.
+        is_first: whether there are no microbatches before.
+    """
+    model_state = jax.tree.map(
+        lambda old, new: jnp.where(has_examples, new, old),
+        sums.model_state,
+        result.model_state,
+    )
+    means = [_add_group(old, new) for old, new in zip(sums.means, result.means, strict=True)]
+    metrics = MetricAccumulator(sums.metrics, {}).update(
+        MetricAccumulator(result.metrics, {}), restart=is_first
+    )
+    media = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), result.media, sums.media)
+    return MicrobatchResult(means, metrics.metrics, model_state, media)
+
+
+def _divide_group(sums: WeightedMeans, spec: WeightedMeans) -> WeightedMeans:
+    """Return the means of sums, in the dtypes of a spec."""
+    values = jax.tree.map(
+        lambda leaf, like: divide(leaf, sums.weight).astype(like.dtype), sums.values, spec.values
+    )
+    return sums._replace(values=values)
 
 
 def _add_group(sums: WeightedMeans, new: WeightedMeans) -> WeightedMeans:

@@ -1,6 +1,8 @@
 """Named random streams for Fulgurite: `Engine(plugins=[Rng(RngStream("noise",
 eval=True))])`."""
 
+__tracebackhide__ = True
+
 from fulgurite import RngStream as RngStream
 
 from fulgurite_rng.layers import Dropout as Dropout

@@ -1,5 +1,7 @@
 """Run directories of Fulgurite: their layout, who may write there, and JSON without loss."""
 
+__tracebackhide__ = True
+
 from fulgurite_runs.directory import (
     EvaluationDirectory as EvaluationDirectory,
     RunDirectory as RunDirectory,

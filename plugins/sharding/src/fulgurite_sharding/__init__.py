@@ -1,5 +1,7 @@
 """Meshes for Fulgurite: data, parameters and optimizer state over devices and processes."""
 
+__tracebackhide__ = True
+
 from fulgurite_sharding.device_means import average_by_device as average_by_device
 from fulgurite_sharding.distributed import initialize_distributed as initialize_distributed
 from fulgurite_sharding.inspection import (

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
 from math import prod
 from typing import Any
@@ -62,21 +63,118 @@ def parallel(
         DataError: when called, if the numbers of examples differ, or do not divide by the devices
             where they must.
     """
-    if out_axes is None and axis_name is None:
-        raise ConfigurationError(
-            "parallel: out_axes is None, and without collectives no result is the same on all "
-            "devices: give axis_name= as well"
-        )
+    _check_out_axes(out_axes, axis_name)
     _check_names(fn, in_axes)
-    missing = [axis for axis in mesh_axes if mesh is not None and axis not in mesh.shape]
-    if mesh is not None and missing:
-        raise ConfigurationError(
-            f"parallel: the mesh has no axis {missing[0]!r}; it has {', '.join(mesh.shape)}"
-        )
-    if axis_name is not None:
+    division = _Division.from_mesh(mesh, mesh_axes, axis_name, out_axes)
+    run = _compile(fn, division)
+
+    @wraps(fn)
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        axes = _list_axes(fn, in_axes, args, kwargs)
+        return division.call(run, axes, args, kwargs)
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Division:
+    """How examples are divided over the devices of a mesh.
+
+    Attributes:
+        mesh: the mesh; None for one device.
+        mesh_axes: the axes of the mesh that divide the examples.
+        axis_name: by which collectives name the devices; None without any.
+        out_axes: where the axis of examples is in the result; None for none.
+    """
+
+    mesh: Mesh | None
+    mesh_axes: Sequence[str]
+    axis_name: str | None
+    out_axes: int | None
+
+    @staticmethod
+    def from_mesh(
+        mesh: Mesh | None, mesh_axes: Sequence[str], axis_name: str | None, out_axes: int | None
+    ) -> "_Division":
+        """Return the division by some axes of a mesh; one that is not there is a
+        ConfigurationError."""
+        missing = [axis for axis in mesh_axes if mesh is not None and axis not in mesh.shape]
+        if mesh is not None and missing:
+            raise ConfigurationError(
+                f"parallel: the mesh has no axis {missing[0]!r}; it has {', '.join(mesh.shape)}"
+            )
+        if axis_name is None:
+            return _Division(mesh, mesh_axes, None, out_axes)
         mesh = _name_devices(mesh, mesh_axes, axis_name)
-        mesh_axes = (axis_name,)
-    num_parts = 1 if mesh is None else prod(mesh.shape[axis] for axis in mesh_axes)
+        return _Division(mesh, (axis_name,), axis_name, out_axes)
+
+    @property
+    def num_parts(self) -> int:
+        """The number of devices that divide the examples."""
+        return 1 if self.mesh is None else prod(self.mesh.shape[axis] for axis in self.mesh_axes)
+
+    def make_spec(self, axis: int | None) -> PartitionSpec:
+        """Return the spec of an array whose examples are divided along an axis."""
+        if axis is None:
+            return PartitionSpec()
+        return PartitionSpec(*[None] * axis, tuple(self.mesh_axes))
+
+    def call(
+        self,
+        run: Callable[..., PyTree],
+        axes: Sequence[int | None],
+        args: tuple[PyTree, ...],
+        kwargs: Mapping[str, PyTree],
+    ) -> PyTree:
+        """Return the result of a compiled function, without what fills up the examples.
+
+        Args:
+            run: as `_compile` returns it.
+            axes: where the examples are in each argument.
+            args: its positional arguments.
+            kwargs: the others.
+        """
+        values = [*args, *kwargs.values()]
+        num_examples = _count_examples(values, axes)
+        placed = self.place(values, axes, num_examples)
+        result = run(tuple(axes), len(args), tuple(kwargs), *placed)
+        if num_examples % self.num_parts == 0:
+            return result
+        axis = self.out_axes or 0
+        return jax.tree.map(
+            lambda leaf: jax.lax.slice_in_dim(leaf, 0, num_examples, axis=axis), result
+        )
+
+    def place(
+        self, args: Sequence[PyTree], axes: Sequence[int | None], num_examples: int
+    ) -> list[PyTree]:
+        """Return arguments, filled up to what divides by the devices, on the mesh.
+
+        Args:
+            args: the arguments.
+            axes: where the examples are in each.
+            num_examples: in all of them.
+        """
+        missing = -num_examples % self.num_parts
+        if missing and self.axis_name is not None:
+            raise DataError(
+                f"parallel: {num_examples} examples do not divide by {self.num_parts} devices, and "
+                f"what fills them up would count in collectives over {self.axis_name!r}: give a "
+                "number that does"
+            )
+        return [self._place(arg, axis, missing) for arg, axis in zip(args, axes, strict=True)]
+
+    def _place(self, arg: PyTree, axis: int | None, missing: int) -> PyTree:
+        if axis is not None and missing:
+            arg = jax.tree.map(lambda leaf: _repeat_last(leaf, axis, missing), arg)
+        if self.mesh is None:
+            return arg
+        return jax.device_put(arg, NamedSharding(self.mesh, self.make_spec(axis)))
+
+
+def _compile(fn: Callable[..., Any], division: _Division) -> Callable[..., PyTree]:
+    """Return a compiled function of the axes of the arguments, the number of positional ones, the
+    names of the others, and the arguments."""
 
     def call_part(num_args: int, names: tuple[str, ...], *values: PyTree) -> PyTree:
         return fn(*values[:num_args], **dict(zip(names, values[num_args:], strict=True)))
@@ -86,36 +184,25 @@ def parallel(
         axes: tuple[int | None, ...], num_args: int, names: tuple[str, ...], *values: PyTree
     ) -> PyTree:
         call_here = partial(call_part, num_args, names)
-        if axis_name is None:
+        if division.axis_name is None:
             return call_here(*values)
-        in_specs = tuple(_make_spec(axis, mesh_axes) for axis in axes)
-        out_specs = _make_spec(out_axes, mesh_axes)
-        mapped = jax.shard_map(call_here, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+        mapped = jax.shard_map(
+            call_here,
+            mesh=division.mesh,
+            in_specs=tuple(map(division.make_spec, axes)),
+            out_specs=division.make_spec(division.out_axes),
+        )
         return mapped(*values)
 
-    @wraps(fn)
-    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        axes = _list_axes(fn, in_axes, args, kwargs)
-        num_examples = _count_examples([*args, *kwargs.values()], axes)
-        is_uneven = num_examples % num_parts != 0
-        if is_uneven and axis_name is not None:
-            raise DataError(
-                f"parallel: {num_examples} examples do not divide by {num_parts} devices, and what "
-                f"fills them up would count in collectives over {axis_name!r}: give a number that "
-                "does"
-            )
-        padded = [
-            _place(arg, axis, num_examples, num_parts, mesh, mesh_axes)
-            for arg, axis in zip([*args, *kwargs.values()], axes, strict=True)
-        ]
-        result = run(tuple(axes), len(args), tuple(kwargs), *padded)
-        if not is_uneven:
-            return result
-        return jax.tree.map(
-            lambda leaf: jax.lax.slice_in_dim(leaf, 0, num_examples, axis=out_axes or 0), result
-        )
+    return run
 
-    return call
+
+def _check_out_axes(out_axes: int | None, axis_name: str | None) -> None:
+    if out_axes is None and axis_name is None:
+        raise ConfigurationError(
+            "parallel: out_axes is None, and without collectives no result is the same on all "
+            "devices: give axis_name= as well"
+        )
 
 
 def _check_names(fn: Callable[..., Any], in_axes: Any) -> None:
@@ -167,11 +254,6 @@ def _name_devices(mesh: Mesh | None, mesh_axes: Sequence[str], axis_name: str) -
     return Mesh(devices.reshape(-1, *sizes), (axis_name, *others))
 
 
-def _make_spec(axis: int | None, names: Sequence[str]) -> PartitionSpec:
-    """Return the spec of an array whose examples are divided along an axis."""
-    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, tuple(names))
-
-
 def _count_examples(args: Sequence[PyTree], axes: Sequence[int | None]) -> int:
     sizes = {
         jnp.shape(leaf)[axis]
@@ -183,23 +265,6 @@ def _count_examples(args: Sequence[PyTree], axes: Sequence[int | None]) -> int:
         text = f"{sorted(sizes)} examples" if sizes else "no argument with an axis of examples"
         raise DataError(f"parallel: the arguments have {text}; give all of them equally many")
     return sizes.pop()
-
-
-def _place(
-    arg: PyTree,
-    axis: int | None,
-    num_examples: int,
-    num_parts: int,
-    mesh: Mesh | None,
-    mesh_axes: Sequence[str],
-) -> PyTree:
-    """Return an argument, filled up to what divides by the devices, on the mesh."""
-    if axis is not None and num_examples % num_parts:
-        missing = -num_examples % num_parts
-        arg = jax.tree.map(lambda leaf: _repeat_last(leaf, axis, missing), arg)
-    if mesh is None:
-        return arg
-    return jax.device_put(arg, NamedSharding(mesh, _make_spec(axis, mesh_axes)))
 
 
 def _repeat_last(leaf: Any, axis: int, count: int) -> Any:

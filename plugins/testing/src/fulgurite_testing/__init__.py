@@ -1,5 +1,7 @@
 """Tests for Fulgurite plugins: `check_plugin(MyPlugin)`, and helpers for your own tests."""
 
+__tracebackhide__ = True
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

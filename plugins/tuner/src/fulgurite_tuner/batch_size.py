@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -89,17 +89,57 @@ def find_batch_size(
     _check_bounds(limit, fraction, max_size, part)
     limits = engine.sharding.sync.all_gather("batch limit", limit or _read_limit(engine))
     limit = math.floor(fraction * min(limits))
-    num_bytes: dict[int, int] = {}
-    examples = _take_batch(engine, data)
-
-    def measure(num_parts: int) -> int:
-        size = num_parts * part
-        if size not in num_bytes:
-            num_bytes[size] = _measure_on_all(engine, model, examples, size)
-        return num_bytes[size]
-
+    steps = _MeasuredSteps(engine, model, _take_batch(engine, data), part)
     start = math.ceil(start / part)
     max_parts = None if max_size is None else max_size // part
+    num_parts = _find_most_parts(steps.measure, limit, search, start, max_parts)
+    if num_parts < 1:
+        smallest = "one example" if part == 1 else f"{part} examples, one a device,"
+        raise ConfigurationError(
+            f"find_batch_size: not even {smallest} fits into {limit:,} bytes; the step takes "
+            f"{steps.measure(start):,} for {start * part}"
+        )
+    return BatchSizes(num_parts * part, limit, steps.num_bytes)
+
+
+@dataclass
+class _MeasuredSteps:
+    """Steps on batches of several sizes, each of which is made once.
+
+    Attributes:
+        engine: the engine.
+        model: the model.
+        examples: a batch, which is repeated.
+        part: the number of examples of a part.
+        num_bytes: what was measured, by the size of the batch.
+    """
+
+    engine: fg.Engine
+    model: Any
+    examples: Any
+    part: int
+    num_bytes: dict[int, int] = field(default_factory=dict)
+
+    def measure(self, num_parts: int) -> int:
+        """Return the bytes that a step on so many parts takes."""
+        size = num_parts * self.part
+        if size not in self.num_bytes:
+            self.num_bytes[size] = _measure_on_all(self.engine, self.model, self.examples, size)
+        return self.num_bytes[size]
+
+
+def _find_most_parts(
+    measure: Callable[[int], int], limit: int, search: Search, start: int, max_parts: int | None
+) -> int:
+    """Return the largest number of parts whose step fits, after trying it; 0 if none does.
+
+    Args:
+        measure: the bytes that the step of so many parts takes.
+        limit: the bytes that it may take.
+        search: as for `find_batch_size`.
+        start: the smaller number that is measured.
+        max_parts: the largest number.
+    """
     slope = (measure(2 * start) - measure(start)) / start
 
     def fits(num_parts: int) -> bool:
@@ -116,13 +156,7 @@ def find_batch_size(
             slope = max(slope, (need - measure(start)) / (num_parts - start))
         largest = num_parts - 1 if need is not None else num_parts // 2
         num_parts = find_largest(fits, search=search, start=start, max_size=largest)
-    if num_parts < 1:
-        smallest = "one example" if part == 1 else f"{part} examples, one a device,"
-        raise ConfigurationError(
-            f"find_batch_size: not even {smallest} fits into {limit:,} bytes; the step takes "
-            f"{measure(start):,} for {start * part}"
-        )
-    return BatchSizes(num_parts * part, limit, num_bytes)
+    return num_parts
 
 
 def find_largest(

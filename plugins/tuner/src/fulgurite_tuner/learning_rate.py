@@ -86,23 +86,12 @@ def find_learning_rate(
         The points up to there.
     """
     rates = list_rates(low, high, steps)
-    if not _is_number(smoothing) or not 0 <= smoothing < 1:
-        raise ConfigurationError(
-            f"find_learning_rate: smoothing is {smoothing!r}; it must be a number from 0 to less "
-            "than 1: 0 for the losses as they are, 0.9 for about the mean of the last ten"
-        )
-    if not _is_number(divergence) or not divergence > 1:
-        raise ConfigurationError(
-            f"find_learning_rate: divergence is {divergence!r}; it must be a number above 1: how "
-            "many times the smallest loss ends the search"
-        )
+    _check_settings(smoothing, divergence)
 
     def schedule(count: Any) -> Any:
         return low * (high / low) ** (count / max(steps - 1, 1))
 
     class Sweep:
-        """Trains with the rising rate."""
-
         @fg.hookimpl
         def configure_optimizers(self) -> dict[str, fg.OptimizerSpec]:
             return {"default": fg.OptimizerSpec(optimizer(schedule))}
@@ -138,6 +127,19 @@ def list_rates(low: float, high: float, steps: int) -> list[float]:
             "low the smaller one"
         )
     return [float(rate) for rate in np.geomspace(low, high, steps)]
+
+
+def _check_settings(smoothing: float, divergence: float) -> None:
+    if not _is_number(smoothing) or not 0 <= smoothing < 1:
+        raise ConfigurationError(
+            f"find_learning_rate: smoothing is {smoothing!r}; it must be a number from 0 to less "
+            "than 1: 0 for the losses as they are, 0.9 for about the mean of the last ten"
+        )
+    if not _is_number(divergence) or not divergence > 1:
+        raise ConfigurationError(
+            f"find_learning_rate: divergence is {divergence!r}; it must be a number above 1: how "
+            "many times the smallest loss ends the search"
+        )
 
 
 def _is_number(value: Any) -> bool:

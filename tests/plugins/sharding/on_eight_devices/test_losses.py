@@ -15,7 +15,8 @@ import optax
 import pytest
 from eight_devices import engine, some
 from fulgurite.errors import ConfigurationError
-from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, Norm
+from fulgurite_keys import L1, L2, KeyedTask, Losses, Metrics, keyed
+from fulgurite_metrics import Norm
 from fulgurite_sharding import (
     FSDP,
     DataParallel,
@@ -144,7 +145,7 @@ def test_a_loss_and_a_metric_on_a_layer_under_fsdp() -> None:
     task = KeyedTask(Stack(key=jax.random.key(0)), {"x": "batch"}, optimizer=optax.sgd(0.1))
     plugins = [
         Losses(fit=L2("preds", "batch"), sparse=L1("interms.model.blocks[2]", weight=0.1)),
-        Metrics(hidden=Norm("interms.model.blocks[2]", axis=-1)),
+        Metrics(hidden=keyed(Norm.from_vectors, "interms.model.blocks[2]")),
     ]
     results = [
         fg.Engine(steps=6, plugins=[*plugins, *layout]).fit(task, fg.ArrayData(inputs, 16))

@@ -1,29 +1,26 @@
-"""The path language: where a node is in a tree.
+"""Paths: where a node is in a tree.
 
 A path is written like Python: `module.layers[0].weight`. A name is an attribute or a dictionary
 key; one that is no identifier is quoted, `plugin_states["evaluator:test"]`; a number is an index.
-`fulgurite.tree.select` adds wildcards.
+`tree.select` adds wildcards; `tree.path_grammar` is the grammar of both.
 
 `jax.tree_util.keystr` is not used: it tells attributes from dictionary keys (`.a` and `['a']`), and
 its quotes are Python's, so that a path could not be read back from what it writes.
 """
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 from jaxtyping import PyTree
 
+from fulgurite._src.tree.path_grammar import Token, format_name, tokenize
 from fulgurite.errors import PathError
 
 Segment = str | int
 
-_JSON_STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
-_TOKEN = re.compile(
-    rf'\.(?P<name>[^.\[\]"\s]+)|\[(?P<quoted>{_JSON_STRING})\]|\[(?P<index>-?[0-9]+|\*)\]'
-)
+_INDEX = re.compile(r"-?[0-9]+|\*")
 
 
 class TreePath(tuple[Segment, ...]):
@@ -41,7 +38,7 @@ class TreePath(tuple[Segment, ...]):
 
 def parse_path(text: str) -> TreePath:
     """Return the path that `text` writes, empty for the root; raise a PathError if it is none."""
-    return TreePath(_parse_segment(kind, value, text) for kind, value in tokenize(text))
+    return TreePath(_parse_segment(kind, value, text) for kind, value in read_tokens(text))
 
 
 def path_from_keys(keys: Iterable[Any]) -> TreePath:
@@ -101,22 +98,19 @@ def describe_node(node: Any) -> str:
     return f"{node.dtype}{list(node.shape)}" if is_array_like(node) else type(node).__name__
 
 
-def tokenize(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the segments of a path or pattern as (kind, value).
+def read_tokens(text: str) -> list[Token]:
+    """Return the segments of a path or pattern; raise a PathError where it cannot be read.
 
-    The kind is `name`, `quoted` or `index`. Raises a PathError where the text cannot be read.
+    What stands in brackets is a whole number or `*`.
     """
-    rest = text if text.startswith("[") or not text else f".{text}"
-    while rest:
-        token = _TOKEN.match(rest)
-        if token is None:
+    tokens = list(tokenize(text))
+    for kind, value in tokens:
+        if kind == "invalid" or (kind == "index" and not _INDEX.fullmatch(value)):
+            rest = f"[{value}]" if kind == "index" else value
             raise PathError(
                 f'cannot read {text!r} from {rest!r} on; a path is like a.layers[0]["odd key"]'
             )
-        kind = token.lastgroup or ""
-        value = token[kind]
-        yield kind, json.loads(value) if kind == "quoted" else value
-        rest = rest[token.end() :]
+    return tokens
 
 
 def format_plain_segment(segment: Segment) -> str:
@@ -125,9 +119,7 @@ def format_plain_segment(segment: Segment) -> str:
 
 
 def _format_segment(segment: Segment) -> str:
-    if isinstance(segment, str) and not segment.isidentifier():
-        return f"[{json.dumps(segment, ensure_ascii=False)}]"
-    return format_plain_segment(segment)
+    return format_name(segment) if isinstance(segment, str) else f"[{segment}]"
 
 
 def _parse_segment(kind: str, value: str, text: str) -> Segment:

@@ -24,8 +24,8 @@ from fulgurite._src.tree.paths import (
     is_array_like,
     leaves_with_paths,
     path_from_keys,
+    read_tokens,
     resolve_path,
-    tokenize,
 )
 from fulgurite.errors import ConfigurationError, PathError
 
@@ -57,13 +57,15 @@ class PathPattern:
         if not text:
             raise PathError("an empty pattern matches nothing; write ** for everything")
         return PathPattern(
-            text, tuple(_compile_segment(kind, value) for kind, value in tokenize(text))
+            text, tuple(_compile_segment(kind, value) for kind, value in read_tokens(text))
         )
 
     @property
     def has_negative_index(self) -> bool:
         """Whether an index counts from the end, so that a tree is needed to find its place."""
-        return any(kind == "index" and value.startswith("-") for kind, value in tokenize(self.text))
+        return any(
+            kind == "index" and value.startswith("-") for kind, value in read_tokens(self.text)
+        )
 
     def matches(self, path: TreePath) -> bool:
         """Return whether this is the whole path."""
