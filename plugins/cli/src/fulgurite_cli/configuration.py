@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import MASK, RedactedText, redact_value, register_secret
+from fulgurite.plugins import REDACTED, RedactedText, redact_value, register_secret
 from fulgurite_config import (
     ConfigError,
     L,
@@ -150,7 +150,7 @@ def rebuild_from_config(
         changed = copy(saved)
         apply_overrides(changed, overrides)
         for path, (old, new) in diff(saved, changed).items():
-            if MASK not in str(old):
+            if REDACTED not in str(old):
                 raise ConfigError(
                     f"{path}={new} differs from what the run was started with, {path}={old}: "
                     "leave it out"
@@ -261,7 +261,7 @@ def fill_secrets(config: Any, program_config: Node | None) -> None:
     """
     known = dict(_iter_all_values(program_config, ()))
     for path, value, _ in list(iter_values(config)):
-        if not isinstance(value, str) or MASK not in value:
+        if not isinstance(value, str) or REDACTED not in value:
             continue
         if not isinstance(known.get(path), str | int | float | list | tuple):
             raise ConfigError(

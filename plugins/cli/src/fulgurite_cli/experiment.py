@@ -11,7 +11,7 @@ from fulgurite.errors import (
     ConfigurationError,
     did_you_mean,
 )
-from fulgurite.plugins import MASK, RedactedText, redact_value
+from fulgurite.plugins import REDACTED, RedactedText, redact_value
 from fulgurite_config import Node
 from fulgurite_config.paths import normalize_path
 from fulgurite_runs.json_codec import dumps, loads
@@ -351,4 +351,4 @@ def _merge_saved_config(
 
 def _is_hidden(value: Any) -> bool:
     """Return whether a manifest hides a value because it is a secret."""
-    return MASK in json.dumps(value, default=repr)
+    return REDACTED in json.dumps(value, default=repr)

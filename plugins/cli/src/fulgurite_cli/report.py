@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any, get_type_hints
 
-from fulgurite.plugins import MASK, redact_value
+from fulgurite.plugins import REDACTED, redact_value
 from fulgurite_config import Name, Node, Required, iter_values
 from fulgurite_config.codec import JSON_SOURCE
 from fulgurite_config.comparison import iter_nodes_by_path
@@ -105,8 +105,8 @@ def _redact(path: str, value: Any) -> Any:
     written differently from the list or the text that JSON has in its place."""
     name = path.rpartition(".")[2]
     redacted = redact_value(to_plain(value), name)
-    if isinstance(redacted, str) and redacted == MASK:  # a reference would compare itself
-        return MASK
+    if isinstance(redacted, str) and redacted == REDACTED:  # a reference would compare itself
+        return REDACTED
     if isinstance(value, list | tuple):
         return type(value)(_redact("", item) for item in value)
     if isinstance(value, dict):

@@ -279,11 +279,11 @@ def compute_gradients(
         return output.loss, output
 
     grads, output = jax.grad(total, has_aux=True)(params)
-    grads = hide_weightless(conjugate_gradients(grads), output.loss_weights.values())
+    grads = zero_weightless_grads(conjugate_gradients(grads), output.loss_weights.values())
     return grads, output
 
 
-def hide_weightless(grads: PyTree, weights: Iterable[Array]) -> PyTree:
+def zero_weightless_grads(grads: PyTree, weights: Iterable[Array]) -> PyTree:
     """Return zeros in the place of the gradient of a loss that is a mean over nothing, which may
     be NaN.
 
