@@ -14,7 +14,7 @@ from typing import Any
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, PathError
 from fulgurite.plugins import SHARED_HOST_STATE, redact_registered_value
-from fulgurite_runs.json_codec import encode_readable, loads
+from fulgurite_runs import encode_readable, loads
 
 from fulgurite_checkpoint import arrays
 from fulgurite_checkpoint.files import DamagedError

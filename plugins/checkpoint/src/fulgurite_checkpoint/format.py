@@ -32,8 +32,7 @@ from typing import Any, Literal
 from fulgurite.errors import CheckpointError
 from fulgurite.metrics import Mode, is_better
 from fulgurite.plugins import redact_registered
-from fulgurite_runs.directory import get_folder, is_link
-from fulgurite_runs.json_codec import dumps, encode_readable, loads
+from fulgurite_runs import dumps, encode_readable, get_folder, is_link, loads
 
 from fulgurite_checkpoint.files import (
     DamagedError,

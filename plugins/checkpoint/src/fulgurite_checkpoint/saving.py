@@ -14,11 +14,13 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, SaveError, did_you_mean
 from fulgurite.plugins import WaitAbandoned, find_module_view, format_error, redact_registered_value
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.hyperparameters import takes_program
-from fulgurite_runs.json_codec import encode_readable
-from fulgurite_runs.loggers import flush_loggers
-from fulgurite_runs.waiting import call_abandonable
+from fulgurite_runs import (
+    RunDirectory,
+    call_abandonable,
+    encode_readable,
+    flush_loggers,
+    takes_program,
+)
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.comparison import Comparison

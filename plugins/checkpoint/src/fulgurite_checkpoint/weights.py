@@ -10,10 +10,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins import format_tree, redact_registered_value
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import expand_path
-from fulgurite_runs.json_codec import dumps, encode_readable
-from fulgurite_runs.manifest import describe_model
+from fulgurite_runs import RunDirectory, describe_model, dumps, encode_readable, expand_path
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import write_durably

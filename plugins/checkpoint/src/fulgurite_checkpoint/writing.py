@@ -15,7 +15,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins import Wait, WaitAbandoned, redact_registered
-from fulgurite_runs.waiting import start_thread
+from fulgurite_runs import start_thread
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.format import Commit

@@ -12,9 +12,8 @@ from fulgurite.errors import (
     did_you_mean,
 )
 from fulgurite.plugins import REDACTED, RedactedText, redact_value
-from fulgurite_config import Node
-from fulgurite_config.paths import normalize_path
-from fulgurite_runs.json_codec import dumps, loads
+from fulgurite_config import Node, normalize_path
+from fulgurite_runs import dumps, loads
 
 from fulgurite_cli.configuration import (
     KEY as CONFIG_KEY,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, get_args, get_origin
 
 from fulgurite.plugins import REDACTED, register_secret
-from fulgurite_config.values import flatten_union
+from fulgurite_config import flatten_union
 
 
 class SecretStr:

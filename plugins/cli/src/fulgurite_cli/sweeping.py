@@ -14,13 +14,8 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import REDACTED, is_secret_name, redact_shapes
-from fulgurite_config import ConfigError
-from fulgurite_config.paths import split_override
-from fulgurite_config.sweeps import expand_axes, split_axis
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import expand_path
-from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.manifest import get_arguments
+from fulgurite_config import ConfigError, expand_axes, split_axis, split_override
+from fulgurite_runs import RunDirectory, dumps, expand_path, get_arguments
 
 from fulgurite_cli.swept import SweptRun
 

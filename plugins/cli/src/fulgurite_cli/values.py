@@ -8,13 +8,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import REDACTED
-from fulgurite_config import ConfigError
-from fulgurite_config.values import (
-    fit_value,
-    format_type,
-    is_known_type,
-    read_value,
-)
+from fulgurite_config import ConfigError, fit_value, format_type, is_known_type, read_value
 
 from fulgurite_cli.secrets import convert_secrets, is_secret_type, make_secret
 

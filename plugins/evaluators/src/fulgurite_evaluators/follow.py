@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.plugins import redact_registered_value, split_invalid_names
-from fulgurite_runs import EvaluationDirectory, RunDirectory
-from fulgurite_runs.directory import hash_commit, supersede
-from fulgurite_runs.lock import Lock, read_owner
+from fulgurite_runs import (
+    EvaluationDirectory,
+    Lock,
+    RunDirectory,
+    hash_commit,
+    read_owner,
+    supersede,
+)
 
 from fulgurite_evaluators.evaluator import Evaluator, find_evaluators
 from fulgurite_evaluators.logging import EvaluationRun, ResultLogger

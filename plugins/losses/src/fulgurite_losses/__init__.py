@@ -24,7 +24,7 @@ from fulgurite_losses.embeddings import (
     triplet_loss,
     triplet_margin_loss,
 )
-from fulgurite_losses.examples import Reduction
+from fulgurite_losses.examples import Examples, Reduction
 from fulgurite_losses.regression import (
     absolute_error,
     adaptive_power_loss,
@@ -36,6 +36,7 @@ from fulgurite_losses.regression import (
 from fulgurite_losses.sequences import ctc_loss
 
 __all__ = [
+    "Examples",
     "Reduction",
     "absolute_error",
     "adaptive_power_loss",
