@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions
 from itertools import pairwise
 from pathlib import Path
 
+import fulgurite as fg
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -105,15 +106,15 @@ def iter_users() -> Iterator[tuple[str, str, str]]:
         for pattern in ("*.md", "docs/*.md", "*/*.md", "*/*/*.md")
         for path in ROOT.glob(pattern)
     ]
-    for path in sorted({*pages}):
+    for path in sorted({*pages} - {ROOT / "docs" / "hooks.md"}):  # its blocks are signatures
         for block in PYTHON_BLOCK.findall(path.read_text(encoding="utf-8")):
-            if "import" in block:  # others may be signatures, which are not whole statements
-                yield str(path.relative_to(ROOT)), textwrap.dedent(block), ""
+            yield str(path.relative_to(ROOT)), textwrap.dedent(block), ""
 
 
 def iter_private_imports(code: str, package: str = "") -> Iterator[str]:
     """Yield what code imports of ours that is not public: a module of the core that is not one of
-    its faces, a module within another distribution, or a name with an underscore.
+    its faces, a module within another distribution, or a name with an underscore. `fg.name` counts
+    as an import.
 
     Args:
         code: the text of a module.
@@ -124,6 +125,8 @@ def iter_private_imports(code: str, package: str = "") -> Iterator[str]:
             imports = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             imports = [(node.module or "", alias.name) for alias in node.names]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"fg", CORE}:
+            imports = [(CORE, node.attr)]
         else:
             continue
         for module, name in imports:
@@ -142,9 +145,12 @@ def is_public(module: str, name: str) -> bool:
     top, _, inner = module.partition(".")
     if (inner and module not in FACES) or name.startswith("_"):
         return False
+    if inner or not name or f"{top}.{name}" in FACES | PUBLIC_MODULES:
+        return True
+    if top == CORE:
+        return name in fg.__all__
     path = MEMBERS[PACKAGES[top]].source / name
-    is_module = bool(name) and (path.is_dir() or path.with_suffix(".py").exists())
-    return inner != "" or not is_module or f"{top}.{name}" in FACES | PUBLIC_MODULES
+    return not path.is_dir() and not path.with_suffix(".py").exists()
 
 
 def test_others_import_faces_and_top_levels_alone() -> None:
@@ -181,6 +187,8 @@ def test_private_imports_are_found() -> None:
         "from fulgurite import _src\n"
         "from fulgurite_runs import json_codec\n"
         "def f():\n    from fulgurite_logging.media import Image\n"
+        "fg.metrics.Mean\n"
+        "fg.tree.paths\n"
     )
     assert list(iter_private_imports(code, "fulgurite_keys")) == [
         "line 6: fulgurite._src.fit.run.Run",
@@ -188,6 +196,7 @@ def test_private_imports_are_found() -> None:
         "line 8: fulgurite._src",
         "line 9: fulgurite_runs.json_codec",
         "line 11: fulgurite_logging.media.Image",
+        "line 13: fulgurite.tree",
     ]
 
 
@@ -205,6 +214,23 @@ def test_dependencies_between_distributions_have_no_circle_and_are_at_most_three
         if all(after in MEMBERS[before].required for before, after in pairwise(chain[1:]))
     ]
     assert max(len(chain) - 1 for chain in chains) <= MAX_DEPTH, max(chains, key=len)
+
+
+def test_the_page_of_the_architecture_has_every_distribution_at_its_depth() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| depth | distributions |")
+    rows = dict(re.findall(r"^\| (\d)[^|]*\|(.*)$", table, re.MULTILINE))
+    for name in MEMBERS:
+        row = rows[str(get_depth(name))]
+        assert f"`{name}`" in row, f"{name} is at depth {get_depth(name)}"
+
+
+def get_depth(name: str) -> int:
+    """Return the length of the longest chain of dependencies of ours below a distribution."""
+    if name == CORE:
+        return 0
+    siblings = MEMBERS[name].required & MEMBERS.keys()
+    return max((1 + get_depth(sibling) for sibling in siblings), default=0)
 
 
 def test_core_depends_on_no_other_distribution_of_ours() -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote, quote_plus
 from fulgurite._src.triggers import Trigger
 
 REDACTED = "***"
+"""What stands in the place of a secret."""
 # Anywhere in a name, and as a whole part of one: `author` and `sigma` are called like no secret.
 # A tokenizer is none.
 _PARTS = "key|token(?!iz)|secret|password|passwd|pwd|credential|signature|authorization|cookie"

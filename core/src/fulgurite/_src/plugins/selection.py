@@ -142,7 +142,15 @@ def find_installed_plugins() -> dict[str, list[InstalledPlugin]]:
 
 
 def find_plugin(name: str, installed: InstalledPlugins) -> InstalledPlugin:
-    """Return the one installed plugin called `name`; none, or several, is an error."""
+    """Return the one installed plugin of a name.
+
+    Args:
+        name: as an entry point gives it, such as `wandb`.
+        installed: what `find_installed_plugins` returned.
+
+    Raises:
+        PluginError: no distribution offers it, or several do.
+    """
     if name not in installed:
         hint = did_you_mean(name, installed)
         for folder, names in _KNOWN_DISTRIBUTIONS.items():
