@@ -54,11 +54,7 @@ except ModuleNotFoundError as error:
         "`uv run examples/digits_standalone_eval.py`, which installs what is listed at its top."
     ) from None
 
-FULGURITE = [
-    sys.executable,
-    "-c",
-    "from fulgurite_cli.command import main; raise SystemExit(main())",
-]
+FULGURITE = [sys.executable, "-m", "fulgurite_cli"]
 
 
 def shift_right(images: np.ndarray) -> np.ndarray:

@@ -1,7 +1,9 @@
 """A distribution imports what its pyproject declares, and dependencies between ours are few."""
 
 import ast
+import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from importlib.metadata import packages_distributions
 from itertools import pairwise
 from pathlib import Path
 
+import fulgurite as fg
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -21,6 +24,9 @@ STANDALONE = {"fulgurite-config"}
 """What imports neither jax nor the core, so that it can be used without them."""
 FACES = {"fulgurite", "fulgurite.errors", "fulgurite.metrics", "fulgurite.plugins"}
 """What others import of the core; other distributions are imported by their top level."""
+PUBLIC_MODULES = {"fulgurite_logging.media"}
+"""Namespaces at the top level of a distribution: `from fulgurite_logging import media`."""
+PYTHON_BLOCK = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 MAX_DEPTH = 3
 """Core <- runs, metrics, losses <- logging, cli, checkpoint, evaluators <- tensorboard, wandb, keys."""
 
@@ -84,47 +90,113 @@ def test_distribution_declares_what_it_imports(name: str) -> None:
     assert not undeclared
 
 
-def iter_private_imports(folder: Path) -> Iterator[str]:
-    """Yield what a folder imports of ours that is not public: a module of the core that is not one
-    of its faces, a module within another distribution, or a name with an underscore."""
-    for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            modules = []
-            names = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                modules = [node.module or ""]
-                names = [alias.name for alias in node.names]
-            for module in modules:
-                package, *inner = module.split(".")
-                is_ours = package in PACKAGES and not folder.is_relative_to(
-                    MEMBERS[PACKAGES[package]].source
-                )
-                is_private = bool(inner) and module not in FACES
-                if is_ours and (is_private or any(name.startswith("_") for name in names)):
-                    yield f"{path.name}:{getattr(node, 'lineno', 0)}: {module}"
-
-
-def test_contrib_imports_public_names_alone() -> None:
+def iter_users() -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the code and the package of everything that imports ours: distributions,
+    examples, the templates of new plugins, and the Python blocks of pages."""
     for member in MEMBERS.values():
-        if member.source.is_relative_to(ROOT / "contrib"):
-            assert not list(iter_private_imports(member.source)), member.name
+        if member.name != CORE:
+            for path in sorted(member.source.rglob("*.py")):
+                yield str(path.relative_to(ROOT)), path.read_text(), member.source.name
+    for path in sorted(ROOT.glob("examples/*.py")):
+        yield str(path.relative_to(ROOT)), path.read_text(), ""
+    for path in sorted(ROOT.glob("plugins/dev/src/fulgurite_dev/templates/**/*.py.txt")):
+        yield str(path.relative_to(ROOT)), path.read_text().replace("$", ""), ""
+    pages = [
+        path
+        for pattern in ("*.md", "docs/*.md", "*/*.md", "*/*/*.md")
+        for path in ROOT.glob(pattern)
+    ]
+    for path in sorted({*pages} - {ROOT / "docs" / "hooks.md"}):  # its blocks are signatures
+        for block in PYTHON_BLOCK.findall(path.read_text(encoding="utf-8")):
+            yield str(path.relative_to(ROOT)), textwrap.dedent(block), ""
 
 
-def test_private_imports_are_found(tmp_path: Path) -> None:
-    (tmp_path / "plugin.py").write_text(
+def iter_private_imports(code: str, package: str = "") -> Iterator[str]:
+    """Yield what code imports of ours that is not public: a module of the core that is not one of
+    its faces, a module within another distribution, or a name with an underscore. `fg.name` counts
+    as an import.
+
+    Args:
+        code: the text of a module.
+        package: the package that the module belongs to, whose own modules it may import.
+    """
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            imports = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports = [(node.module or "", alias.name) for alias in node.names]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"fg", CORE}:
+            imports = [(CORE, node.attr)]
+        else:
+            continue
+        for module, name in imports:
+            top = module.partition(".")[0]
+            if top in PACKAGES and top != package and not is_public(module, name):
+                yield f"line {node.lineno}: {module}.{name}".rstrip(".")
+
+
+def is_public(module: str, name: str) -> bool:
+    """Return whether a module of ours, and a name in it, may be imported by others.
+
+    Args:
+        module: as it is imported, such as `fulgurite.plugins`.
+        name: imported from it; empty for the module itself.
+    """
+    top, _, inner = module.partition(".")
+    if (inner and module not in FACES) or name.startswith("_"):
+        return False
+    if inner or not name or f"{top}.{name}" in FACES | PUBLIC_MODULES:
+        return True
+    if top == CORE:
+        return name in fg.__all__
+    path = MEMBERS[PACKAGES[top]].source / name
+    return not path.is_dir() and not path.with_suffix(".py").exists()
+
+
+def test_others_import_faces_and_top_levels_alone() -> None:
+    private = [
+        f"{user}, {imported}"
+        for user, code, package in iter_users()
+        for imported in iter_private_imports(code, package)
+    ]
+    assert not private
+
+
+def test_all_who_import_ours_are_read() -> None:
+    names = [name for name, _, _ in iter_users()]
+    for part in (
+        "plugins/keys/src",
+        "contrib/sam/src",
+        "examples/",
+        "templates/",
+        "docs/",
+        "README.md",
+    ):
+        assert any(part in name for name in names), part
+
+
+def test_private_imports_are_found() -> None:
+    code = (
         "import fulgurite as fg\n"
+        "from fulgurite import metrics\n"
         "from fulgurite.errors import DataError\n"
-        "from fulgurite_logging import FileLogger\n"
+        "from fulgurite_logging import FileLogger, media\n"
+        "from fulgurite_keys.paths import build_path\n"
         "from fulgurite._src.fit.run import Run\n"
         "import fulgurite_logging.files\n"
-        "from fulgurite import _version\n"
+        "from fulgurite import _src\n"
+        "from fulgurite_runs import json_codec\n"
+        "def f():\n    from fulgurite_logging.media import Image\n"
+        "fg.metrics.Mean\n"
+        "fg.tree.paths\n"
     )
-    assert list(iter_private_imports(tmp_path)) == [
-        "plugin.py:4: fulgurite._src.fit.run",
-        "plugin.py:5: fulgurite_logging.files",
-        "plugin.py:6: fulgurite",
+    assert list(iter_private_imports(code, "fulgurite_keys")) == [
+        "line 6: fulgurite._src.fit.run.Run",
+        "line 7: fulgurite_logging.files",
+        "line 8: fulgurite._src",
+        "line 9: fulgurite_runs.json_codec",
+        "line 11: fulgurite_logging.media.Image",
+        "line 13: fulgurite.tree",
     ]
 
 
@@ -142,6 +214,23 @@ def test_dependencies_between_distributions_have_no_circle_and_are_at_most_three
         if all(after in MEMBERS[before].required for before, after in pairwise(chain[1:]))
     ]
     assert max(len(chain) - 1 for chain in chains) <= MAX_DEPTH, max(chains, key=len)
+
+
+def test_the_page_of_the_architecture_has_every_distribution_at_its_depth() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| depth | distributions |")
+    rows = dict(re.findall(r"^\| (\d)[^|]*\|(.*)$", table, re.MULTILINE))
+    for name in MEMBERS:
+        row = rows[str(get_depth(name))]
+        assert f"`{name}`" in row, f"{name} is at depth {get_depth(name)}"
+
+
+def get_depth(name: str) -> int:
+    """Return the length of the longest chain of dependencies of ours below a distribution."""
+    if name == CORE:
+        return 0
+    siblings = MEMBERS[name].required & MEMBERS.keys()
+    return max((1 + get_depth(sibling) for sibling in siblings), default=0)
 
 
 def test_core_depends_on_no_other_distribution_of_ours() -> None:

@@ -54,6 +54,11 @@ def test_importing_the_core_imports_nothing_heavy():
     assert not set(run.stdout.split()) & set(HEAVY)
 
 
+def test_importing_the_core_does_not_import_the_face_of_plugin_authors():
+    program = "import sys, fulgurite; sys.exit('fulgurite.plugins' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_every_form_of_import_is_seen(tmp_path: Path):
     (tmp_path / "module.py").write_text(
         "import os.path, fulgurite_a.inner as a\n"

@@ -44,6 +44,20 @@ def test_every_module_of_the_core_has_a_layer() -> None:
     assert list_core_modules().keys() == {*LAYERS}
 
 
+def test_the_page_of_the_architecture_names_every_package_and_every_single_module() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("## The layers of the core")
+    table, _, _ = table.partition("\n## ")
+    packages = {f"{name.partition('.')[0]}/" for name in LAYERS if "." in name}
+    modules = {name for name in LAYERS if "." not in name}
+    assert not {name for name in packages | modules if f"`{name}`" not in table}
+
+
+def test_the_face_of_metrics_knows_of_metrics_alone() -> None:
+    modules = {target.rpartition(".")[0] for target in iter_imports(CORE / "metrics.py")}
+    assert all(module.startswith("fulgurite._src.metrics.") for module in modules)
+
+
 def test_a_module_imports_only_lower_layers() -> None:
     upward = set()
     for module, imported in iter_core_imports():

@@ -3,6 +3,7 @@
 import ast
 import html
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -269,6 +270,8 @@ def test_site_builds_without_a_warning(tmp_path: Path):
     for line in list_reference():
         module = importlib.import_module(line.removeprefix("::: "))
         for name in iter_public_names(module):
+            if inspect.ismodule(getattr(module, name)):
+                continue  # it has a place of its own: `hookspecs` is the page Hooks
             assert f'id="{module.__name__}.{name}"' in reference, f"{name} has no docstring"
     # An example is code, and the arguments of a class that defines `__new__` are its own.
     assert "<strong>Example</strong>" in reference and "\nExample:" not in reference

@@ -1,4 +1,8 @@
-"""Metrics that are merged exactly on the device: `fg.metrics.Mean.from_values(values, mask)`."""
+"""Metrics that are merged exactly on the device: `fg.metrics.Mean.from_values(values, mask)`.
+
+All that is about metrics alone is here. What needs a run, such as whether a metric is measured at
+some step, is in `fulgurite.plugins`.
+"""
 
 from fulgurite._src.metrics.base import (
     CollectingMetric,
@@ -42,39 +46,44 @@ from fulgurite._src.metrics.direction import (
 )
 from fulgurite._src.metrics.weights import note_weight, share_weight
 
-__all__ = [
-    "Accuracy",
+__all__ = [  # noqa: RUF022 - by subject
+    # Kinds of metrics.
     "CollectingMetric",
+    "Metric",
+    "RunningMetric",
+    # Metrics.
+    "Accuracy",
     "ExponentialMovingAverage",
     "LastValue",
-    "Mask",
     "Max",
     "Mean",
-    "Metric",
-    "MetricAccumulator",
     "Min",
-    "Mode",
-    "RunningMetric",
     "Std",
     "Sum",
     "SumOfMeans",
+    # What a metric of your own is written with.
+    "Mask",
     "Value",
     "Values",
     "apply_mask",
     "as_class_indices",
+    "to_float",
+    # Which value is the better one.
+    "Mode",
+    "find_mode",
+    "is_better",
+    "is_beyond",
+    "rank",
+    "resolve_mode",
+    # What a step returns: metrics by name, losses and what they are means over.
+    "MetricAccumulator",
     "as_loss_metric",
     "as_metric",
     "as_metrics",
-    "find_mode",
     "flatten_nested",
     "group_by_weight",
-    "is_better",
-    "is_beyond",
     "note_weight",
-    "rank",
-    "resolve_mode",
     "share_weight",
     "split_loss",
     "sum_values",
-    "to_float",
 ]

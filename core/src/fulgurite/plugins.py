@@ -1,10 +1,13 @@
-"""What plugins are written with, beside `fulgurite` itself: hooks, trees, records, update rules."""
+"""What plugins are written with, beside `fulgurite` itself.
+
+The names stand by subject. What is about metrics alone is in `fulgurite.metrics`.
+"""
 
 from fulgurite._src import hookspecs
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.leaves import as_arrays
 from fulgurite._src.data.readers import BatchItem
-from fulgurite._src.data.sources import as_data, get_split
+from fulgurite._src.data.sources import get_split
 from fulgurite._src.evaluation.batch_metrics import as_numbers
 from fulgurite._src.evaluation.evaluator import EvaluationResult, MetricFunctions
 from fulgurite._src.execution.flops import count_flops
@@ -42,15 +45,14 @@ from fulgurite._src.plugins.selection import (
     find_plugin,
 )
 from fulgurite._src.printable import as_printable
-from fulgurite._src.record_names import LEFT_OUT_MESSAGE, split_by_name
+from fulgurite._src.record_names import LEFT_OUT_MESSAGE, split_invalid_names
 from fulgurite._src.redact import (
-    MASK,
-    SECRET_NAME,
+    REDACTED,
     RedactedText,
     format_error,
     is_secret_name,
-    mask_registered,
-    mask_value,
+    redact_registered,
+    redact_registered_value,
     redact_shapes,
     redact_text,
     redact_value,
@@ -68,7 +70,12 @@ from fulgurite._src.tracebacks import (
 from fulgurite._src.training.forward import count_examples, get_weight
 from fulgurite._src.training.state import as_model_init, check_not_consumed
 from fulgurite._src.training.step import TrainStep
-from fulgurite._src.training.update import Forward, apply_updates, call_optimizer, hide_weightless
+from fulgurite._src.training.update import (
+    Forward,
+    apply_updates,
+    call_optimizer,
+    zero_weightless_grads,
+)
 from fulgurite._src.tree import path_grammar
 from fulgurite._src.tree.paths import (
     TreePath,
@@ -85,7 +92,6 @@ from fulgurite._src.tree.specs import (
     copy_arrays,
     format_tree,
     hash_tree,
-    is_array,
     is_real_dtype,
     shape_spec,
     shape_summary,
@@ -95,106 +101,116 @@ from fulgurite._src.tree.specs import (
 from fulgurite._src.triggers import Or, UnboundedRange, as_trigger, is_exact
 from fulgurite._src.waits import Wait, WaitAbandoned
 
-__all__ = [
-    "EPOCH_END_ACTION",
-    "FIT_START",
-    "HIDDEN_FRAMES_NOTE",
-    "LEFT_OUT_MESSAGE",
-    "MASK",
-    "SECRET_NAME",
-    "SHARED_HOST_STATE",
-    "SINGLE_PROCESS",
-    "TRACEBACK_VARIABLE",
-    "BatchItem",
-    "BatchIterator",
-    "BoundAction",
-    "CheckpointSource",
+__all__ = [  # noqa: RUF022 - by subject
+    # Hooks, and the plugins that implement them.
     "Combine",
     "EngineView",
-    "EvaluationResult",
-    "Forward",
     "InstalledPlugin",
-    "MetricFunctions",
-    "Or",
-    "PathPattern",
     "PluginManager",
-    "ProcessShard",
-    "Program",
-    "RecordDispatcher",
-    "RecordKind",
-    "RedactedText",
     "RegisteredPlugin",
-    "Sown",
-    "TrainStep",
-    "TreePath",
-    "UnboundedRange",
-    "Wait",
-    "WaitAbandoned",
-    "apply_model",
-    "apply_updates",
-    "as_arrays",
-    "as_data",
-    "as_model_init",
-    "as_numbers",
-    "as_optimizer_specs",
-    "as_printable",
-    "as_trigger",
-    "call_optimizer",
-    "check_metric_exists",
-    "check_metric_measured",
-    "check_not_consumed",
-    "collect_sown",
-    "copy_arrays",
-    "count_examples",
-    "count_flops",
-    "describe_node",
     "find_hookspecs",
     "find_installed_plugins",
-    "find_module_view",
     "find_plugin",
-    "format_error",
-    "format_tree",
+    "hookspecs",
+    # Triggers and the actions that they fire.
+    "EPOCH_END_ACTION",
+    "BoundAction",
+    "Or",
+    "UnboundedRange",
+    "as_trigger",
+    "is_exact",
+    # Records, and the names and media in them.
+    "LEFT_OUT_MESSAGE",
+    "RecordDispatcher",
+    "RecordKind",
+    "split_invalid_names",
+    "split_media",
+    # Evaluations, and decisions by a metric of a run.
+    "EvaluationResult",
+    "MetricFunctions",
+    "as_numbers",
+    "check_metric_exists",
+    "check_metric_measured",
+    "find_module_view",
     "get_decision_stage",
+    "read_measured_metric",
+    # Batches.
+    "BatchItem",
+    "BatchIterator",
+    "as_arrays",
+    "count_examples",
+    "get_split",
+    # Modules: what they are made of, their losses, their random keys, what they sow.
+    "Sown",
+    "apply_model",
+    "as_model_init",
+    "collect_sown",
     "get_loss_fns",
     "get_method",
-    "get_split",
     "get_weight",
-    "has_user_frames",
+    "make_root_key",
+    "prefix_output",
+    "provide_rngs",
+    "scale_loss",
+    # Update rules.
+    "Forward",
+    "apply_updates",
+    "as_optimizer_specs",
+    "call_optimizer",
+    "select_from_parts",
+    "zero_weightless_grads",
+    # Programs: the traced step, and its FLOPs.
+    "Program",
+    "TrainStep",
+    "count_flops",
+    # Trees: paths, leaves, shapes.
+    "PathPattern",
+    "TreePath",
+    "copy_arrays",
+    "describe_node",
+    "format_tree",
     "hash_tree",
-    "hide_constructor_frames",
-    "hide_internal_frames",
-    "hide_weightless",
-    "hint_at_arguments",
-    "hint_at_class_arguments",
-    "hookspecs",
-    "is_array",
     "is_array_like",
-    "is_exact",
     "is_floating_array",
     "is_real_dtype",
-    "is_secret_name",
     "leaves_with_paths",
-    "make_root_key",
     "map_to_paths",
-    "mask_registered",
-    "mask_value",
     "parse_path",
     "path_from_keys",
     "path_grammar",
-    "prefix_output",
-    "provide_rngs",
-    "read_measured_metric",
+    "resolve_path",
+    "shape_spec",
+    "shape_summary",
+    "total_size",
+    "tree_signature",
+    # Sharding, and waiting for other processes.
+    "FIT_START",
+    "SINGLE_PROCESS",
+    "ProcessShard",
+    "Wait",
+    "WaitAbandoned",
+    # Snapshots and checkpoints.
+    "SHARED_HOST_STATE",
+    "CheckpointSource",
+    "check_not_consumed",
+    # Redaction: `***` in the place of secrets.
+    "REDACTED",
+    "RedactedText",
+    "format_error",
+    "is_secret_name",
+    "redact_registered",
+    "redact_registered_value",
     "redact_shapes",
     "redact_text",
     "redact_value",
     "register_secret",
-    "resolve_path",
-    "scale_loss",
-    "select_from_parts",
-    "shape_spec",
-    "shape_summary",
-    "split_by_name",
-    "split_media",
-    "total_size",
-    "tree_signature",
+    # What users read: messages, hints and short tracebacks.
+    "HIDDEN_FRAMES_NOTE",
+    "TRACEBACK_VARIABLE",
+    "as_printable",
+    "has_user_frames",
+    "hide_constructor_frames",
+    "hide_internal_frames",
+    "hint_at_arguments",
+    "hint_at_class_arguments",
 ]

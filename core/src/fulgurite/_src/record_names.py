@@ -28,7 +28,7 @@ def find_fault(name: str) -> str | None:
     return None
 
 
-def split_by_name(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def split_invalid_names(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values whose names can be written, and what is wrong with the other names.
 
     In dictionaries and lists within a value it is only what stands below such a name that is left

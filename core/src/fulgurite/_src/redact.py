@@ -17,7 +17,8 @@ from urllib.parse import quote, quote_plus
 
 from fulgurite._src.triggers import Trigger
 
-MASK = "***"
+REDACTED = "***"
+"""What stands in the place of a secret."""
 # Anywhere in a name, and as a whole part of one: `author` and `sigma` are called like no secret.
 # A tokenizer is none.
 _PARTS = "key|token(?!iz)|secret|password|passwd|pwd|credential|signature|authorization|cookie"
@@ -70,7 +71,14 @@ _REGISTERED: set[str] = set()
 
 class RedactedText(str):
     """A text in which secrets are replaced already, as JSON that was redacted value by value: read
-    as a text, `"key": {` in it would be taken for a secret."""
+    as a text, `"key": {` in it would be taken for a secret.
+
+    Example:
+        from fulgurite.plugins import RedactedText, redact_value
+
+        redact_value('{"key": {"size": 2}}')  # '{"key": ***}'
+        redact_value(RedactedText('{"key": {"size": 2}}'))  # '{"key": {"size": 2}}'
+    """
 
     __slots__ = ()
 
@@ -96,29 +104,29 @@ def register_secret(value: str) -> None:
             _REGISTERED.add(encoded.rstrip("="))
 
 
-def mask_registered(text: str) -> str:
+def redact_registered(text: str) -> str:
     """Return the text with `***` for what was registered, and nothing else changed."""
     # The longest first: a secret may be a part of another one, of which the rest would be left.
     for secret in sorted(_REGISTERED, key=len, reverse=True):
         if len(secret) >= MIN_UNIQUE_LENGTH:
-            text = text.replace(secret, MASK)
+            text = text.replace(secret, REDACTED)
         else:
-            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", REDACTED, text)
     return text
 
 
-def mask_value(value: Any) -> Any:
+def redact_registered_value(value: Any) -> Any:
     """Return a JSON value with `***` for what was registered, in its texts and its keys."""
     if not _REGISTERED:
         return value  # a loop that logs each step comes here each time
     if isinstance(value, str):
-        return mask_registered(value)
+        return redact_registered(value)
     if isinstance(value, dict):
-        names = _choose_names(value, mask_registered)
-        return {names[key]: mask_value(item) for key, item in value.items()}
+        names = _choose_names(value, redact_registered)
+        return {names[key]: redact_registered_value(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [mask_value(item) for item in value]
-    return tuple(map(mask_value, value)) if isinstance(value, tuple) else value
+        return [redact_registered_value(item) for item in value]
+    return tuple(map(redact_registered_value, value)) if isinstance(value, tuple) else value
 
 
 def _choose_names(keys: Iterable[Any], redact: Callable[[str], str]) -> dict[Any, Any]:
@@ -144,11 +152,11 @@ def redact_shapes(text: str) -> str:
     """Return the text with `***` for what is known to be a secret whatever it is called: what was
     registered, private keys, user and password in a URL, what follows `Bearer`, and tokens of
     well-known services."""
-    text = mask_registered(text)
-    text = _PRIVATE_KEY.sub(MASK, text)
-    text = _USER.sub(rf"\1{MASK}@", text)
-    text = _BEARER.sub(rf"\1{MASK}", text)
-    return _TOKEN.sub(MASK, text)
+    text = redact_registered(text)
+    text = _PRIVATE_KEY.sub(REDACTED, text)
+    text = _USER.sub(rf"\1{REDACTED}@", text)
+    text = _BEARER.sub(rf"\1{REDACTED}", text)
+    return _TOKEN.sub(REDACTED, text)
 
 
 def redact_text(text: str) -> str:
@@ -158,14 +166,14 @@ def redact_text(text: str) -> str:
     called like a secret, `token=abc` or `{"api_key": "abc"}`, or follows an option that is,
     `--passwd abc`; what follows `Bearer`; tokens of well-known services, and private keys.
     """
-    text = mask_registered(text)
-    text = _PRIVATE_KEY.sub(MASK, text)
-    text = _USER.sub(rf"\1{MASK}@", text)
-    text = _HEADER.sub(rf"\1{MASK}", text)
-    text = _ASSIGNED.sub(rf"\1{MASK}", text)
-    text = _OPTION.sub(rf"\1{MASK}", text)
-    text = _BEARER.sub(rf"\1{MASK}", text)
-    return _TOKEN.sub(MASK, text)
+    text = redact_registered(text)
+    text = _PRIVATE_KEY.sub(REDACTED, text)
+    text = _USER.sub(rf"\1{REDACTED}@", text)
+    text = _HEADER.sub(rf"\1{REDACTED}", text)
+    text = _ASSIGNED.sub(rf"\1{REDACTED}", text)
+    text = _OPTION.sub(rf"\1{REDACTED}", text)
+    text = _BEARER.sub(rf"\1{REDACTED}", text)
+    return _TOKEN.sub(REDACTED, text)
 
 
 def format_error(error: BaseException) -> str:
@@ -185,7 +193,7 @@ def redact_value(value: Any, name: str = "") -> Any:
         names = _choose_names(value, redact_text)
         return {names[key]: redact_value(item, str(key)) for key, item in value.items()}
     if value is not None and is_secret_name(name) and not _is_count(value, name):
-        return MASK
+        return REDACTED
     if isinstance(value, list | tuple):
         return [redact_value(item) for item in value]
     if isinstance(value, Trigger):

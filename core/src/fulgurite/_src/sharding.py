@@ -75,6 +75,7 @@ class ProcessSync:
 
 
 SINGLE_PROCESS = ProcessSync()
+"""For a program of one process, where nothing is to be agreed on."""
 
 
 class ShardingStrategy(ABC):

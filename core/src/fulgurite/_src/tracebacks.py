@@ -17,9 +17,11 @@ from typing import Any, ParamSpec, TypeVar
 from fulgurite.errors import FulguriteError
 
 TRACEBACK_VARIABLE = "FULGURITE_TRACEBACK"
+"""The environment variable that shows whole tracebacks where it is `full`."""
 HIDDEN_FRAMES_NOTE = (
     f"Frames of Fulgurite and JAX are left out; {TRACEBACK_VARIABLE}=full shows them."
 )
+"""The note on an error whose traceback was made short."""
 _JAX_NOTE = "For simplicity, JAX has removed its internal frames"
 _LIBRARIES = {"equinox", "jax", "jaxlib", "jaxtyping", "optax", "orbax", "pluggy"}
 _MARK = "__tracebackhide__"

@@ -54,6 +54,12 @@ class UnboundedRange(StepRange):
 
     A class of its own, so that an update rule that waits for one of these can say so instead of
     waiting for ever.
+
+    Example:
+        from fulgurite.plugins import UnboundedRange
+
+        step_range = UnboundedRange(0)
+        step_range.stop  # None
     """
 
 
@@ -326,7 +332,14 @@ class EverySeconds(Trigger):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Or(Trigger):
-    """Whenever one of its parts fires; once where several do. Each part keeps its own clock."""
+    """Whenever one of its parts fires; once where several do. Each part keeps its own clock.
+
+    Example:
+        from fulgurite.plugins import Or
+
+        trigger = fg.Every(100) | fg.AtEnd()
+        isinstance(trigger, Or)  # True
+    """
 
     parts: tuple[Trigger, ...]
 

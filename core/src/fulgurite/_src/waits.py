@@ -14,6 +14,14 @@ class WaitAbandoned(BaseException):
 
     It is no `Exception`: a data source that tries again after any error shall not catch it.
 
+    Example:
+        from fulgurite.plugins import WaitAbandoned
+
+        try:
+            raise WaitAbandoned("the last write", "SIGTERM", 30.0)
+        except WaitAbandoned as error:
+            error.what  # "the last write"
+
     Attributes:
         what: what was waited for.
     """
@@ -28,6 +36,12 @@ class WaitAbandoned(BaseException):
 class Wait(AbstractContextManager["Wait", None]):
     """A wait for something that may never come. It can be entered again and again; in another
     thread than the main one nothing is noted.
+
+    Example:
+        from fulgurite.plugins import Wait
+
+        with Wait("the answer of the server"):
+            Wait.current.what  # "the answer of the server"
 
     Attributes:
         current: the innermost wait of the main thread, or None.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fulgurite.errors import FulguriteError
 from fulgurite.plugins import as_printable
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs import dumps
 
 from fulgurite_checkpoint import averaging, comparing, inspecting, listing
 

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.hyperparameters import get_hyperparameters
-from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.manifest import get_arguments
+from fulgurite_runs import RunDirectory, dumps, get_arguments, get_hyperparameters
 
 from fulgurite_checkpoint.listing import Columns, RunRow, format_number, list_runs
 from fulgurite_checkpoint.validation import check_list, check_object, check_text

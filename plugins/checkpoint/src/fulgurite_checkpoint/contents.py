@@ -13,8 +13,8 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError, PathError
-from fulgurite.plugins import SHARED_HOST_STATE, mask_value
-from fulgurite_runs.json_codec import encode_readable, loads
+from fulgurite.plugins import SHARED_HOST_STATE, redact_registered_value
+from fulgurite_runs import encode_readable, loads
 
 from fulgurite_checkpoint import arrays
 from fulgurite_checkpoint.files import DamagedError
@@ -147,7 +147,7 @@ def make_index(snapshot: fg.Snapshot, arrays_by_path: Mapping[str, Any]) -> dict
         "arrays": {name: arrays.get_spec(array) for name, array in arrays_by_path.items()},
         "step_range": snapshot.step_range.to_json(),
         "pending_actions": snapshot.pending_actions,
-        "metrics": mask_value(snapshot.metrics),
+        "metrics": redact_registered_value(snapshot.metrics),
         "stop_reason": snapshot.stop_reason,
     }
 

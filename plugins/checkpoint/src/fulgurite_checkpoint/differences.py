@@ -4,13 +4,13 @@ import difflib
 from typing import Any
 
 import fulgurite as fg
-from fulgurite_runs.hyperparameters import (
+from fulgurite_runs import (
     describe_origins,
+    dumps,
+    get_arguments,
     get_program_hyperparameters,
     takes_program,
 )
-from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.manifest import get_arguments
 
 _MAX_MODEL_LINES = 8
 # The length of a run may change, and no number depends on what writes the files.

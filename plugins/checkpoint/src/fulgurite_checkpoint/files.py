@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_runs.directory import expand_path, is_link
-from fulgurite_runs.json_codec import MAX_SIZE, loads
+from fulgurite_runs import MAX_JSON_SIZE, expand_path, is_link, loads
 
 CHUNK_SIZE = 4 * 2**20
 
@@ -131,11 +130,11 @@ def read_bytes(path: Path) -> bytes:
         if isinstance(path, Path) and not stat.S_ISREG(path.lstat().st_mode):
             raise DamagedError(f"{path} is not a regular file")
         with path.open("rb") as file:
-            raw = file.read(MAX_SIZE + 1)
+            raw = file.read(MAX_JSON_SIZE + 1)
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
-    if len(raw) > MAX_SIZE:
-        raise DamagedError(f"{path} is larger than {MAX_SIZE:,} bytes")
+    if len(raw) > MAX_JSON_SIZE:
+        raise DamagedError(f"{path} is larger than {MAX_JSON_SIZE:,} bytes")
     return raw
 
 

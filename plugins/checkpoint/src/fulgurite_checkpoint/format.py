@@ -31,9 +31,8 @@ from typing import Any, Literal
 
 from fulgurite.errors import CheckpointError
 from fulgurite.metrics import Mode, is_better
-from fulgurite.plugins import mask_registered
-from fulgurite_runs.directory import get_folder, is_link
-from fulgurite_runs.json_codec import dumps, encode_readable, loads
+from fulgurite.plugins import redact_registered
+from fulgurite_runs import dumps, encode_readable, get_folder, is_link, loads
 
 from fulgurite_checkpoint.files import (
     DamagedError,
@@ -122,7 +121,7 @@ class Entry:
         number."""
         if self.commit is None:
             return None
-        source, _, name = mask_registered(metric).partition("/")
+        source, _, name = redact_registered(metric).partition("/")
         value = self.commit.metrics.get(source, {}).get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
-from fulgurite_runs.json_codec import MAX_MEMORY, MAX_SIZE, dumps, estimate_memory
+from fulgurite_runs import MAX_JSON_MEMORY, MAX_JSON_SIZE, dumps, estimate_json_memory
 
 from fulgurite_checkpoint.validation import check_count, check_list, check_object, check_text
 
 # Half of what is read again of one file. 10,000 records of 20 scalars are 8.5 MiB, and of 200
 # scalars 85 MiB: no run could resume from those.
-_MAX_SIZE = MAX_SIZE // 2
-_MAX_ESTIMATE = MAX_MEMORY // 2
+_MAX_SIZE = MAX_JSON_SIZE // 2
+_MAX_ESTIMATE = MAX_JSON_MEMORY // 2
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class HistoryEncoder:
             entry = self._encoded.get(id(record))
             if entry is None:
                 text = dumps([record.source, record.step, record.values])
-                entry = _EncodedRecord(record, text, len(text.encode()), estimate_memory(text))
+                entry = _EncodedRecord(record, text, len(text.encode()), estimate_json_memory(text))
             encoded[id(record)] = entry
         self._encoded = encoded
         lines = ",\n".join(_select_newest(list(encoded.values())))

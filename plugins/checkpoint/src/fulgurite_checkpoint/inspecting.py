@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins import as_printable
-from fulgurite_runs.hyperparameters import get_hyperparameters
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs import dumps, get_hyperparameters
 
 from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.differences import describe_differences, list_changes

@@ -13,11 +13,7 @@ from typing import Any
 
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins import as_printable
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.json_codec import as_float
-from fulgurite_runs.lock import Owner
-from fulgurite_runs.manifest import get_arguments
-from fulgurite_runs.program import format_commit
+from fulgurite_runs import Owner, RunDirectory, as_float, format_commit, get_arguments
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.files import DamagedError, get_size, iter_files, resolve_root

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import expand_path
+from fulgurite_runs import RunDirectory, expand_path
 
 from fulgurite_checkpoint.format import Entry
 from fulgurite_checkpoint.retention import list_later

@@ -26,8 +26,7 @@ from fulgurite.plugins import (
     check_metric_exists,
     hide_constructor_frames,
 )
-from fulgurite_runs import RunDirectory, RunPlugin, get_run_directory, open_run
-from fulgurite_runs.loggers import rewind_loggers
+from fulgurite_runs import RunDirectory, RunPlugin, get_run_directory, open_run, rewind_loggers
 
 from fulgurite_checkpoint import format, restoring
 from fulgurite_checkpoint.comparison import Better, Comparison, make_comparison

@@ -10,7 +10,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins import BatchIterator, EngineView, TreePath
-from fulgurite_runs.manifest import describe_plugins
+from fulgurite_runs import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.contents import Contents, parse_contents

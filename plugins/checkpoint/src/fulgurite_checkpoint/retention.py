@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fulgurite.errors import CheckpointError
-from fulgurite_runs.directory import is_link, supersede
+from fulgurite_runs import is_link, supersede
 
 from fulgurite_checkpoint.files import sync
 from fulgurite_checkpoint.format import (

@@ -13,12 +13,14 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, SaveError, did_you_mean
-from fulgurite.plugins import WaitAbandoned, find_module_view, format_error, mask_value
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.hyperparameters import takes_program
-from fulgurite_runs.json_codec import encode_readable
-from fulgurite_runs.loggers import flush_loggers
-from fulgurite_runs.waiting import call_abandonable
+from fulgurite.plugins import WaitAbandoned, find_module_view, format_error, redact_registered_value
+from fulgurite_runs import (
+    RunDirectory,
+    call_abandonable,
+    encode_readable,
+    flush_loggers,
+    takes_program,
+)
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.comparison import Comparison
@@ -241,9 +243,9 @@ class Saver:
             attempt=run.attempt,
             hashes=[],
             logger_positions=[],
-            metrics=mask_value(metrics),
+            metrics=redact_registered_value(metrics),
             monitor=policy.best_by,
-            timings=mask_value(self._sum_timings(run)),
+            timings=redact_registered_value(self._sum_timings(run)),
             wall_time=time.time(),
             run=get_run_path(run.run_dir),
         )

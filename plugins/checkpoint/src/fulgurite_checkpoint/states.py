@@ -7,7 +7,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, StateError
 from fulgurite.plugins import CheckpointSource, check_not_consumed, format_tree
-from fulgurite_runs.manifest import describe_model
+from fulgurite_runs import describe_model
 
 from fulgurite_checkpoint import arrays, restoring
 from fulgurite_checkpoint.files import resolve_root

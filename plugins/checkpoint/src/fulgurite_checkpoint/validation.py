@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import fulgurite as fg
+import jax
+import numpy as np
 from fulgurite.metrics import Mode
-from fulgurite.plugins import EPOCH_END_ACTION, BoundAction, is_array, is_exact, is_real_dtype
+from fulgurite.plugins import EPOCH_END_ACTION, BoundAction, is_exact, is_real_dtype
 
 _LARGEST_COUNT = 2**31
 _LARGEST_DIMENSION = 2**48
@@ -280,7 +282,8 @@ def parse_metrics(value: Any) -> dict[str, dict[str, Any]]:
     for source, metrics in metrics_by_source.items():
         for name, metric in check_object(metrics, f"metrics.{source}").items():
             is_number = isinstance(metric, bool | int | float)
-            if not is_number and not (is_array(metric) and is_real_dtype(metric.dtype)):
+            is_array = isinstance(metric, jax.Array | np.ndarray | np.generic)
+            if not is_number and not (is_array and is_real_dtype(metric.dtype)):
                 raise ValueError(f"metrics.{source}.{name} is {metric!r:.100}, which is no number")
     return metrics_by_source
 

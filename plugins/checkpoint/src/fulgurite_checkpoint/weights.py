@@ -9,11 +9,8 @@ from typing import Any
 import fulgurite as fg
 import jax.numpy as jnp
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins import format_tree, mask_value
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import expand_path
-from fulgurite_runs.json_codec import dumps, encode_readable
-from fulgurite_runs.manifest import describe_model
+from fulgurite.plugins import format_tree, redact_registered_value
+from fulgurite_runs import RunDirectory, describe_model, dumps, encode_readable, expand_path
 
 from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.files import write_durably
@@ -55,7 +52,9 @@ def save_weights(source: fg.FitResult | fg.TrainState, out: str | os.PathLike[st
     }
     index = {
         "step_range": fg.StepRange(0, step).to_json(),
-        "metrics": mask_value(source.metrics) if isinstance(source, fg.FitResult) else {},
+        "metrics": redact_registered_value(source.metrics)
+        if isinstance(source, fg.FitResult)
+        else {},
         "stop_reason": None,
     }
     write_weights(Path(expand_path(out)), step, by_path, manifest, index)

@@ -14,8 +14,8 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins import Wait, WaitAbandoned, mask_registered
-from fulgurite_runs.waiting import start_thread
+from fulgurite.plugins import Wait, WaitAbandoned, redact_registered
+from fulgurite_runs import start_thread
 
 from fulgurite_checkpoint import format
 from fulgurite_checkpoint.format import Commit
@@ -114,7 +114,7 @@ class PendingCheckpoint:
             self._go_on_with(name)
             file = self.path / name
             # States and paths stay as they are, or a run could not continue with them.
-            if isinstance(file, Path) and mask_registered(text) != text:
+            if isinstance(file, Path) and redact_registered(text) != text:
                 file.touch()
                 file.chmod(0o600)
                 if name == "index.json":  # the arrays are called by these paths, too

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fulgurite_cli.experiment import Experiment, build_experiment
     from fulgurite_cli.explanation import explain
     from fulgurite_cli.fit import load_experiment
+    from fulgurite_cli.mistakes import format_mistake
     from fulgurite_cli.rebuilding import rebuild_experiment
     from fulgurite_cli.running import run
     from fulgurite_cli.secrets import SecretStr
@@ -18,6 +19,7 @@ __all__ = [
     "SecretStr",
     "build_experiment",
     "explain",
+    "format_mistake",
     "load_experiment",
     "rebuild_experiment",
     "run",
@@ -30,6 +32,7 @@ _MODULES = {
     "SecretStr": "fulgurite_cli.secrets",
     "build_experiment": "fulgurite_cli.experiment",
     "explain": "fulgurite_cli.explanation",
+    "format_mistake": "fulgurite_cli.mistakes",
     "load_experiment": "fulgurite_cli.fit",
     "rebuild_experiment": "fulgurite_cli.rebuilding",
     "run": "fulgurite_cli.running",

@@ -7,39 +7,39 @@ from contextlib import contextmanager
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import MASK, RedactedText, redact_value, register_secret
+from fulgurite.plugins import REDACTED, RedactedText, redact_value, register_secret
 from fulgurite_config import (
+    JSON_SOURCE,
+    Budget,
     ConfigError,
     L,
+    Lazy,
     Name,
     Node,
     NotAllowedError,
     Required,
     apply_overrides,
     apply_values,
+    check_types,
     copy,
     diff,
+    find_configured_names,
+    format_path,
     from_json,
+    get_argument_annotation,
+    get_argument_default,
+    get_node_state,
+    get_public_name,
+    is_constant,
+    iter_argument_names,
+    iter_children,
+    iter_nodes,
+    iter_nodes_by_path,
     iter_values,
     load_targets,
     resolve,
     to_plain,
 )
-from fulgurite_config.codec import JSON_SOURCE
-from fulgurite_config.comparison import iter_nodes_by_path
-from fulgurite_config.expressions import Lazy, format_path
-from fulgurite_config.limits import Budget
-from fulgurite_config.names import get_name
-from fulgurite_config.nodes import (
-    get_default,
-    get_state,
-    is_constant,
-    iter_children,
-    iter_names,
-    iter_nodes,
-)
-from fulgurite_config.overrides import check_types, get_annotation
-from fulgurite_config.permissions import find_names
 
 from fulgurite_cli.replacing import has_only_evaluators, replace_evaluators
 from fulgurite_cli.secrets import convert_secrets, is_secret_type
@@ -113,7 +113,7 @@ def find_allowed(program_config: Node, allow: Sequence[str]) -> list[str]:
         allow: what the user lists.
     """
     load_targets(program_config, allow)
-    return [*allow, *find_names(program_config)]
+    return [*allow, *find_configured_names(program_config)]
 
 
 def _describe(config: Node) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def rebuild_from_config(
         changed = copy(saved)
         apply_overrides(changed, overrides)
         for path, (old, new) in diff(saved, changed).items():
-            if MASK not in str(old):
+            if REDACTED not in str(old):
                 raise ConfigError(
                     f"{path}={new} differs from what the run was started with, {path}={old}: "
                     "leave it out"
@@ -219,9 +219,9 @@ def register_secrets(config: Any) -> None:
         return text
 
     for node in iter_nodes(config, set()):
-        target = get_state(node).target
+        target = get_node_state(node).target
         for key, value in _list_arguments(node):
-            annotation = target if is_secret_type(target) else get_annotation(node, key)
+            annotation = target if is_secret_type(target) else get_argument_annotation(node, key)
             convert_secrets(value, annotation, register)
 
 
@@ -238,14 +238,14 @@ def wrap_secrets(config: Any) -> Any:
     for node in list(iter_nodes(wrapped, set())):
         for key, value in _list_arguments(node):
             secrets.clear()
-            new_value = convert_secrets(value, get_annotation(node, key), make)
+            new_value = convert_secrets(value, get_argument_annotation(node, key), make)
             if secrets:
                 node[key] = new_value
     return wrapped
 
 
 def _list_arguments(node: Node) -> list[tuple[str | int, Any]]:
-    state = get_state(node)
+    state = get_node_state(node)
     return [*enumerate(state.positional), *state.keywords.items()]
 
 
@@ -261,7 +261,7 @@ def fill_secrets(config: Any, program_config: Node | None) -> None:
     """
     known = dict(_iter_all_values(program_config, ()))
     for path, value, _ in list(iter_values(config)):
-        if not isinstance(value, str) or MASK not in value:
+        if not isinstance(value, str) or REDACTED not in value:
             continue
         if not isinstance(known.get(path), str | int | float | list | tuple):
             raise ConfigError(
@@ -314,9 +314,9 @@ def _list_defaults(node: Node, path: str) -> dict[str, Any]:
         path: where it is.
     """
     defaults = {}
-    for name in iter_names(node):
-        default = get_default(node, name)
-        if name not in get_state(node).keywords and is_constant(default):
+    for name in iter_argument_names(node):
+        default = get_argument_default(node, name)
+        if name not in get_node_state(node).keywords and is_constant(default):
             defaults[f"{path}.{name}"] = redact_value(default, name)
     return defaults
 
@@ -324,4 +324,4 @@ def _list_defaults(node: Node, path: str) -> dict[str, Any]:
 def get_text(value: Any) -> str:
     """Return a value that is no JSON constant as text: a function or a class by its name."""
     is_named = isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type)
-    return get_name(value) if is_named else str(value)
+    return get_public_name(value) if is_named else str(value)

@@ -11,10 +11,9 @@ from fulgurite.errors import (
     ConfigurationError,
     did_you_mean,
 )
-from fulgurite.plugins import MASK, RedactedText, redact_value
-from fulgurite_config import Node
-from fulgurite_config.paths import normalize_path
-from fulgurite_runs.json_codec import dumps, loads
+from fulgurite.plugins import REDACTED, RedactedText, redact_value
+from fulgurite_config import Node, normalize_path
+from fulgurite_runs import dumps, loads
 
 from fulgurite_cli.configuration import (
     KEY as CONFIG_KEY,
@@ -359,4 +358,4 @@ def _merge_saved_config(
 
 def _is_hidden(value: Any) -> bool:
     """Return whether a manifest hides a value because it is a secret."""
-    return MASK in json.dumps(value, default=repr)
+    return REDACTED in json.dumps(value, default=repr)

@@ -16,7 +16,7 @@ from fulgurite.plugins import (
     find_hookspecs,
     hookspecs,
 )
-from fulgurite_runs.program import describe_program, format_program
+from fulgurite_runs import describe_program, format_program
 
 SLOTS = [
     hook

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fulgurite_config import Name, Node
-from fulgurite_config.comparison import iter_nodes_by_path
-from fulgurite_config.errors import suggest
-from fulgurite_config.nodes import get_state
-from fulgurite_config.paths import normalize_path
+from fulgurite_config import (
+    Name,
+    Node,
+    get_node_state,
+    iter_nodes_by_path,
+    normalize_path,
+    suggest_name,
+)
 
 from fulgurite_cli.sources import read_parameters
 
@@ -44,7 +47,7 @@ def find_mistyped_argument(path: str, overrides: list[str]) -> str | None:
             return f"{override!r} is not an argument: write name=value"
         name = normalize_path(name)
         if name not in names:
-            return f"{FUNCTION} has no argument {name!r}. {suggest(name, names)}"
+            return f"{FUNCTION} has no argument {name!r}. {suggest_name(name, names)}"
     return None
 
 
@@ -62,14 +65,14 @@ def find_mistyped_path(config: Node, override: str) -> str | None:
     text = normalize_path(override.partition("=")[0])
     place, _, name = text.rpartition(".")
     node = dict(iter_nodes_by_path(config)).get(place)
-    target = None if node is None else get_state(node).target
+    target = None if node is None else get_node_state(node).target
     if not isinstance(target, Name):
         return None
     names = read_parameters(target.text)
     if names is None or name in names:
         return None
     public = [other for other in names if not other.startswith("_")]
-    return f"{text} matches nothing: {place} has no {name!r}. {suggest(name, public)}"
+    return f"{text} matches nothing: {place} has no {name!r}. {suggest_name(name, public)}"
 
 
 def read_argument_names(path: str) -> list[str] | None:

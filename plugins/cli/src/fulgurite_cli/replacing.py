@@ -3,8 +3,7 @@ has `evaluators` and no `engine`."""
 
 from typing import Any
 
-from fulgurite_config import ConfigError, Node, copy, load_targets
-from fulgurite_config.nodes import get_state
+from fulgurite_config import ConfigError, Node, copy, get_node_state, load_targets
 
 EVALUATORS = "evaluators"
 
@@ -13,7 +12,7 @@ def has_only_evaluators(config: Any) -> bool:
     """Return whether a configuration says what evaluates a run, and not how one is trained."""
     if not isinstance(config, Node):
         return False
-    keywords = get_state(config).keywords
+    keywords = get_node_state(config).keywords
     return EVALUATORS in keywords and "engine" not in keywords
 
 
@@ -29,8 +28,10 @@ def replace_evaluators(config: Node, program_config: Node) -> None:
         ConfigError: one of the two is not of that form.
     """
     evaluators = copy(program_config).__config_get__(EVALUATORS)
-    engine = get_state(config).keywords.get("engine")
-    plugins = get_state(engine).keywords.get("plugins", []) if isinstance(engine, Node) else None
+    engine = get_node_state(config).keywords.get("engine")
+    plugins = (
+        get_node_state(engine).keywords.get("plugins", []) if isinstance(engine, Node) else None
+    )
     if not isinstance(engine, Node) or not isinstance(plugins, list):
         raise ConfigError("the run's configuration has no engine with a list of plugins")
     if not isinstance(evaluators, list) or not all(isinstance(node, Node) for node in evaluators):
@@ -46,5 +47,5 @@ def _get_identity(plugin: Any) -> Any:
     """Return what is called and under which name; None for a plugin without a name."""
     if not isinstance(plugin, Node):
         return None
-    name = get_state(plugin).keywords.get("name")
-    return (get_state(plugin).target, name) if isinstance(name, str) else None
+    name = get_node_state(plugin).keywords.get("name")
+    return (get_node_state(plugin).target, name) if isinstance(name, str) else None

@@ -6,16 +6,23 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any, get_type_hints
 
-from fulgurite.plugins import MASK, redact_value
-from fulgurite_config import Name, Node, Required, iter_values
-from fulgurite_config.codec import JSON_SOURCE
-from fulgurite_config.comparison import iter_nodes_by_path
-from fulgurite_config.evaluation import Evaluation, say_where
-from fulgurite_config.expressions import has_lazy
-from fulgurite_config.formatting import format_item, format_value
-from fulgurite_config.limits import Budget
-from fulgurite_config.names import get_name
-from fulgurite_config.values import format_type
+from fulgurite.plugins import REDACTED, redact_value
+from fulgurite_config import (
+    JSON_SOURCE,
+    Budget,
+    Name,
+    Node,
+    Required,
+    ValueReader,
+    format_item,
+    format_type,
+    format_value,
+    get_public_name,
+    has_lazy,
+    iter_nodes_by_path,
+    iter_values,
+    say_where,
+)
 
 from fulgurite_cli.values import get_parameters, to_plain
 
@@ -30,7 +37,7 @@ def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> 
     """
     rows = []
     paths = {id(node): path for path, node in iter_nodes_by_path(config)}
-    evaluation = Evaluation(allow)
+    evaluation = ValueReader(allow)
     for path, value, source in iter_values(config):
         shown = _format_value(path, value, paths, evaluation.budget)
         if has_lazy(value):
@@ -95,7 +102,7 @@ def _format_value(path: str, value: Any, paths: Mapping[int, str], budget: Budge
     if isinstance(value, Required):
         return "..."
     if isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type):
-        return get_name(value)
+        return get_public_name(value)
     budget.spend_on(value)
     return format_item(_redact(path, value))
 
@@ -105,8 +112,8 @@ def _redact(path: str, value: Any) -> Any:
     written differently from the list or the text that JSON has in its place."""
     name = path.rpartition(".")[2]
     redacted = redact_value(to_plain(value), name)
-    if isinstance(redacted, str) and redacted == MASK:  # a reference would compare itself
-        return MASK
+    if isinstance(redacted, str) and redacted == REDACTED:  # a reference would compare itself
+        return REDACTED
     if isinstance(value, list | tuple):
         return type(value)(_redact("", item) for item in value)
     if isinstance(value, dict):

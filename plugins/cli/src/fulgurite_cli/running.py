@@ -27,9 +27,7 @@ from fulgurite.plugins import (
     hide_internal_frames,
     redact_value,
 )
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.json_codec import dumps, loads
-from fulgurite_runs.manifest import get_arguments
+from fulgurite_runs import RunDirectory, dumps, get_arguments, loads
 
 from fulgurite_cli.experiment import (
     Experiment,

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NoReturn, get_args, get_origin
 
-from fulgurite.plugins import MASK, register_secret
-from fulgurite_config.values import flatten_union
+from fulgurite.plugins import REDACTED, register_secret
+from fulgurite_config import flatten_union
 
 
 class SecretStr:
@@ -50,10 +50,10 @@ class SecretStr:
         )
 
     def __repr__(self) -> str:
-        return f"SecretStr({MASK!r})"
+        return f"SecretStr({REDACTED!r})"
 
     def __str__(self) -> str:
-        return MASK
+        return REDACTED
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SecretStr) and self._value == other._value

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import ConfigurationError
-from fulgurite_config.numbers import parse_float
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.json_codec import check_memory, loads
+from fulgurite_config import parse_float
+from fulgurite_runs import RunDirectory, check_json_memory, loads
 
 from fulgurite_cli.configuration import KEY
 
@@ -57,7 +56,7 @@ def read_config_file(path: str) -> dict[str, Any]:
                 f"{path} has more than {MAX_BYTES:,} bytes: this is not a configuration"
             )
         text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-        check_memory(text)
+        check_json_memory(text)
         form = json.loads(text, parse_float=parse_float)
         is_manifest = isinstance(form, dict) and "configuration" in form and "plugins" in form
         if is_manifest:

@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.plugins import MASK, is_secret_name, redact_shapes
-from fulgurite_config import ConfigError
-from fulgurite_config.paths import split_override
-from fulgurite_config.sweeps import expand_axes, split_axis
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import expand_path
-from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.manifest import get_arguments
+from fulgurite.plugins import REDACTED, is_secret_name, redact_shapes
+from fulgurite_config import ConfigError, expand_axes, split_axis, split_override
+from fulgurite_runs import RunDirectory, dumps, expand_path, get_arguments
 
 from fulgurite_cli.swept import SweptRun
 
@@ -137,7 +132,7 @@ def _check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
     arguments = get_arguments({"configuration": config})
     paths = [path for axis in axes for path in split_axis(axis)[0]]
     for path in paths:
-        if arguments.get(path) == MASK or is_secret_name(path.rpartition(".")[2]):
+        if arguments.get(path) == REDACTED or is_secret_name(path.rpartition(".")[2]):
             raise _make_secret_error(path)
 
 

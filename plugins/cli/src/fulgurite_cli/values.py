@@ -7,14 +7,8 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import MASK
-from fulgurite_config import ConfigError
-from fulgurite_config.values import (
-    fit_value,
-    format_type,
-    is_known_type,
-    read_value,
-)
+from fulgurite.plugins import REDACTED
+from fulgurite_config import ConfigError, fit_value, format_type, is_known_type, read_value
 
 from fulgurite_cli.secrets import convert_secrets, is_secret_type, make_secret
 
@@ -107,7 +101,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
     if is_secret_type(type(value)):
-        return MASK
+        return REDACTED
     if isinstance(value, list | tuple):
         return type(value)(to_plain(item) for item in value)
     if isinstance(value, dict):

@@ -26,6 +26,12 @@ from fulgurite_config.required import Required, find_required
 class Evaluation:
     """Reads values, and computes each reference once.
 
+    Example:
+        from fulgurite_config import L, ValueReader
+
+        config = L(dict, size=32)
+        ValueReader().compute(config.ref.size // 2)  # 16
+
     Args:
         allow: what may be imported for functions named in a file.
         budget: counts what is computed; one of its own by default.

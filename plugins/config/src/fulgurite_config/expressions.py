@@ -24,6 +24,12 @@ class Lazy:
     """A value that is computed when it is read: a reference or an expression.
 
     Comparison makes an expression too, so instances are never equal to each other.
+
+    Example:
+        from fulgurite_config import L, Lazy
+
+        config = L(dict, size=32)
+        isinstance(config.ref.size * 2, Lazy)  # True
     """
 
     __slots__ = ()

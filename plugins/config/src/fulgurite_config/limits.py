@@ -19,7 +19,14 @@ CHARACTERS = 8
 
 class Budget:
     """Counts the values that a configuration stands for, those that are computed and compared
-    included. A few references can stand for lists without end."""
+    included. A few references can stand for lists without end.
+
+    Example:
+        from fulgurite_config import Budget, ValueReader
+
+        budget = Budget()
+        readers = [ValueReader(budget=budget), ValueReader(budget=budget)]
+    """
 
     def __init__(self) -> None:
         self._num_left = MAX_VALUES

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
 from fulgurite.plugins import EvaluationResult, as_printable
-from fulgurite_cli import Experiment, rebuild_experiment
-from fulgurite_cli.mistakes import format_mistake
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.json_codec import dumps
+from fulgurite_cli import Experiment, format_mistake, rebuild_experiment
+from fulgurite_runs import RunDirectory, dumps
 
 from fulgurite_evaluators.follow import Follower, format_result
 from fulgurite_evaluators.once import evaluate_checkpoint

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
-from fulgurite.plugins import mask_value, split_by_name
-from fulgurite_runs import EvaluationDirectory, RunDirectory
-from fulgurite_runs.directory import hash_commit, supersede
-from fulgurite_runs.lock import Lock, read_owner
+from fulgurite.plugins import redact_registered_value, split_invalid_names
+from fulgurite_runs import (
+    EvaluationDirectory,
+    Lock,
+    RunDirectory,
+    hash_commit,
+    read_owner,
+    supersede,
+)
 
 from fulgurite_evaluators.evaluator import Evaluator, find_evaluators
 from fulgurite_evaluators.logging import EvaluationRun, ResultLogger
@@ -153,8 +158,8 @@ class Follower:
                 self._note_failure(step, commit, [name], "failed")
                 continue
             logger_state = logger.log(name, step, result)
-            metrics, _ = split_by_name(result.metrics)
-            record = EvaluationRecord(name, step, commit, mask_value(metrics))
+            metrics, _ = split_invalid_names(result.metrics)
+            record = EvaluationRecord(name, step, commit, redact_registered_value(metrics))
             results.append(record, logger_state)
             self._print_line(format_result(name, step, result.metrics))
 

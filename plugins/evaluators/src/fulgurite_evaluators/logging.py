@@ -9,7 +9,7 @@ import fulgurite as fg
 import jax
 from fulgurite import Record
 from fulgurite.plugins import EvaluationResult, RecordDispatcher, RecordKind
-from fulgurite_runs.loggers import flush_loggers, rewind_loggers
+from fulgurite_runs import flush_loggers, rewind_loggers
 
 
 @dataclass(frozen=True)

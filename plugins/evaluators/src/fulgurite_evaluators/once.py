@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import EvaluationResult
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs import RunDirectory, dumps
 
 from fulgurite_evaluators.evaluator import find_evaluators
 from fulgurite_evaluators.logging import EvaluationRun, ResultLogger

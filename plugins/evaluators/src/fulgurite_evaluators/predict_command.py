@@ -9,8 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError, did_you_mean
-from fulgurite_cli import Experiment, rebuild_experiment
-from fulgurite_cli.mistakes import format_mistake
+from fulgurite_cli import Experiment, format_mistake, rebuild_experiment
 from fulgurite_runs import RunDirectory
 
 from fulgurite_evaluators.command import add_program_arguments, parse_step, split_program

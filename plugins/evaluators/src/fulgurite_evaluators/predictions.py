@@ -13,9 +13,7 @@ import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError, check_one_of
 from fulgurite.plugins import as_trigger, hide_constructor_frames, leaves_with_paths
-from fulgurite_runs import RunPlugin
-from fulgurite_runs.directory import sync_folder
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs import RunPlugin, dumps, sync_folder
 
 FORMATS = ("npz", "jsonl")
 ROOT = "preds"

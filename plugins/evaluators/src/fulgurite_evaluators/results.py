@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite_runs import RunDirectory
-from fulgurite_runs.directory import (
+from fulgurite_runs import (
+    RunDirectory,
     check_in_place,
+    dumps,
     hash_commit,
     list_superseded,
+    loads,
     sync_folder,
 )
-from fulgurite_runs.json_codec import dumps, loads
 
 FOLDER = "evaluations"
 _LOGGERS = "loggers"

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Metric, note_weight, split_loss, sum_values
 from fulgurite.plugins import hide_constructor_frames, scale_loss
-from fulgurite_losses.examples import Examples
-from fulgurite_losses.signature import LossOptions
+from fulgurite_losses import Examples, LossOptions
 from jaxtyping import Array
 
 from fulgurite_keys.fields import Keyed, make_call_scope

@@ -25,6 +25,7 @@ from fulgurite_logging.norms import (
 )
 from fulgurite_logging.null import NullLogger as NullLogger
 from fulgurite_logging.reading import (
+    LONGEST_LINE as LONGEST_LINE,
     iter_records as iter_records,
     iter_telemetry as iter_telemetry,
 )

@@ -17,10 +17,10 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import (
-    MASK,
-    SECRET_NAME,
+    REDACTED,
     hide_constructor_frames,
     is_floating_array,
+    is_secret_name,
     leaves_with_paths,
     parse_path,
     redact_text,
@@ -46,8 +46,6 @@ VARIABLES = (
 )
 LOGGER = logging.getLogger("fulgurite")
 PACKAGES = ("fulgurite", "jax", "jaxlib", "equinox", "optax", "numpy")
-_SECRET_OPTION = re.compile(rf"-+{SECRET_NAME}|--?p(?:ass)?", re.IGNORECASE)
-_SECRET_ARGUMENT = re.compile(rf"-*(?:{SECRET_NAME}|pass)|-p", re.IGNORECASE)
 _USER_OPTION = re.compile("-u|--(?:proxy-)?user")
 
 
@@ -174,14 +172,28 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     previous = ""
     for argument in arguments:
         name, _, value = argument.partition("=")
-        if _SECRET_OPTION.fullmatch(previous) and not argument.startswith("--"):
-            redacted.append(MASK)
+        if _is_secret_option(previous) and not argument.startswith("--"):
+            redacted.append(REDACTED)
         elif _USER_OPTION.fullmatch(previous) and ":" in argument:
             user, _, _ = argument.partition(":")
-            redacted.append(f"{user}:{MASK}")
-        elif value and _SECRET_ARGUMENT.fullmatch(name):
-            redacted.append(f"{name}={MASK}")
+            redacted.append(f"{user}:{REDACTED}")
+        elif value and _is_secret_argument(name):
+            redacted.append(f"{name}={REDACTED}")
         else:
             redacted.append(redact_text(argument))
         previous = argument
     return redacted
+
+
+def _is_secret_option(argument: str) -> bool:
+    """Return whether the argument behind this one is a secret."""
+    name = argument.lstrip("-")
+    return name != argument and (
+        is_secret_name(name) or argument.lower() in {"-p", "--p", "-pass", "--pass"}
+    )
+
+
+def _is_secret_argument(name: str) -> bool:
+    """Return whether `value` in `name=value` is a secret."""
+    plain_name = name.lstrip("-").lower()
+    return is_secret_name(plain_name) or plain_name == "pass" or name.lower() == "-p"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite_runs.directory import check_in_place, sync_folder
+from fulgurite_runs import check_in_place, sync_folder
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite_runs import json_codec
+from fulgurite_runs import dumps, loads
 
 from fulgurite_logging.file_logger import FileLogger
 from fulgurite_logging.files import LineFile, check_cut, get_entry
@@ -23,7 +23,7 @@ class JSONLLogger(FileLogger):
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend
     only on the records; a resumed run continues where its checkpoint was, so each record is there
     once. `telemetry.jsonl` holds the rest, with `attempt` and `wall_time` (seconds since 1970); it
-    only grows. `fulgurite_runs.json_codec.loads` reads a line.
+    only grows. `fulgurite_runs.loads` reads a line.
 
     Example:
         from fulgurite_logging import JSONLLogger
@@ -54,7 +54,7 @@ class JSONLLogger(FileLogger):
 
 def _get_step(line: bytes) -> int | None:
     try:
-        step = json_codec.loads(line)["step"]
+        step = loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return None
     return step if type(step) is int else None
@@ -102,7 +102,7 @@ class JSONLBackend:
         if record.stream == "telemetry":
             line |= {"attempt": record.attempt, "wall_time": record.wall_time}
             file = self._telemetry
-        file.append(json_codec.dumps(line, sort_keys=True) + "\n")
+        file.append(dumps(line, sort_keys=True) + "\n")
 
     def sync(self) -> None:
         self._exact.sync()

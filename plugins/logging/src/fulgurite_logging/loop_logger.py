@@ -9,10 +9,15 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError, ConfigurationError, StateError
 from fulgurite.plugins import EngineView, RecordDispatcher, RecordKind, hide_constructor_frames
-from fulgurite_runs import RunDirectory, get_run_directory
-from fulgurite_runs.json_codec import dumps
-from fulgurite_runs.loggers import flush_loggers, rewind_loggers
-from fulgurite_runs.manifest import SETTINGS, describe_plugins
+from fulgurite_runs import (
+    MANIFEST_SETTINGS,
+    RunDirectory,
+    describe_plugins,
+    dumps,
+    flush_loggers,
+    get_run_directory,
+    rewind_loggers,
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class LoopLogger(AbstractContextManager["LoopLogger", None]):
             "settings": {
                 "steps": engine.steps,
                 "epochs": engine.epochs,
-                **{name: getattr(engine, name) for name in SETTINGS},
+                **{name: getattr(engine, name) for name in MANIFEST_SETTINGS},
             },
             "plugins": describe_plugins(engine.plugins),
             "program": None,

@@ -9,8 +9,7 @@ from typing import Any
 
 from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite.plugins import as_printable
-from fulgurite_runs.directory import hash_commit
-from fulgurite_runs.json_codec import as_float
+from fulgurite_runs import as_float, hash_commit
 
 from fulgurite_logging.reading import iter_lines, iter_records
 

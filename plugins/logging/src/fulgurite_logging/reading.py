@@ -6,7 +6,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
-from fulgurite_runs import json_codec
+from fulgurite_runs import loads
 
 from fulgurite_logging.jsonl import EXACT_FILE, TELEMETRY_FILE
 
@@ -95,7 +95,7 @@ def iter_lines(path: Path, item: str, types: dict[str, type]) -> Iterator[dict[s
                     return
                 raise ConfigurationError(f"{path}, line {number}: longer than {LONGEST_LINE} bytes")
             try:
-                values = json_codec.loads(line)
+                values = loads(line)
                 if not all(type(values[name]) is expected for name, expected in types.items()):
                     raise ValueError(f"it lacks {', '.join(types)}")
                 if not 0 <= values.get("step", 0) < 2**63:

@@ -12,7 +12,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
-from fulgurite_runs import json_codec
+from fulgurite_runs import dumps
 
 from fulgurite_logging.file_logger import FileLogger
 from fulgurite_logging.files import LineFile, check_cut, get_entry, open_regular_file
@@ -287,7 +287,7 @@ def _format_cell(value: Any) -> str:
         return _join_lines(str(value))
     if isinstance(value, int | float):
         return repr(value)
-    return json_codec.dumps(value)
+    return dumps(value)
 
 
 def _join_lines(text: str) -> str:

@@ -26,6 +26,7 @@ from fulgurite_losses.embeddings import (
     triplet_loss,
     triplet_margin_loss,
 )
+from fulgurite_losses.examples import Examples
 from fulgurite_losses.regression import (
     absolute_error,
     adaptive_power_loss,
@@ -35,9 +36,11 @@ from fulgurite_losses.regression import (
     squared_error,
 )
 from fulgurite_losses.sequences import ctc_loss
-from fulgurite_losses.signature import Reduction
+from fulgurite_losses.signature import LossOptions, Reduction
 
 __all__ = [
+    "Examples",
+    "LossOptions",
     "Reduction",
     "absolute_error",
     "adaptive_power_loss",

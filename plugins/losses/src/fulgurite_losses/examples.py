@@ -13,6 +13,12 @@ from fulgurite_losses.signature import DEFAULTS, LossOptions, Reduction
 class Examples:
     """The values of a loss: which of them count, and how much.
 
+    Example:
+        from fulgurite_losses import Examples
+
+        examples = Examples(preds.shape, mask, weight=None)
+        examples.weights  # [1., 1., 1., 0.]
+
     Attributes:
         shape: of the values.
         present: which are not masked.

@@ -71,13 +71,13 @@ class ConfusionMatrix(Metric):
         without fulgurite-logging, which has the type and shows it."""
         if importlib.util.find_spec("fulgurite_logging") is None:
             return None
-        from fulgurite_logging.media import Image
+        from fulgurite_logging import media
 
         counts = np.asarray(self.compute())
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         size = max(1, PICTURE_SIZE // len(shares))
         pixels = np.kron(shares, np.ones((size, size)))[..., None]
-        return Image(np.round(255 * pixels).astype(np.uint8))  # type: ignore[arg-type]
+        return media.Image(np.round(255 * pixels).astype(np.uint8))  # type: ignore[arg-type]
 
 
 class _ClassRatio(Metric):

@@ -16,9 +16,9 @@ from fulgurite.plugins import (
     Forward,
     get_loss_fns,
     get_weight,
-    hide_weightless,
     leaves_with_paths,
     prefix_output,
+    zero_weightless_grads,
 )
 from jax.extend.core import Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -123,7 +123,7 @@ class Gradients:
             self._warn_zero_gradients(
                 name, lambda _: (pullback(jnp.ones_like(losses[name])), None), params
             )
-            grads = hide_weightless(
+            grads = zero_weightless_grads(
                 pullback(jnp.ones_like(losses[name])), parts[name].weights.values()
             )
             return parts[name]._replace(grads=grads)
@@ -338,7 +338,7 @@ class PhaseLoss:
         check(compute_grads, params)
         grads, part = compute_grads(params)
         weights = {name: part.weights[names[0]] for names in self.groups for name in names}
-        return part._replace(grads=hide_weightless(grads, weights.values()), weights=weights)
+        return part._replace(grads=zero_weightless_grads(grads, weights.values()), weights=weights)
 
     def unify_weights(
         self, part: PhaseGradients, params: PyTree, batch: Any, ctx: fg.Context

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.plugins import as_printable, mask_registered
+from fulgurite.plugins import as_printable, redact_registered
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -105,7 +105,7 @@ class Display:
         numbers = self._select_metrics(metrics)
         names = sorted(numbers, key=lambda name: name != "loss")
         values = ", ".join(f"{name} {numbers[name]:.4g}" for name in names)
-        text = mask_registered(f"step {self._run.step:,}, {name}: {values}")
+        text = redact_registered(f"step {self._run.step:,}, {name}: {values}")
         self.console.print(Text(as_printable(text), "green"))
 
     def _select_metrics(self, values: dict[str, Any]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fulgurite.plugins import as_printable, mask_registered
+from fulgurite.plugins import as_printable, redact_registered
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
@@ -24,7 +24,7 @@ class PathCell:
     @property
     def text(self) -> str:
         """The path without secrets and without what a terminal would obey."""
-        return as_printable(mask_registered(self.path))
+        return as_printable(redact_registered(self.path))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yield one line of at most the width of the column."""

@@ -40,6 +40,15 @@ _SIZE = 1024
 class Owner:
     """Who began the newest attempt of a run, as its lock file says.
 
+    Example:
+        from pathlib import Path
+
+        from fulgurite_runs import Lock, read_owner
+
+        with Lock(Path("lock"), attempt=1):
+            owner, heartbeat = read_owner(Path("lock"))
+        owner.attempt  # 1
+
     Attributes:
         host: the name of the machine.
         boot: which start of that machine.
@@ -110,7 +119,11 @@ class Lock(AbstractContextManager["Lock", None]):
     heartbeat.
 
     Example:
-        with Lock(Path("runs/a/lock"), attempt=1) as lock:
+        from pathlib import Path
+
+        from fulgurite_runs import Lock
+
+        with Lock(Path("lock"), attempt=1) as lock:
             lock.check()
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 import google_crc32c
 from fulgurite.errors import CheckpointError
-from fulgurite_runs.directory import check_in_place, sync_folder
+from fulgurite_runs import check_in_place, sync_folder
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -18,7 +18,7 @@ import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.plugins import hide_constructor_frames, hint_at_class_arguments
 from fulgurite_logging import FileLogger, LogBackend
-from fulgurite_runs.directory import sync_folder
+from fulgurite_runs import sync_folder
 
 if TYPE_CHECKING:
     from fulgurite_tensorboard.events import EventFile

@@ -9,7 +9,7 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 from fulgurite_logging import media
-from fulgurite_runs.json_codec import dumps
+from fulgurite_runs import dumps
 from PIL import Image as PillowImage
 from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 

@@ -10,7 +10,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite.plugins import LEFT_OUT_MESSAGE
-from fulgurite_runs.json_codec import check_readable
+from fulgurite_runs import check_readable
 
 from fulgurite_testing.compare import find_difference, find_rough_difference
 from fulgurite_testing.memory import InMemoryCheckpointer

@@ -9,7 +9,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import FulguriteError
-from fulgurite.plugins import BatchItem, BatchIterator, as_data
+from fulgurite.plugins import BatchItem, BatchIterator
 
 from fulgurite_testing.compare import find_difference
 
@@ -95,12 +95,13 @@ def _read(
 
 
 def _read_nothing_ahead(build_source: Callable[[], Any]) -> fg.DataSource:
-    return replace(as_data(build_source()), prefetch=0)
+    source = build_source()
+    data = source if isinstance(source, fg.DataSource) else fg.DataSource(source)
+    return replace(data, prefetch=0)
 
 
 def _get_promise(build_source: Callable[[], Any]) -> str | None:
-    data: fg.DataSource = as_data(build_source())
-    with BatchIterator(data, seed=0) as batches:
+    with BatchIterator(build_source(), seed=0) as batches:
         return batches.resume
 
 

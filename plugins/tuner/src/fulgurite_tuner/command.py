@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import optax
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite_cli import Experiment, build_experiment, load_experiment
-from fulgurite_cli.mistakes import format_mistake
+from fulgurite_cli import Experiment, build_experiment, format_mistake, load_experiment
 
 from fulgurite_tuner.batch_size import Search, find_batch_size
 from fulgurite_tuner.learning_rate import find_learning_rate

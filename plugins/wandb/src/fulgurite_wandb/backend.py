@@ -12,8 +12,8 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError
-from fulgurite_logging.reading import LONGEST_LINE
-from fulgurite_runs.json_codec import dumps, loads
+from fulgurite_logging import LONGEST_LINE
+from fulgurite_runs import dumps, loads
 
 from fulgurite_wandb.runfile import find_last_step
 from fulgurite_wandb.values import convert_value

@@ -14,8 +14,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import is_better
 from fulgurite.plugins import hide_constructor_frames, redact_text
 from fulgurite_logging import BackgroundWriter
-from fulgurite_runs import EvaluationDirectory, RunPlugin
-from fulgurite_runs.directory import expand_path
+from fulgurite_runs import EvaluationDirectory, RunPlugin, expand_path
 
 from fulgurite_wandb.backend import Backend, ResumePoint
 

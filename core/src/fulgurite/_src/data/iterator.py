@@ -40,7 +40,9 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     not consumed.
 
     Example:
-        with BatchIterator(ArrayData(arrays, 32), seed=0, epochs=1) as batches:
+        from fulgurite.plugins import BatchIterator
+
+        with BatchIterator(data, seed=0, epochs=1) as batches:
             for item in batches:
                 print(item.batch, item.epoch_end)
 

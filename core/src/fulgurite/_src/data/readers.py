@@ -27,6 +27,13 @@ source."""
 class BatchItem(NamedTuple):
     """One step's data.
 
+    Example:
+        from fulgurite.plugins import BatchIterator
+
+        with BatchIterator(data, seed=0, epochs=1) as batches:
+            for item in batches:
+                print(item.batch["x"].shape, item.epoch_end)
+
     Attributes:
         batch: a pytree of arrays.
         epoch_end: whether it is the last batch of its epoch.

@@ -409,7 +409,7 @@ def get_split(data: Any, part: str, name: str | None = None) -> Any:
 
     Args:
         data: a source, or an object with the attributes `train`, `evaluations` and `predict`.
-        part: the attribute.
+        part: the attribute: `train`, `evaluations` or `predict`.
         name: the evaluation, for `evaluations`.
 
     Raises:

@@ -78,6 +78,12 @@ class Evaluator:
 class EvaluationResult:
     """What an evaluation gives.
 
+    Example:
+        from fulgurite.plugins import EvaluationResult
+
+        result = EvaluationResult(metrics={"accuracy": 0.9}, media={})
+        result.metrics["accuracy"]  # 0.9
+
     Attributes:
         metrics: Python numbers and NumPy arrays by name.
         media: what the step showed of the first batch, by name, on the device.

@@ -40,6 +40,9 @@ def count_flops(program: ClosedJaxpr) -> float:
         program: such as the `jaxpr` of the hook `on_compile`.
 
     Example:
+        from fulgurite.plugins import count_flops
+
+
         def multiply(a, b):
             return a @ b
 

@@ -74,6 +74,13 @@ class Program:
     Building it runs the whole step on shapes, so that a mistake is found before anything is
     compiled.
 
+    Example:
+        from fulgurite.plugins import Program, as_model_init
+
+        batch = next(iter(engine.iter_batches(data, epochs=1)))
+        program = Program(engine.services, as_model_init(model), (batch,), None)
+        program.state_spec.module  # the module, with a `jax.ShapeDtypeStruct` for each array
+
     Attributes:
         update_rule: how a batch becomes an update.
         step: the traced step.

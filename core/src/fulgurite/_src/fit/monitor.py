@@ -115,8 +115,8 @@ def read_measured_metric(run: Run, monitor: str, where: str) -> float | None:
     skipped.
 
     Args:
-        run: the run.
-        monitor: the metric, `SOURCE/NAME`.
+        run: the run, at the step at which the plugin decides.
+        monitor: the metric, `SOURCE/NAME`, such as `test/accuracy`.
         where: which plugin decides, for the error.
 
     Raises:

@@ -13,8 +13,13 @@ import numpy as np
 
 from fulgurite._src.model.media import Media
 from fulgurite._src.plugins.manager import HookImpl, PluginManager
-from fulgurite._src.record_names import LEFT_OUT_MESSAGE, find_fault, split_by_name
-from fulgurite._src.redact import mask_registered, mask_value, redact_text, redact_value
+from fulgurite._src.record_names import LEFT_OUT_MESSAGE, find_fault, split_invalid_names
+from fulgurite._src.redact import (
+    redact_registered,
+    redact_registered_value,
+    redact_text,
+    redact_value,
+)
 from fulgurite._src.tracebacks import hide_internal_frames
 from fulgurite._src.tree.specs import is_array, is_real_dtype
 from fulgurite._src.waits import Wait, WaitAbandoned
@@ -105,17 +110,17 @@ def _check_record_types(kind: str, source: str, values: Any) -> str:
 
 def _mask_record(record: Record) -> Record:
     """Return a record without registered secrets: in its source, in names and in texts."""
-    values = mask_value(record.values)
+    values = redact_registered_value(record.values)
     if record.kind == "media":
         values = {name: _mask_media(value) for name, value in values.items()}
-    return replace(record, source=mask_registered(record.source), values=values)
+    return replace(record, source=redact_registered(record.source), values=values)
 
 
 def _mask_media(media: Media) -> Media:
     """Return a medium without registered secrets in those of its fields that are texts."""
     values = {field.name: getattr(media, field.name) for field in fields(media)}
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
-    masked = mask_value(texts)
+    masked = redact_registered_value(texts)
     return media if masked == texts else replace(media, **masked)
 
 
@@ -214,7 +219,7 @@ class History:
 
     def find_last_step(self, name: str) -> int | None:
         """Return the last step at which `SOURCE/NAME` was logged; None if it never was."""
-        source, _, key = mask_registered(name).partition("/")
+        source, _, key = redact_registered(name).partition("/")
         for record in reversed(self._records):
             if record.source == source and key in record.values:
                 return record.step
@@ -266,7 +271,7 @@ class History:
         return f"History({', '.join(self.names())})"
 
     def _find_series(self, name: str) -> list[tuple[int, Any]]:
-        name = mask_registered(name)  # as the records have it
+        name = redact_registered(name)  # as the records have it
         series = []
         for record in self._records:
             for key, value in record.values.items():
@@ -283,6 +288,11 @@ class RecordDispatcher:
 
     A record may wait for values that are still being computed; those behind it wait as well, so
     that no logger sees a step before an earlier one, and nobody waits for the device.
+
+    Example:
+        from fulgurite.plugins import RecordDispatcher
+
+        dispatcher = RecordDispatcher(engine.plugins)
 
     Attributes:
         history: the exact scalars.
@@ -396,13 +406,15 @@ class RecordDispatcher:
         if fault is not None:
             self._tell_left_out(f"what {source!r:.200} logs", fault)
             return {}
-        selected, faults = split_by_name(values)
+        selected, faults = split_invalid_names(values)
         for name, name_fault in faults.items():
             self._tell_left_out(f"{name!r:.200} of {source!r}", name_fault)
         return selected
 
     def _tell_left_out(self, what: str, fault: str) -> None:
-        message = mask_registered(f"{what} {LEFT_OUT_MESSAGE}: a name cannot be written if {fault}")
+        message = redact_registered(
+            f"{what} {LEFT_OUT_MESSAGE}: a name cannot be written if {fault}"
+        )
         if message in self._left_out:
             return
         self._left_out.add(message)

@@ -44,6 +44,16 @@ class EngineView(Protocol):
     """What a fit and its plugins use of the engine; `Engine` describes the members.
 
     A protocol, because the engine is above everything that it is made of.
+
+    Example:
+        from fulgurite.plugins import EngineView
+
+
+        def count_plugins(engine: EngineView) -> int:
+            return len(engine.plugins.plugins)
+
+
+        count_plugins(engine)
     """
 
     steps: int | None

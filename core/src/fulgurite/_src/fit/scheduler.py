@@ -38,6 +38,10 @@ _OBSERVED_STEPS = 256
 class BoundAction:
     """A scheduled action with its owner.
 
+    Example:
+        for action in engine.actions:
+            print(action.name, action.scheduled.trigger)
+
     Attributes:
         name: its full name, `PLUGIN.NAME`; the engine's own is `log`.
         plugin: who scheduled it.

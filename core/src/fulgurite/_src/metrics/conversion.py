@@ -90,7 +90,7 @@ def group_by_weight(
     """Return each weight with the names of the terms that are means over it.
 
     Args:
-        terms: by name.
+        terms: scalars of a loss, by name.
         weights: what each term is a mean over, by name. Those that are one object are one weight.
     """
     groups: dict[int, tuple[Any, list[str]]] = {}

@@ -92,7 +92,7 @@ def is_better(
     value is better than it.
 
     Args:
-        value: the value.
+        value: as measured now.
         best: what it is compared with; None before the first.
         mode: whether the smallest or the largest value is the best.
         atol: the least difference that counts.
@@ -114,7 +114,7 @@ def rank(values: Sequence[float], mode: Mode) -> list[int]:
     those of equals, and of values that are not finite, in their order.
 
     Args:
-        values: the values.
+        values: one for each candidate.
         mode: whether the smallest or the largest value is the best.
 
     Example:
@@ -135,9 +135,9 @@ def is_beyond(value: Any, reference: Any, mode: Mode, margin: Any) -> Any:
     Works on numbers and on arrays, traced ones too; for the latter NaN is beyond nothing.
 
     Args:
-        value: the value.
+        value: as measured now.
         reference: what it is compared with.
-        mode: the direction.
+        mode: `min` or `max`.
         margin: the least distance that does not count, at least 0.
     """
     distance = reference - value if mode == "min" else value - reference

@@ -45,7 +45,7 @@ def note_weight(mean: Any, weight: Any) -> Any:
     """Note the weight of a mean, if a step is being traced, and return the mean.
 
     Args:
-        mean: a scalar.
+        mean: a scalar, which a loss or metric returns.
         weight: a scalar: the number or the total weight of the values.
     """
     notes = _notes.get()
@@ -71,7 +71,7 @@ def share_weight(objects: tuple[Any, ...], key: Any, compute: Callable[[], Any])
     Args:
         objects: what the weight is computed from, such as a mask; compared by identity.
         key: what else it depends on; compared by `==`.
-        compute: returns the weight.
+        compute: returns the weight, where there is none yet.
     """
     notes = _notes.get()
     for others, other_key, weight in notes.shared if notes else []:

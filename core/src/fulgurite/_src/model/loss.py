@@ -20,7 +20,7 @@ def scale_loss(name: str, value: Any, factor: Any) -> Any:
     Args:
         name: of the term, for errors.
         value: a `Mean` or a number.
-        factor: a number.
+        factor: a number, which may be traced.
     """
     number, weight = split_loss(name, value)
     scaled = factor * number

@@ -313,7 +313,7 @@ def get_loss_fns(module: Any, batch: Any, ctx: Context) -> dict[str, Callable[[]
 
     Args:
         module: has a method `losses`.
-        batch: the batch.
+        batch: as the step gets it, without its mask.
         ctx: the context of the step.
 
     Raises:
@@ -342,7 +342,7 @@ def prefix_output(name: str, result: Any) -> Output:
     """Return an output whose entries are all under the name of a loss.
 
     Args:
-        name: the loss.
+        name: of the loss, as `losses` gives it.
         result: what its function returned, a scalar or an `Output`.
     """
     output = result if isinstance(result, Output) else Output(result)
@@ -380,7 +380,15 @@ def merge_outputs(outputs: Sequence[Output]) -> Output:
 
 
 def get_method(module: Any, name: str) -> Callable[..., Any]:
-    """Return a method of a module's class; raise a ModelError if the class has none."""
+    """Return a method of a module's class, to be called with the module.
+
+    Args:
+        module: as the user gave it, perhaps no `fg.Module`.
+        name: the method.
+
+    Raises:
+        ModelError: the class has no such method; the message says how to get one.
+    """
     if not hasattr(type(module), name):
         raise ModelError(
             f"{type(module).__name__} has no {name}: subclass fg.Module, or give "
@@ -499,7 +507,16 @@ def check_is_not_multi_steps(optimizer: Any, source: str) -> None:
 
 
 def apply_model(model: Any, batch: Any, ctx: Context) -> Output:
-    """Apply a model to each example of the first entry of a batch."""
+    """Apply a model to each example of the first entry of a batch: what `Task` does by default.
+
+    Args:
+        model: called with one example.
+        batch: a tuple or list, whose first entry holds the inputs.
+        ctx: has the random keys for a model with an argument `key`, and the model state.
+
+    Raises:
+        ModelError: the batch does not say which part of it is the input.
+    """
     if isinstance(batch, jax.Array):
         # A loss that reads `batch[1]` would take the second example for the labels.
         raise ModelError(

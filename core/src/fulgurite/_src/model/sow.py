@@ -73,6 +73,13 @@ def sow(name: str, value: T) -> T:
 class Sown:
     """What was collected.
 
+    Example:
+        from fulgurite.plugins import collect_sown
+
+        with collect_sown(lambda name: name == "hidden") as sown:
+            fg.sow("hidden", jnp.ones(3))
+        sown.values["hidden"]  # [Array([1., 1., 1.])]
+
     Attributes:
         values: by name; one value for each time that `sow` was called with it.
         names: all that occurred, whether they were collected or not.

@@ -79,6 +79,12 @@ class HookImpl:
 class PluginManager:
     """Select, register and order plugins at construction; every mistake is an error there.
 
+    Example:
+        from fulgurite.plugins import PluginManager, hookspecs
+
+        plugins = PluginManager([fg.LambdaPlugin()], hookspecs=hookspecs, autoload=False)
+        list(plugins.plugins)
+
     Attributes:
         plugins: the active plugins by name, in the order in which they are called.
         hooks: what is known of each hook, by name.

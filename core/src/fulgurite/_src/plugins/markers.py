@@ -19,7 +19,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class Combine(Enum):
     """How the answers of several plugins to one hook become one; the value is the text of the
-    reference."""
+    reference.
+
+    Example:
+        from fulgurite.plugins import Combine, find_hookspecs, hookspecs
+
+        hooks = find_hookspecs(hookspecs)
+        hooks["loss_terms"].combine is Combine.MERGE  # True
+    """
 
     ALL = "All of them, in order."
     EACH = "Each plugin for itself."

@@ -55,6 +55,10 @@ _ORDER_OPTIONS = ("provides", "requires", "after", "before")
 class RegisteredPlugin:
     """A plugin under its name.
 
+    Example:
+        for name, plugin in engine.plugins.plugins.items():
+            print(name, plugin)
+
     Attributes:
         name: `NAME` or `NAME:INSTANCE`, the key of its state, streams, timings and manifest entry.
         plugin: the instance.
@@ -80,7 +84,14 @@ class RegisteredPlugin:
 
 @dataclass(frozen=True)
 class InstalledPlugin:
-    """A plugin that a distribution offers under a name."""
+    """A plugin that a distribution offers under a name.
+
+    Example:
+        from fulgurite.plugins import find_installed_plugins
+
+        for name, offers in find_installed_plugins().items():
+            print(name, [plugin.distribution for plugin in offers])
+    """
 
     entry: EntryPoint
     autoload: bool
@@ -131,7 +142,15 @@ def find_installed_plugins() -> dict[str, list[InstalledPlugin]]:
 
 
 def find_plugin(name: str, installed: InstalledPlugins) -> InstalledPlugin:
-    """Return the one installed plugin called `name`; none, or several, is an error."""
+    """Return the one installed plugin of a name.
+
+    Args:
+        name: as an entry point gives it, such as `wandb`.
+        installed: what `find_installed_plugins` returned.
+
+    Raises:
+        PluginError: no distribution offers it, or several do.
+    """
     if name not in installed:
         hint = did_you_mean(name, installed)
         for folder, names in _KNOWN_DISTRIBUTIONS.items():

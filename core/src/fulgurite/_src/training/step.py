@@ -52,6 +52,13 @@ class StepOutcome(NamedTuple):
 class TrainStep:
     """The traced step of an engine.
 
+    Example:
+        from fulgurite.plugins import Program, TrainStep, as_model_init
+
+        batch = next(iter(engine.iter_batches(data, epochs=1)))
+        program = Program(engine.services, as_model_init(model), (batch,), None)
+        step = TrainStep(engine.services, program.update_rule)
+
     Attributes:
         update_rule: the rule that holds; another one is another executable.
         finite_check_names: what was checked to be finite, by index; known once the step was traced.

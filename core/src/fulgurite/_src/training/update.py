@@ -279,11 +279,11 @@ def compute_gradients(
         return output.loss, output
 
     grads, output = jax.grad(total, has_aux=True)(params)
-    grads = hide_weightless(conjugate_gradients(grads), output.loss_weights.values())
+    grads = zero_weightless_grads(conjugate_gradients(grads), output.loss_weights.values())
     return grads, output
 
 
-def hide_weightless(grads: PyTree, weights: Iterable[Array]) -> PyTree:
+def zero_weightless_grads(grads: PyTree, weights: Iterable[Array]) -> PyTree:
     """Return zeros in the place of the gradient of a loss that is a mean over nothing, which may
     be NaN.
 
@@ -317,7 +317,7 @@ def apply_updates(module: PyTree, updates: PyTree) -> PyTree:
     float32 updates of bfloat16 parameters.
 
     Args:
-        module: the module.
+        module: the module, or the part of it that is trained; None stands for other leaves.
         updates: what an optimizer returned, None for what it does not update.
     """
 
@@ -341,10 +341,10 @@ def call_optimizer(
     """Return the updates and the new state of an optimizer.
 
     Args:
-        optimizer: the optimizer.
-        grads: the gradients.
-        state: of the optimizer.
-        params: the parameters.
+        optimizer: an optax transformation, with or without extra arguments.
+        grads: of the structure of `params`.
+        state: what the optimizer returned at the previous update, or from `init`.
+        params: the arrays that are trained, None for other leaves.
         extra_args: what else there is at this update, such as the loss.
 
     Raises:

@@ -40,6 +40,8 @@ class PathPattern:
     """A path with wildcards, read by `PathPattern.parse`.
 
     Example:
+        from fulgurite.plugins import PathPattern, TreePath
+
         path = TreePath(["layers", 0, "weight"])
         PathPattern.parse("layers[*].weight").matches(path)  # True
 

@@ -67,6 +67,8 @@ def format_tree(tree: Any) -> str:
     """Return the leaves of a tree with dtypes and shapes on one line.
 
     Example:
+        from fulgurite.plugins import format_tree
+
         # "image float32[64,28,28]"
         format_tree({"image": np.zeros((64, 28, 28), np.float32)})
     """
