@@ -33,6 +33,7 @@ from fulgurite._src.model.module import (
     prefix_output,
 )
 from fulgurite._src.model.sow import Sown, collect_sown
+from fulgurite._src.plugins.callers import HookCaller
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.markers import Combine, find_hookspecs
 from fulgurite._src.plugins.selection import (
@@ -112,6 +113,7 @@ __all__ = [
     "EngineView",
     "EvaluationResult",
     "Forward",
+    "HookCaller",
     "InstalledPlugin",
     "MetricFunctions",
     "Or",

@@ -97,17 +97,17 @@ def _list_plugins(engine: Engine) -> list[str]:
 
 def _list_hooks(engine: Engine) -> list[str]:
     rows = []
-    for hook, metadata in engine.plugins.hooks.items():
-        names = [impl.plugin.name for impl in engine.plugins.implementations(hook)]
-        if names and hook not in SLOTS:
-            rows.append(_format_row(hook, f"{metadata.kind:12} {', '.join(names)}"))
+    for name, hook in engine.plugins.hooks.items():
+        names = [plugin.name for plugin in hook.plugins]
+        if names and name not in SLOTS:
+            rows.append(_format_row(name, f"{hook.metadata.kind:12} {', '.join(names)}"))
     return rows
 
 
 def _list_slots(engine: Engine) -> list[str]:
     rows = []
     for hook in SLOTS:
-        names = [impl.plugin.name for impl in engine.plugins.implementations(hook)]
+        names = [plugin.name for plugin in engine.plugins.hooks[hook].plugins]
         rows.append(_format_row(hook, ", ".join(names) or "no plugin"))
     return rows
 

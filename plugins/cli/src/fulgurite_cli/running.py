@@ -108,7 +108,7 @@ def run(
     data = built.data() if callable(built.data) else built.data
     can_resume = (
         engine.run_dir is not None
-        and engine.plugins.get_single_impl("restore_checkpoint") is not None
+        and engine.plugins.hooks.restore_checkpoint.get_owner() is not None
     )
     try:
         with _exit_on_second_interrupt(), shorten_warnings(), _note_options(engine):
