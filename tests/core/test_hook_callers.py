@@ -25,7 +25,7 @@ class Specifications:
     def on_call(self, step: int, value: int) -> Any: ...
 
     @fg.hookspec("event", Combine.EACH)
-    def each_of(self, mine: str, value: int) -> Any: ...
+    def on_each(self, mine: str, value: int) -> Any: ...
 
     @fg.hookspec("build", Combine.EXCLUSIVE)
     def only_one(self) -> Any: ...
@@ -48,7 +48,7 @@ class Specifications:
 
 METHODS = {
     "call": "on_call",
-    "each": "each_of",
+    "each": "on_each",
     "ask": "only_one",
     "collect_by_name": "list_items",
     "merge": "make_entries",
@@ -111,13 +111,13 @@ def test_contexts_are_entered_in_order_and_left_in_reverse() -> None:
 
 def test_each_gives_a_plugin_its_own_arguments_or_leaves_it_out() -> None:
     plugins = manage(
-        *(plugin(name, each_of=lambda self, mine, value: f"{mine}{value}") for name in "abc")
+        *(plugin(name, on_each=lambda self, mine, value: f"{mine}{value}") for name in "abc")
     )
 
     def get_arguments(plugin: RegisteredPlugin) -> dict[str, Any] | None:
         return None if plugin.name == "b" else give_name(plugin)
 
-    hook = plugins.hooks.each_of
+    hook = plugins.hooks.on_each
     assert get_names(hook.each(per_plugin=get_arguments, value=1)) == [("a", "a1"), ("c", "c1")]
     answers = hook.each(
         per_plugin=give_name, accept=lambda plugin, answer: (plugin.name, answer), value=2
