@@ -319,11 +319,11 @@ class InMemory:
 
     @fg.hookimpl
     def save_checkpoint(self, run):
-        plugins = run.engine.plugins
-        plugins.call("on_save", run.step, run=run, step=run.step)
+        hooks = run.engine.plugins.hooks
+        hooks.on_save.call(run.step, run=run, step=run.step)
         positions = {
             logger.name: future.result()
-            for logger, future in plugins.call("flush_logger", run.step, step=run.step)
+            for logger, future in hooks.flush_logger.each(run.step, step=run.step)
         }
         self.saved = _copy_snapshot(run.snapshot()), json.dumps(positions)
 
@@ -333,16 +333,21 @@ class InMemory:
             return None
         snapshot, positions = self.saved
         step = int(snapshot.state.step)
-        for hook in engine.plugins.implementations("check_logger_position"):
-            position = json.loads(positions)[hook.plugin.name]
-            hook(step, position=position, step=step, engine=engine)
+        positions = json.loads(positions)
+        engine.plugins.hooks.check_logger_position.each(
+            step,
+            per_plugin=lambda logger: {"position": positions[logger.name]},
+            step=step,
+            engine=engine,
+        )
         return _copy_snapshot(snapshot)
 
     @fg.hookimpl
     def on_restore(self, run, step):
         positions = json.loads(self.saved[1])
-        for hook in run.engine.plugins.implementations("rewind_logger"):
-            hook(step, position=positions[hook.plugin.name])
+        run.engine.plugins.hooks.rewind_logger.each(
+            step, per_plugin=lambda logger: {"position": positions[logger.name]}
+        )
 
 
 def _copy_snapshot(snapshot):

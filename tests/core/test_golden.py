@@ -94,7 +94,7 @@ class Saver:
         self.calls.append(f"{run.step}: saver is asked")
         if run.step not in self.saved:
             self.saved.append(run.step)
-            run.engine.plugins.call("on_save", run.step, run=run, step=run.step)
+            run.engine.plugins.hooks.on_save.call(run.step, run=run, step=run.step)
 
 
 @dataclass(frozen=True, eq=False)

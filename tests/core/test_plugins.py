@@ -346,7 +346,7 @@ class Doubling:
         return [fg.ScheduledAction("tell", fg.At(1, 2, 4), self.tell)]
 
     def tell(self, run: fg.Run) -> None:
-        run.engine.plugins.call("on_doubling", run.step, run=run, size=2 * run.step)
+        run.engine.plugins.hooks.on_doubling.call(run.step, run=run, size=2 * run.step)
 
 
 def test_a_plugin_brings_hooks_that_others_implement() -> None:
@@ -397,7 +397,7 @@ def test_inherited_specifications_are_specifications() -> None:
     assert (
         engine(plugin("more", hookspecs=type("More", (Specifications,), {})))
         .plugins.hooks["on_doubling"]
-        .kind
+        .metadata.kind
         == "event"
     )
 
@@ -411,18 +411,17 @@ def test_an_optional_implementation_waits_for_the_plugin_that_brings_its_hook() 
             called.append(text)
 
     specs = type("Specs", (), {"on_announcement": fg.hookspec("event")(lambda self, text: None)})
-    assert not engine(Optional()).plugins.implementations("on_announcement")
-    engine(Optional(), plugin("brings", hookspecs=specs)).plugins.call(
-        "on_announcement", text="hello"
-    )
+    assert "on_announcement" not in engine(Optional()).plugins.hooks
+    both = engine(Optional(), plugin("brings", hookspecs=specs))
+    both.plugins.hooks.on_announcement.call(text="hello")
     assert called == ["hello"]
 
 
 def test_add_hookspecs_adds_hooks_that_nobody_implements_yet() -> None:
     manager = engine().plugins
     manager.add_hookspecs(Specifications)
-    assert manager.hooks["on_doubling"].kind == "event"
-    assert manager.implementations("on_doubling") == ()
+    assert manager.hooks.on_doubling.metadata.kind == "event"
+    assert manager.hooks.on_doubling.implementations == ()
 
 
 # --- order ------------------------------------------------------------------------------------------------------------

@@ -61,11 +61,11 @@ class Memory:
         self.requested.append(run.step)
         if run.step in self.snapshots:
             return
-        plugins, snapshot = run.engine.plugins, run.snapshot()
-        plugins.call("on_save", run.step, run=run, step=run.step)
+        hooks, snapshot = run.engine.plugins.hooks, run.snapshot()
+        hooks.on_save.call(run.step, run=run, step=run.step)
         positions = {
             logger.name: future.result()
-            for logger, future in plugins.call("flush_logger", run.step, step=run.step)
+            for logger, future in hooks.flush_logger.each(run.step, step=run.step)
         }
         rest = {
             "step_range": snapshot.step_range.to_json(),
@@ -106,8 +106,9 @@ class Memory:
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
         positions = json.loads(self.snapshots[step].rest)["positions"]
-        for rewind in run.engine.plugins.implementations("rewind_logger"):
-            rewind(step, position=positions[rewind.plugin.name])
+        run.engine.plugins.hooks.rewind_logger.each(
+            step, per_plugin=lambda logger: {"position": positions[logger.name]}
+        )
 
 
 def _copied(leaf: jax.Array) -> np.ndarray:

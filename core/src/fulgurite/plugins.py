@@ -36,6 +36,7 @@ from fulgurite._src.model.module import (
     prefix_output,
 )
 from fulgurite._src.model.sow import Sown, collect_sown
+from fulgurite._src.plugins.callers import HookCaller
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.markers import Combine, find_hookspecs
 from fulgurite._src.plugins.selection import (
@@ -105,6 +106,7 @@ __all__ = [  # noqa: RUF022 - by subject
     # Hooks, and the plugins that implement them.
     "Combine",
     "EngineView",
+    "HookCaller",
     "InstalledPlugin",
     "PluginManager",
     "RegisteredPlugin",

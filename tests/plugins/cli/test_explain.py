@@ -1,12 +1,12 @@
-"""`explain(engine)` tells the order of plugins and hooks, who owns which slot, and what is due
-when."""
+"""`explain(engine)` tells the order of plugins and hooks, who owns which exclusive hook, and what is
+due when."""
 
 from typing import Any
 
 import fulgurite as fg
 import optax
 from fulgurite_cli import explain
-from fulgurite_cli.explanation import SLOTS
+from fulgurite_cli.explanation import EXCLUSIVE_HOOKS
 
 
 class First:
@@ -59,8 +59,8 @@ def test_explanation_abbreviates_many_steps_and_is_empty_without_plugins() -> No
     assert rows[-1].endswith("Every(n=10) | AtEnd(): 10, 20, 30, 40, 50, 60, …")
 
 
-def test_slots_are_the_hooks_that_one_plugin_answers() -> None:
-    assert "configure_optimizers" in SLOTS and "loss_terms" not in SLOTS
+def test_exclusive_hooks_are_those_that_one_plugin_answers() -> None:
+    assert "configure_optimizers" in EXCLUSIVE_HOOKS and "loss_terms" not in EXCLUSIVE_HOOKS
 
 
 def test_cadence_in_epochs_is_unknown_before_their_end() -> None:

@@ -74,7 +74,7 @@ def list_plugins(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[i
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_listing_all_shows_hooks_slots_state_and_errors(
+def test_listing_all_shows_hooks_state_and_errors(
     demo: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, rows = list_plugins(capsys, "--all")
@@ -92,14 +92,14 @@ def test_listing_all_shows_hooks_slots_state_and_errors(
             "sharding_strategy": "build",
             "init_plugin_state": "build",
         },
-        "slots": ["sharding_strategy"],
+        "exclusive": ["sharding_strategy"],
         "state": ["device", "host"],
         "error": None,
     }
     assert "cannot be imported from 'demo_broken:Broken'" in by_name["broken"]["error"]
     main(["plugins", "--all"])
     text = capsys.readouterr().out
-    assert "    slots: sharding_strategy\n    state: device, host\n" in text
+    assert "    exclusive: sharding_strategy\n    state: device, host\n" in text
     assert "    error: plugin 'broken' (demo-dist 1.5) cannot be imported" in text
 
 

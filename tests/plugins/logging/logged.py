@@ -82,10 +82,14 @@ class Keeper:
     @fg.hookimpl
     def save_checkpoint(self, run: fg.Run) -> None:
         assert run.run_dir is not None
-        plugins, snapshot, folder = run.engine.plugins, run.snapshot(), run.run_dir.path / "kept"
+        hooks, snapshot, folder = (
+            run.engine.plugins.hooks,
+            run.snapshot(),
+            run.run_dir.path / "kept",
+        )
         positions = {
             logger.name: future.result(60)
-            for logger, future in plugins.call("flush_logger", run.step, step=run.step)
+            for logger, future in hooks.flush_logger.each(run.step, step=run.step)
         }
         paths = jax.tree_util.tree_leaves_with_path(eqx.filter(snapshot.state, eqx.is_array))
         folder.mkdir(exist_ok=True)
@@ -122,8 +126,9 @@ class Keeper:
         positions = json.loads((run.run_dir.path / "kept" / f"{step}.json").read_text())[
             "positions"
         ]
-        for rewind in run.engine.plugins.implementations("rewind_logger"):
-            rewind(step, position=positions[rewind.plugin.name])
+        run.engine.plugins.hooks.rewind_logger.each(
+            step, per_plugin=lambda logger: {"position": positions[logger.name]}
+        )
 
 
 def newest(run: Path) -> int | None:

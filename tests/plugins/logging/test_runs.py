@@ -298,8 +298,8 @@ def full(run: Path) -> None:
                 pass
 
     def make_room(active_run: fg.Run) -> None:
-        futures = active_run.engine.plugins.call(
-            "flush_logger", active_run.step, step=active_run.step
+        futures = active_run.engine.plugins.hooks.flush_logger.each(
+            active_run.step, step=active_run.step
         )
         positions.update({logger.name: future.result(60) for logger, future in futures})
         (run.parent / "filler").unlink()
@@ -330,7 +330,7 @@ def full(run: Path) -> None:
 
 def settle(run: fg.Run) -> None:
     """Waits until the loggers have written everything."""
-    for _, future in run.engine.plugins.call("flush_logger", run.step, step=run.step):
+    for _, future in run.engine.plugins.hooks.flush_logger.each(run.step, step=run.step):
         future.result(60)
 
 

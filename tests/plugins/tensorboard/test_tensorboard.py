@@ -353,7 +353,7 @@ class Memory:
     def save_checkpoint(self, run: fg.Run) -> None:
         positions = {
             logger.name: future.result()
-            for logger, future in run.engine.plugins.call("flush_logger", 0, step=run.step)
+            for logger, future in run.engine.plugins.hooks.flush_logger.each(0, step=run.step)
         }
         snapshot = run.snapshot()
         state = jax.tree.map(
@@ -374,8 +374,10 @@ class Memory:
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        for rewind in run.engine.plugins.implementations("rewind_logger"):
-            rewind(step, position=self.saved[step][3][rewind.plugin.name])
+        positions = self.saved[step][3]
+        run.engine.plugins.hooks.rewind_logger.each(
+            step, per_plugin=lambda logger: {"position": positions[logger.name]}
+        )
 
 
 class Killed(BaseException):

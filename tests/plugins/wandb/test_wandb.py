@@ -309,7 +309,7 @@ class Memory:
         )
         self.positions = {
             logger.name: future.result()
-            for logger, future in run.engine.plugins.call("flush_logger", 0, step=0)
+            for logger, future in run.engine.plugins.hooks.flush_logger.each(0, step=0)
         }
 
     @fg.hookimpl
@@ -318,8 +318,10 @@ class Memory:
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:
-        for rewind in () if self.another else run.engine.plugins.implementations("rewind_logger"):
-            rewind(step, position=self.positions[rewind.plugin.name])
+        if not self.another:
+            run.engine.plugins.hooks.rewind_logger.each(
+                step, per_plugin=lambda logger: {"position": self.positions[logger.name]}
+            )
 
 
 def resumed_with(

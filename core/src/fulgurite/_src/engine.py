@@ -281,10 +281,10 @@ class Engine:
             keep_compiled_programs(str(compilation_cache_dir))
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
         for hook in ("save_checkpoint", "restore_checkpoint"):
-            self.plugins.get_single_impl(hook)
+            self.plugins.hooks[hook].get_owner()  # raises an error if there are two
         log_trigger = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
         self.actions: list[BoundAction] = collect_actions(self.plugins, log_trigger)
-        strategy = self.plugins.ask_exclusive("sharding_strategy")
+        strategy = self.plugins.hooks.sharding_strategy.ask()
         if strategy and device is not None:
             raise ConfigurationError(
                 f"Engine: device is {device!r}, but plugin {strategy[0].name!r} says which devices "
@@ -294,7 +294,7 @@ class Engine:
         self.sharding: ShardingStrategy = (
             PluginShardingStrategy(*strategy) if strategy else SingleDevice()
         )
-        plugin_streams = self.plugins.ask("register_rng_streams")
+        plugin_streams = self.plugins.hooks.register_rng_streams.collect_by_name()
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
         self.evaluators: dict[str, Evaluator] = self._register_evaluators()
@@ -365,7 +365,7 @@ class Engine:
             ExitStack() as stack,
         ):
             self.plugins.timings = Timings()
-            self.plugins.enter_contexts("around_fit", stack, timings=self.plugins.timings)
+            self.plugins.hooks.around_fit.enter_contexts(stack, timings=self.plugins.timings)
             with self.plugins.timings.time("start"):
                 plan = self._plan_fit(request, stack)
             loop = Loop(self, plan, signals)
@@ -373,7 +373,7 @@ class Engine:
             # What opens the run's directory compares it with the snapshot, and closes it last. It
             # describes the run before host states are restored, which may be in the fields that
             # are settings of plugins.
-            self.plugins.enter_contexts("fit_context", stack, loop.step, run=loop.run)
+            self.plugins.hooks.fit_context.enter_contexts(stack, loop.step, run=loop.run)
             restore_host_states(self.plugins, plan.resumed_from)
             result = loop.run_to_end()
             signals.stopped_by = result.stop_reason
@@ -840,7 +840,7 @@ class Engine:
         self.sharding.check_same(FIT_START, describe, first_batch)
 
     def _register_evaluators(self) -> dict[str, Evaluator]:
-        evaluators = self.plugins.ask("register_evaluators")
+        evaluators = self.plugins.hooks.register_evaluators.collect_by_name()
         if "train" in evaluators:
             raise PluginError(
                 "an evaluator is called 'train', which is the source of training's records: "
@@ -856,7 +856,7 @@ class Engine:
             due_names=(*names, "log"),
         )
         return Services(
-            hooks=self.plugins,
+            plugins=self.plugins,
             make_rng_streams=self.make_rng_streams,
             sharding=self.sharding,
             settings=settings,
@@ -928,7 +928,7 @@ class Engine:
     def _check_run_dir(self) -> None:
         if self.run_dir is None or self.fast_dev_run is not None:
             return
-        if not self.plugins.implementations("fit_context"):
+        if not self.plugins.hooks.fit_context.plugins:
             raise ConfigurationError(
                 f"run_dir is {self.run_dir!r}, and no plugin writes there: install "
                 "fulgurite-checkpoint or fulgurite-logging and add a Checkpointer or a file "

@@ -163,8 +163,11 @@ def _list_frozen_markers(engine: fg.Engine, module: Any) -> list[object]:
         engine: whose plugins are asked.
         module: the module.
     """
-    hooks = engine.plugins.implementations("list_kept_state")
-    return [index.marker for hook in hooks for index in hook(module=module) or ()]
+    hook = engine.plugins.hooks.get("list_kept_state")
+    if hook is None:
+        return []
+    answers = hook.each(module=module)
+    return [index.marker for _, indices in answers for index in indices or ()]
 
 
 def _set_statistics(

@@ -267,7 +267,7 @@ def check_logger_positions(checkpoint: SavedCheckpoint, engine: EngineView) -> N
         engine: the engine that resumes.
     """
     positions = checkpoint.logger_positions
-    for hook in engine.plugins.implementations("check_logger_position"):
+    for hook in engine.plugins.hooks.check_logger_position.implementations:
         name = hook.plugin.name
         if name not in positions:
             continue

@@ -228,7 +228,7 @@ class Saver:
     def _start(self, run: fg.Run, snapshot: fg.Snapshot, content: _Content) -> None:
         step = run.step
         process = jax.process_index()
-        run.engine.plugins.call("on_save", step, run=run, step=step)
+        run.engine.plugins.hooks.on_save.call(step, run=run, step=step)
         metrics = {
             source: values
             for source, (measured_at, values) in self.metrics_by_source.items()

@@ -78,8 +78,7 @@ def list_metrics(
 def report_changed_loggers(run: fg.Run, checkpoint: SavedCheckpoint) -> None:
     """Log which loggers were added or removed since a checkpoint, because their records have a
     gap."""
-    hooks = run.engine.plugins.implementations("flush_logger")
-    active = {hook.plugin.name for hook in hooks}
+    active = {plugin.name for plugin in run.engine.plugins.hooks.flush_logger.plugins}
     for name in sorted(active ^ checkpoint.logger_positions.keys()):
         if name in active:
             change = "was not active when the checkpoint was saved: it may lack earlier records"

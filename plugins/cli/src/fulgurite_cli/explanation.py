@@ -18,7 +18,7 @@ from fulgurite.plugins import (
 )
 from fulgurite_runs import describe_program, format_program
 
-SLOTS = [
+EXCLUSIVE_HOOKS = [
     hook
     for hook, metadata in find_hookspecs(hookspecs).items()
     if metadata.combine is Combine.EXCLUSIVE
@@ -69,7 +69,7 @@ def explain(engine: Engine) -> str:
     sections = {
         "plugins, in the order in which they are called": _list_plugins(engine),
         "hooks, and who implements them in which order": _list_hooks(engine),
-        "slots, each with one owner": _list_slots(engine),
+        "exclusive hooks, each of one plugin": _list_exclusive_hooks(engine),
         "what is due, in the order in which it runs at one step": _list_actions(engine),
     }
     program = f"program: {format_program(describe_program(engine.program_file))}"
@@ -97,17 +97,17 @@ def _list_plugins(engine: Engine) -> list[str]:
 
 def _list_hooks(engine: Engine) -> list[str]:
     rows = []
-    for hook, metadata in engine.plugins.hooks.items():
-        names = [impl.plugin.name for impl in engine.plugins.implementations(hook)]
-        if names and hook not in SLOTS:
-            rows.append(_format_row(hook, f"{metadata.kind:12} {', '.join(names)}"))
+    for name, hook in engine.plugins.hooks.items():
+        names = [plugin.name for plugin in hook.plugins]
+        if names and name not in EXCLUSIVE_HOOKS:
+            rows.append(_format_row(name, f"{hook.metadata.kind:12} {', '.join(names)}"))
     return rows
 
 
-def _list_slots(engine: Engine) -> list[str]:
+def _list_exclusive_hooks(engine: Engine) -> list[str]:
     rows = []
-    for hook in SLOTS:
-        names = [impl.plugin.name for impl in engine.plugins.implementations(hook)]
+    for hook in EXCLUSIVE_HOOKS:
+        names = [plugin.name for plugin in engine.plugins.hooks[hook].plugins]
         rows.append(_format_row(hook, ", ".join(names) or "no plugin"))
     return rows
 

@@ -27,7 +27,9 @@ def run_plugins(arguments: list[str]) -> int:
         "name", nargs="?", metavar="NAME", help="describe this plugin and its configuration"
     )
     parser.add_argument(
-        "--all", action="store_true", help="import each plugin, and show its hooks, slots and state"
+        "--all",
+        action="store_true",
+        help="import each plugin, and show its hooks, exclusive ones, and state",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
@@ -91,12 +93,12 @@ def get_activations(autoload: list[str]) -> dict[str, str]:
 
 
 def inspect_plugin(entry: EntryPoint) -> dict[str, Any]:
-    """Return the hooks of a plugin's class with their kinds, the slots among them, and what state
-    it owns, or why it cannot be imported."""
+    """Return the hooks of a plugin's class with their kinds, the exclusive ones among them, and
+    what state it owns, or why it cannot be imported."""
     from fulgurite.errors import PluginError
     from fulgurite.plugins import InstalledPlugin, find_hookspecs, hookspecs
 
-    from fulgurite_cli.explanation import SLOTS
+    from fulgurite_cli.explanation import EXCLUSIVE_HOOKS
 
     try:
         cls = InstalledPlugin(entry, False).load()
@@ -114,7 +116,7 @@ def inspect_plugin(entry: EntryPoint) -> dict[str, Any]:
     state_hooks = {"init_plugin_state": "device", "get_host_state": "host"}
     return {
         "hooks": hooks,
-        "slots": [hook for hook in SLOTS if hook in hooks],
+        "exclusive": [hook for hook in EXCLUSIVE_HOOKS if hook in hooks],
         "state": [state for hook, state in state_hooks.items() if hook in hooks],
         "error": None,
     }
@@ -200,7 +202,7 @@ def _format_row(row: dict[str, Any]) -> list[str]:
     if "hooks" in row:
         hooks = ", ".join(f"{hook} ({kind})" for hook, kind in row["hooks"].items())
         lines.append(f"    hooks: {hooks}")
-        for key in ("slots", "state"):
+        for key in ("exclusive", "state"):
             if row[key]:
                 lines.append(f"    {key}: {', '.join(row[key])}")
     return lines

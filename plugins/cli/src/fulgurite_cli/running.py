@@ -134,7 +134,7 @@ def _fit(built: Experiment, data: Any, options: argparse.Namespace) -> FitResult
     engine = built.engine
     can_resume = (
         engine.run_dir is not None
-        and engine.plugins.get_single_impl("restore_checkpoint") is not None
+        and engine.plugins.hooks.restore_checkpoint.get_owner() is not None
     )
     with _exit_on_second_interrupt(), shorten_warnings(), _note_options(engine):
         return engine.fit(

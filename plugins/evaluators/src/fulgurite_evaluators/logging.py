@@ -42,8 +42,8 @@ class ResultLogger:
 
     def __init__(self, run: EvaluationRun, state: Mapping[str, Any] | None = None) -> None:
         self._plugins = run.engine.plugins
-        hooks = self._plugins.implementations("flush_logger")
-        self._names = frozenset(hook.plugin.name for hook in hooks)
+        loggers = self._plugins.hooks.flush_logger.plugins
+        self._names = frozenset(logger.name for logger in loggers)
         self._manifest = run.manifest
         self._step = run.step
         self._dispatcher = RecordDispatcher(self._plugins, loggers=self._names)
@@ -96,12 +96,12 @@ class ResultLogger:
     def _get_host_states(self) -> dict[str, Any]:
         return {
             plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
-            for plugin, state in self._plugins.call("get_host_state", self._step)
+            for plugin, state in self._plugins.hooks.get_host_state.each(self._step)
             if plugin.name in self._names
         }
 
     def _set_host_states(self, host_states: Mapping[str, Any]) -> None:
-        for hook in self._plugins.implementations("set_host_state"):
-            if hook.plugin.name in host_states:
-                entry = host_states[hook.plugin.name]
-                hook(self._step, state=entry["state"], version=entry["version"])
+        # An entry holds what the hook takes: a state and its version.
+        self._plugins.hooks.set_host_state.each(
+            self._step, per_plugin=lambda plugin: host_states.get(plugin.name)
+        )

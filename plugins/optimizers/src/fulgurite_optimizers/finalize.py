@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import NonFiniteError
-from fulgurite.plugins import leaves_with_paths
+from fulgurite.plugins import RegisteredPlugin, leaves_with_paths
 from jaxtyping import Array, Bool, PyTree
 
 from fulgurite_optimizers.steps import StepsState
@@ -59,19 +59,23 @@ def _finalize_arrays(
     before either. Traced."""
     before = eqx.combine(arrays, static)
     state = run.update_rule.finalize(before)
-    module = state.module
     plugin_states = dict(state.plugin_states)
-    for hook in run.engine.plugins.implementations("after_finalize"):
-        name = hook.plugin.name
-        module, plugin_state = hook(
-            run.step,
-            module=module,
-            plugin_state=plugin_states.get(name),
-            model_state=state.model_state,
-            step=state.step,
-        )
-        if name in plugin_states:
-            plugin_states[name] = plugin_state
+
+    def accept(plugin: RegisteredPlugin, answer: Any) -> PyTree:
+        module, plugin_state = answer
+        if plugin.name in plugin_states:
+            plugin_states[plugin.name] = plugin_state
+        return module
+
+    module = run.engine.plugins.hooks.after_finalize.fold(
+        "module",
+        state.module,
+        run.step,
+        per_plugin=lambda plugin: {"plugin_state": plugin_states.get(plugin.name)},
+        accept=accept,
+        model_state=state.model_state,
+        step=state.step,
+    )
     is_fine = _check_finite(module) | ~_check_finite(before.module)
     new = state.replace(module=module, plugin_states=plugin_states)
     return eqx.filter(new, eqx.is_array), is_fine

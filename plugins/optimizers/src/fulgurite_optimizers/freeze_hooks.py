@@ -11,8 +11,8 @@ from jaxtyping import PyTree
 class FreezeHooks:
     """The specification of the hook by which a plugin says what training leaves alone.
 
-    Who asks needs no import of it: `engine.plugins.implementations("list_kept_state")` is empty
-    without such a plugin. Another plugin may implement it by `@fg.hookimpl(optionalhook=True)`.
+    Who asks needs no import of it: `engine.plugins.hooks.get("list_kept_state")` is None without
+    such a plugin. Another plugin may implement it by `@fg.hookimpl(optionalhook=True)`.
     """
 
     @fg.hookspec(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins import PluginManager, Wait, format_error
+from fulgurite.plugins import PluginManager, RegisteredPlugin, Wait, format_error
 
 from fulgurite_runs.json_codec import dumps
 
@@ -21,7 +21,7 @@ def flush_loggers(plugins: PluginManager, step: int) -> dict[str, Callable[[], A
         step: the number of completed updates.
     """
     get_positions: dict[str, Callable[[], Any]] = {}
-    for hook in plugins.implementations("flush_logger"):
+    for hook in plugins.hooks.flush_logger.implementations:
         try:
             with Wait(f"logger {hook.plugin.name!r}"):
                 future = hook(step, step=step)
@@ -40,9 +40,11 @@ def rewind_loggers(plugins: PluginManager, step: int, positions: Mapping[str, An
         step: the number of completed updates.
         positions: as of `flush_loggers`, by plugin name; others are left as they are.
     """
-    for hook in plugins.implementations("rewind_logger"):
-        if hook.plugin.name in positions:
-            hook(step, position=positions[hook.plugin.name])
+
+    def get_arguments(logger: RegisteredPlugin) -> dict[str, Any] | None:
+        return {"position": positions[logger.name]} if logger.name in positions else None
+
+    plugins.hooks.rewind_logger.each(step, per_plugin=get_arguments)
 
 
 def _wait_for_position(logger: Any, future: Any) -> Any:

@@ -142,7 +142,7 @@ def _is_decisive(plugins: PluginManager, plugin: RegisteredPlugin) -> bool:
     # To schedule something changes no number by itself; whoever scheduled a decision keeps a host
     # state for it. Where arrays lie changes numbers by rounding alone.
     neutral = {"register_actions", "sharding_strategy", "plugin_state_sharding"}
-    kinds = {plugins.hooks[name].kind for name in hooks - neutral}
+    kinds = {plugins.hooks[name].metadata.kind for name in hooks - neutral}
     if kinds & {"build", "traced"}:
         return True
     # The host state of a logger, such as the id of a run elsewhere, decides nothing.

@@ -29,8 +29,8 @@ def read_trained(run: fg.Run, step: int) -> fg.TrainState:
     started = time.monotonic()
     while True:
         try:
-            answer = run.engine.plugins.ask_exclusive(
-                "restore_checkpoint", resume=reference, template=template, engine=run.engine
+            answer = run.engine.plugins.hooks.restore_checkpoint.ask(
+                resume=reference, template=template, engine=run.engine
             )
             break
         except CheckpointError:

@@ -41,12 +41,12 @@ class InMemoryCheckpointer:
         """Keep the snapshot."""
         if run.step in self.checkpoints:
             return
-        plugins = run.engine.plugins
+        hooks = run.engine.plugins.hooks
         snapshot = run.snapshot()
-        plugins.call("on_save", run.step, run=run, step=run.step)
+        hooks.on_save.call(run.step, run=run, step=run.step)
         for name, host_state in snapshot.host_states.items():
             _check_json(name, host_state)
-        futures = plugins.call("flush_logger", run.step, step=run.step)
+        futures = hooks.flush_logger.each(run.step, step=run.step)
         rest = {
             "step_range": snapshot.step_range.to_json(),
             "data_position": snapshot.data_position,
@@ -100,8 +100,9 @@ class InMemoryCheckpointer:
             step: of the checkpoint.
         """
         positions = json.loads(self.checkpoints[step][1])["logger_positions"]
-        for hook in run.engine.plugins.implementations("rewind_logger"):
-            hook(step, position=positions[hook.plugin.name])
+        run.engine.plugins.hooks.rewind_logger.each(
+            step, per_plugin=lambda logger: {"position": positions[logger.name]}
+        )
 
 
 def _check_json(plugin_name: str, host_state: Any) -> None:

@@ -181,9 +181,10 @@ def check_host_state(subject: PluginUnderTest) -> None:
         raise CheckError(f"{error}; arrays belong into init_plugin_state") from error
     new_plugin = subject.make()
     engine = tiny_engine(new_plugin, *subject.other_plugins())
-    for hook in engine.plugins.implementations("set_host_state"):
-        if hook.plugin.plugin is new_plugin:
-            hook(None, state=json.loads(text), version=getattr(plugin, "state_version", 1))
+    saved = {"state": json.loads(text), "version": getattr(plugin, "state_version", 1)}
+    engine.plugins.hooks.set_host_state.each(
+        per_plugin=lambda registered: saved if registered.plugin is new_plugin else None
+    )
     new_text = json.dumps(new_plugin.get_host_state())
     if new_text != text:
         raise CheckError(

@@ -254,7 +254,7 @@ class _CallOnThread:
 @functools.cache
 def _get_hook_kinds() -> dict[str, str]:
     hooks = tiny_engine().plugins.hooks
-    return {name: metadata.kind for name, metadata in hooks.items()}
+    return {name: hook.metadata.kind for name, hook in hooks.items()}
 
 
 @functools.cache

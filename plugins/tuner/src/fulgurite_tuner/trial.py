@@ -62,7 +62,7 @@ def _take_part(engine: fg.Engine, plugin: RegisteredPlugin, hooks: Collection[st
     members: dict[str, Any] = {
         hook: staticmethod(implementation.function)
         for hook in hooks
-        for implementation in engine.plugins.implementations(hook)
+        for implementation in engine.plugins.hooks[hook].implementations
         if implementation.plugin is plugin
     }
     if not members:

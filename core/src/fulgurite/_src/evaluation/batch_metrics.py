@@ -206,13 +206,16 @@ def _collect_plugin_metrics(
     plugins: PluginManager, module: Any, output: Output, batch: Any, ctx: Context
 ) -> dict[str, Any]:
     """Return the metrics of plugins for one batch, as `PLUGIN/NAME`; traced."""
+    answers = plugins.hooks.evaluation_metrics.each(
+        per_plugin=lambda plugin: {"ctx": ctx.for_plugin(plugin.name)},
+        module=module,
+        output=output,
+        batch=batch,
+    )
     metrics: dict[str, Any] = {}
-    for hook in plugins.implementations("evaluation_metrics"):
-        name = hook.plugin.name
-        plugin_ctx = ctx.for_plugin(name)
-        answer = hook(None, module=module, output=output, batch=batch, ctx=plugin_ctx)
+    for plugin, answer in answers:
         for key, value in flatten_nested(answer or {}).items():
-            metrics[f"{name}/{key}"] = value
+            metrics[f"{plugin.name}/{key}"] = value
     return metrics
 
 

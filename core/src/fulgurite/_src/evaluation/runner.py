@@ -96,7 +96,7 @@ class EvaluationRunner:
         self, services: Services, evaluator: Evaluator, step: Step = "validation_step"
     ) -> None:
         check_jit_can_compile()
-        self._plugins = services.hooks
+        self._plugins = services.plugins
         self._make_rng_streams = services.make_rng_streams
         self._evaluator = evaluator
         self._step: Step = step

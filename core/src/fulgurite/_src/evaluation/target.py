@@ -72,7 +72,7 @@ def apply_module_view(plugins: PluginManager, state: TrainState, name: str) -> T
     """
     if name == "current":
         return state
-    views = plugins.ask("module_views", state=state)
+    views = plugins.hooks.module_views.merge(state=state)
     if name not in views:
         raise PluginError(
             f"no plugin provides the weights {name!r}. {did_you_mean(name, ['current', *views])}"

@@ -34,7 +34,8 @@ from fulgurite._src.model.module import (
     is_floating_array,
 )
 from fulgurite._src.plugins.answers import check_not_among, record_answers
-from fulgurite._src.plugins.manager import HookImpl, PluginManager
+from fulgurite._src.plugins.implementations import HookImpl
+from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.rng import fold_name, make_root_key
 from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.training.metric_window import MetricWindow
@@ -103,7 +104,7 @@ class Program:
     ) -> None:
         check_jit_enabled()
         self._services = services
-        self._hooks = services.hooks
+        self._plugins = services.plugins
         key = jax.random.key(0)
         self.update_rule = self._build_update_rule(model_init, key)
         self.step = TrainStep(services, self.update_rule.for_step(0, StepRange(0)))
@@ -121,7 +122,7 @@ class Program:
             )
             window = eqx.filter_eval_shape(MetricWindow.zeros, *self._metric_specs)
             self.state_spec = without_metrics.replace(metric_window=window)
-        self._shardings = get_state_shardings(self._hooks, services.sharding, self.state_spec)
+        self._shardings = get_state_shardings(self._plugins, services.sharding, self.state_spec)
         self.layout = StateLayout(self.state_spec, self._shardings)
         if self._shardings is not None:
             self.state_spec = with_shardings(self.state_spec, self._shardings)
@@ -293,7 +294,7 @@ class Program:
         # module is computed at once, so that an optimizer may keep it. The rule leaves the trace
         # through the list, because it is no array.
         def build(arrays: Any) -> None:
-            module, _ = build_module(self._hooks, model_init, arrays, key)
+            module, _ = build_module(self._plugins, model_init, arrays, key)
             with jax.ensure_compile_time_eval():
                 update_rules.append(self._build_update_rule_for(module))
 
@@ -303,8 +304,11 @@ class Program:
     def _build_update_rule_for(self, module: Any) -> UpdateRule:
         get_method(module, "training_step")
         optimizers = self._get_optimizers(module)
-        update_rule = self._hooks.ask("make_update_rule", module=module, optimizers=optimizers)
-        if update_rule is None:
+        hooks = self._plugins.hooks
+        answer = hooks.make_update_rule.ask(module=module, optimizers=optimizers)
+        if answer is not None:
+            _, update_rule = answer
+        else:
             first = next(iter(optimizers.values()))
             if len(optimizers) != 1 or type(first) is not OptimizerSpec:
                 raise PluginError(
@@ -314,9 +318,9 @@ class Program:
                 )
             update_rule = GradientUpdate(first)
         policy = self._services.settings.on_nonfinite
-        for hook in self._hooks.implementations("wrap_update_rule"):
-            wrapped = hook(None, module=module, rule=update_rule, on_nonfinite=policy)
-            update_rule = wrapped or update_rule
+        update_rule = hooks.wrap_update_rule.fold(
+            "rule", update_rule, module=module, on_nonfinite=policy
+        )
         self._check_trainable(module, update_rule)
         return update_rule
 
@@ -342,13 +346,12 @@ class Program:
         plugins."""
         self._optimizer_source = source = f"{type(module).__name__}.configure_optimizers"
         try:
-            configured = self._hooks.ask("configure_optimizers", module=module)
-            if configured is None:
+            answer = self._plugins.hooks.configure_optimizers.ask(module=module)
+            if answer is None:
                 configured = get_method(module, "configure_optimizers")(module)
             else:
-                hooks = self._hooks.implementations("configure_optimizers")
-                names = ", ".join(hook.plugin.name for hook in hooks)
-                source = f"hook configure_optimizers of {names}"
+                plugin, configured = answer
+                source = f"hook configure_optimizers of {plugin.name}"
                 self._optimizer_source += f", or the {source},"
         except _NEEDS_VALUES as error:
             raise ModelError(
@@ -357,18 +360,17 @@ class Program:
             ) from error
         optimizers = dict(as_optimizer_specs(configured, source))
         for name, optimizer in optimizers.items():
-            transforms = optax.chain(optax.identity(), *self._get_gradient_transforms(module, name))
-            optimizers[name] = replace(optimizer, gradient_transform=transforms)
+            transform = self._get_gradient_transform(module, name)
+            optimizers[name] = replace(optimizer, gradient_transform=transform)
         return optimizers
 
-    def _get_gradient_transforms(self, module: Any, optimizer: str) -> list[Any]:
-        transforms = []
-        for hook in self._hooks.implementations("gradient_transform"):
-            root = fold_name(make_root_key(self._services.settings.seed), f"optimizer:{optimizer}")
-            key = fold_name(root, f"plugin:{hook.plugin.name}")
-            transform = hook(None, module=module, optimizer=optimizer, key=key)
-            transforms.append(transform or optax.identity())
-        return transforms
+    def _get_gradient_transform(self, module: Any, optimizer: str) -> optax.GradientTransformation:
+        root = fold_name(make_root_key(self._services.settings.seed), f"optimizer:{optimizer}")
+        return self._plugins.hooks.gradient_transform.chain(
+            per_plugin=lambda plugin: {"key": fold_name(root, f"plugin:{plugin.name}")},
+            module=module,
+            optimizer=optimizer,
+        )
 
     def _init_state(
         self,
@@ -377,7 +379,7 @@ class Program:
         key: Key[Array, ""],
         params_key: Key[Array, ""],
     ) -> TrainState:
-        module, model_state = build_module(self._hooks, model_init, arrays, params_key)
+        module, model_state = build_module(self._plugins, model_init, arrays, params_key)
         check_module_fields(module)
         check_static_fields(module)
         return TrainState(
@@ -388,7 +390,7 @@ class Program:
             key=key,
             metric_window=MetricWindow.zeros(*self._metric_specs),
             nonfinite=NonFiniteTracker.init(module),
-            plugin_states=init_plugin_states(self._hooks, module, model_state, key),
+            plugin_states=init_plugin_states(self._plugins, module, model_state, key),
         )
 
     def _select_arrays(self, state: TrainState) -> list[Array]:
@@ -504,18 +506,19 @@ def unite_metric_specs(specs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -
 
 
 def build_module(
-    hooks: PluginManager, model_init: ModelInit, arrays: Any, key: Key[Array, ""]
+    plugins: PluginManager, model_init: ModelInit, arrays: Any, key: Key[Array, ""]
 ) -> tuple[Any, eqx.nn.State | None]:
     """Return the module as plugins transform it, and its state. Traced.
 
     Args:
-        hooks: of the plugins.
+        plugins: those of the engine.
         model_init: where the module comes from.
         arrays: of its model.
         key: for a model that is yet to be made, and for what plugins add to it.
     """
     module, model_state = model_init.build(arrays, key)
-    for hook in hooks.implementations("transform_module"):
+    # A fold in which a module may apply each transformation to several models within it.
+    for hook in plugins.hooks.transform_module.implementations:
 
         def transform(module: Any, key: Key[Array, ""], hook: HookImpl = hook) -> Any:
             plugin_key = fold_name(key, f"transform_module:{hook.plugin.name}")
@@ -530,12 +533,12 @@ def build_module(
 
 
 def init_plugin_states(
-    hooks: PluginManager, module: Any, model_state: Any, key: Key[Array, ""]
+    plugins: PluginManager, module: Any, model_state: Any, key: Key[Array, ""]
 ) -> dict[str, Any]:
     """Return the state of each plugin that has one, by the plugin's name. Traced.
 
     Args:
-        hooks: the plugins.
+        plugins: those of the engine.
         module: the module.
         model_state: its `eqx.nn.State`, or None.
         key: the root key.
@@ -543,11 +546,14 @@ def init_plugin_states(
     Raises:
         PluginError: a plugin's state holds something that is no array.
     """
+    answers = plugins.hooks.init_plugin_state.each(
+        per_plugin=lambda plugin: {"key": fold_name(key, f"plugin:{plugin.name}")},
+        module=module,
+        model_state=model_state,
+    )
     plugin_states = {}
-    for hook in hooks.implementations("init_plugin_state"):
-        name = hook.plugin.name
-        plugin_key = fold_name(key, f"plugin:{name}")
-        plugin_state = hook(None, module=module, key=plugin_key, model_state=model_state)
+    for plugin, plugin_state in answers:
+        name = plugin.name
         if isinstance(module, Module):
             plugin_state = module.adapt_plugin_state(name, plugin_state)
         for path, leaf in leaves_with_paths(plugin_state):
@@ -563,12 +569,12 @@ def init_plugin_states(
 
 
 def get_state_shardings(
-    hooks: PluginManager, sharding: ShardingStrategy, spec: TrainState
+    plugins: PluginManager, sharding: ShardingStrategy, spec: TrainState
 ) -> list[NamedSharding] | None:
     """Return a sharding for each array of a train state, in the order of its leaves.
 
     Args:
-        hooks: the plugins, each of which may say where its own state lies.
+        plugins: those of the engine, each of which may say where its own state lies.
         sharding: says where everything else lies.
         spec: the state, with `jax.ShapeDtypeStruct`s for arrays.
 
@@ -581,11 +587,13 @@ def get_state_shardings(
     shardings = sharding.shard_state(spec)
     if shardings is None:
         return None
-    for hook in hooks.implementations("plugin_state_sharding"):
-        name = hook.plugin.name
-        answer = hook(None, plugin_state=spec.plugin_states.get(name), mesh=sharding.mesh)
+    answers = plugins.hooks.plugin_state_sharding.each(
+        per_plugin=lambda plugin: {"plugin_state": spec.plugin_states.get(plugin.name)},
+        mesh=sharding.mesh,
+    )
+    for plugin, answer in answers:
         if answer is not None:
-            plugin_states = {**shardings.plugin_states, name: answer}
+            plugin_states = {**shardings.plugin_states, plugin.name: answer}
             shardings = shardings.replace(plugin_states=plugin_states)
     leaves = jax.tree.leaves(shardings)
     arrays = [leaf for leaf in jax.tree.leaves(spec) if isinstance(leaf, jax.ShapeDtypeStruct)]

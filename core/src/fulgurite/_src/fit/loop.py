@@ -43,7 +43,7 @@ from fulgurite._src.fit.snapshot import (
 from fulgurite._src.fit.start import FitPlan
 from fulgurite._src.model.media import MEDIA_ACTION
 from fulgurite._src.plugins.answers import check_has_run
-from fulgurite._src.plugins.manager import plugin_error_context
+from fulgurite._src.plugins.implementations import plugin_error_context
 from fulgurite._src.timing import StepRate
 from fulgurite._src.training.nonfinite import SkippedSteps
 from fulgurite._src.training.state import TrainState
@@ -232,8 +232,9 @@ class Loop:
             return
         if self.engine.fast_dev_run is not None:
             return
-        if self.engine.plugins.implementations("save_checkpoint"):
-            self._call_event("save_checkpoint")
+        save_checkpoint = self.engine.plugins.hooks.save_checkpoint
+        if save_checkpoint.plugins:
+            self._call_between_steps(save_checkpoint.ask)
 
     def request_stop(self, reason: str) -> None:
         """Note that this process wants to stop."""
@@ -405,7 +406,7 @@ class Loop:
                 self._broken_reason = "no step was taken"
             self._loop_state = LoopState.BROKEN
         calls = [partial(self.dispatcher.flush, wait=True)]
-        for hook in self.engine.plugins.implementations("on_exception"):
+        for hook in self.engine.plugins.hooks.on_exception.implementations:
             calls.append(partial(hook, self.step, run=self.run, exception=error))
         calls.append(partial(self.dispatcher.close, self.step))
         for call in calls:
@@ -418,9 +419,12 @@ class Loop:
                 error.add_note(f"and then {type(further).__name__}: {further} ({notes})")
 
     def _call_event(self, hook: str, **arguments: Any) -> None:
+        self._call_between_steps(self.engine.plugins.hooks[hook].call, **arguments)
+
+    def _call_between_steps(self, call: Callable[..., Any], **arguments: Any) -> None:
         was_between_steps = self.is_between_steps
         self.is_between_steps = True
-        self.engine.plugins.call(hook, self.step, run=self.run, **arguments)
+        call(self.step, run=self.run, **arguments)
         self.is_between_steps = was_between_steps
 
     # --- steps ------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from fulgurite._src.model.media import Media
-from fulgurite._src.plugins.manager import HookImpl, PluginManager
+from fulgurite._src.plugins.implementations import HookImpl
+from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.record_names import LEFT_OUT_MESSAGE, find_fault, split_invalid_names
 from fulgurite._src.redact import (
     redact_registered,
@@ -461,7 +462,7 @@ class RecordDispatcher:
         self._dispatch(Record("text", "fulgurite", step, values, "telemetry"))
 
     def _find_hooks(self, name: str) -> list[HookImpl]:
-        hooks = self._plugins.implementations(name)
+        hooks = self._plugins.hooks[name].implementations
         if self._loggers is None:
             return list(hooks)
         return [hook for hook in hooks if hook.plugin.name in self._loggers]
@@ -482,7 +483,7 @@ class RecordDispatcher:
         is required or refuses to begin."""
         name = hook.plugin.name
         try:
-            with self._plugins.timings.time(f"{name}.{hook.hook}"), Wait(f"logger {name!r}"):
+            with Wait(f"logger {name!r}"):
                 hook(step, **arguments)
         except (Exception, WaitAbandoned) as error:
             refuses = hook.hook == "open_logger" and isinstance(error, FulguriteError)

@@ -87,21 +87,22 @@ class BoundAction:
         return self.stage == "log"
 
 
-def collect_actions(hooks: PluginManager, log_trigger: Trigger | None) -> list[BoundAction]:
+def collect_actions(plugins: PluginManager, log_trigger: Trigger | None) -> list[BoundAction]:
     """Return all actions: by stage and, within one, by `after` and `before`, ties by plugin.
 
     Args:
-        hooks: the plugins.
+        plugins: those of the engine.
         log_trigger: when the engine itself closes the metric window; None for never.
     """
     actions = []
     if log_trigger is not None:
         scheduled = ScheduledAction("log", log_trigger, None, "log")
         actions.append(
-            BoundAction("log", get_engine_plugin(hooks), scheduled, is_engine_action=True)
+            BoundAction("log", get_engine_plugin(plugins), scheduled, is_engine_action=True)
         )
-    for plugin, scheduled in hooks.ask("register_actions", log_trigger=log_trigger):
-        actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
+    for plugin, plugin_actions in plugins.hooks.register_actions.call(log_trigger=log_trigger):
+        for scheduled in plugin_actions or ():
+            actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
     return order_actions(_resolve_triggers(actions))
 
 
@@ -160,9 +161,9 @@ def insert_epoch_end_action(
     return [*before, epoch_end, *after]
 
 
-def get_engine_plugin(hooks: PluginManager) -> RegisteredPlugin:
+def get_engine_plugin(plugins: PluginManager) -> RegisteredPlugin:
     """Return the owner of the engine's own actions."""
-    return RegisteredPlugin("fulgurite", hooks, "core")
+    return RegisteredPlugin("fulgurite", plugins, "core")
 
 
 class Scheduler:

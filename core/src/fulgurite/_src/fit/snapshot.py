@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from fulgurite._src.fit.records import Record, RecordKind, check_json_value
-from fulgurite._src.plugins.manager import PluginManager, plugin_error_context
+from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.record_names import find_fault
 from fulgurite._src.tracebacks import hide_constructor_frames
 from fulgurite._src.training.state import TrainState
@@ -185,11 +185,10 @@ def copy_host(
         metrics: the newest metrics by source.
     """
     host_states: dict[str, Any] = {}
-    for plugin, state in plugins.call("get_host_state", step):
-        with plugin_error_context(plugin, "hook get_host_state", step):
-            state_copy = deepcopy(state)
+    answers = plugins.hooks.get_host_state.each(step, accept=lambda _, state: deepcopy(state))
+    for plugin, state in answers:
         version = getattr(plugin.plugin, "state_version", 1)
-        host_states[plugin.name] = {"version": version, "state": state_copy}
+        host_states[plugin.name] = {"version": version, "state": state}
     shared_json = {
         name: _select_json(values) for name, values in shared.items() if find_fault(name) is None
     }
@@ -200,11 +199,11 @@ def copy_host(
 
 def has_logger_with_host_state(plugins: PluginManager) -> bool:
     """Return whether a plugin receives records and has a host state, which may change with each."""
-    with_state = {hook.plugin.name for hook in plugins.implementations("get_host_state")}
+    with_state = {plugin.name for plugin in plugins.hooks.get_host_state.plugins}
     return any(
-        hook.plugin.name in with_state
+        plugin.name in with_state
         for kind in get_args(RecordKind)
-        for hook in plugins.implementations(f"log_{kind}")
+        for plugin in plugins.hooks[f"log_{kind}"].plugins
     )
 
 

@@ -146,20 +146,21 @@ def load_snapshot(engine: EngineView, resume: Resume, template: TrainState) -> S
     """
     if resume is None or resume == "never":
         return None
-    restore = engine.plugins.get_single_impl("restore_checkpoint")
-    if restore is None:
+    restore = engine.plugins.hooks.restore_checkpoint
+    owner = restore.get_owner()
+    if owner is None:
         raise PluginError(
             f"no plugin can restore {_format_source(resume)}: install fulgurite-checkpoint and add "
             f"a Checkpointer to the plugins"
         )
-    snapshot: Snapshot | None = restore(None, resume=resume, template=template, engine=engine)
+    answer = restore.ask(resume=resume, template=template, engine=engine)
     is_optional = resume == "auto" or (isinstance(resume, CheckpointRef) and resume.optional)
-    if snapshot is None and not is_optional:
+    if answer is None and not is_optional:
         raise CheckpointError(
-            f"plugin {restore.plugin.name!r} found no checkpoint for {_format_source(resume)}: "
+            f"plugin {owner.name!r} found no checkpoint for {_format_source(resume)}: "
             f"check the path"
         )
-    return snapshot
+    return None if answer is None else answer[1]
 
 
 def select_hyperparameters(resume: Resume, state: TrainState) -> TrainState:
@@ -193,7 +194,7 @@ def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> No
     """
     if snapshot is None:
         return
-    for hook in plugins.implementations("set_host_state"):
+    for hook in plugins.hooks.set_host_state.implementations:
         entry = snapshot.host_states.get(hook.plugin.name)
         if not entry:
             continue

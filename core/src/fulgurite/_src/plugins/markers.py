@@ -38,7 +38,7 @@ class Combine(Enum):
     MERGE = "Merged by name; a name twice is an error that names both plugins."
     FOLD = "Folded: each gets what the one before it returned."
     CHAIN = "Chained in order."
-    WRAP = "Nested: each calls the next one through an argument; the first is outermost."
+    WRAP = "Nested: each calls the next one, its argument `call`; the first is outermost."
 
 
 @dataclass(frozen=True)

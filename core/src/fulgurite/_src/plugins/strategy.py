@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from fulgurite._src.plugins.manager import plugin_error_context
+from fulgurite._src.plugins.implementations import plugin_error_context
 from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.sharding import ProcessShard, ShardingStrategy
 

@@ -27,26 +27,25 @@ class Compilations:
     """Tells plugins of each new executable, and limits how many there are.
 
     Attributes:
-        hooks: the plugins.
+        plugins: those that are told.
         limit: the largest number of batch shapes of one program.
         run: the fit that is running, or None.
     """
 
-    hooks: PluginManager
+    plugins: PluginManager
     limit: int
     run: RunView | None = None
 
     @property
     def is_observed(self) -> bool:
         """Whether any plugin wants to be told."""
-        return bool(self.hooks.implementations("on_compile"))
+        return bool(self.plugins.hooks.on_compile.plugins)
 
     def report(
         self, name: str, batch_spec: Any, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr
     ) -> None:
         """Call `on_compile`; the arguments are those of the hook."""
-        self.hooks.call(
-            "on_compile",
+        self.plugins.hooks.on_compile.call(
             None if self.run is None else self.run.step,
             run=self.run,
             name=name,

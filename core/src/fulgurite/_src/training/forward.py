@@ -23,12 +23,8 @@ from fulgurite._src.model.loss import as_weight
 from fulgurite._src.model.media import render_if_due
 from fulgurite._src.model.module import get_method
 from fulgurite._src.model.output import Output
-from fulgurite._src.plugins.manager import (
-    HookImpl,
-    PluginManager,
-    merge_by_name,
-    plugin_error_context,
-)
+from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.training.metric_window import check_unique_names, collect_losses
 from fulgurite._src.tree.paths import leaves_with_paths, path_from_keys
@@ -42,7 +38,7 @@ Step = str | Callable[[Any, Any, Context], Output]
 
 @collect_weights()
 def forward(
-    hooks: PluginManager,
+    plugins: PluginManager,
     sharding: ShardingStrategy,
     step: Step,
     module: Any,
@@ -52,7 +48,7 @@ def forward(
     """Run a module's step on a batch, and add up every term of its loss.
 
     Args:
-        hooks: the plugins, which may add terms.
+        plugins: those of the engine, which may add terms.
         sharding: where the module and its output lie on the devices.
         step: `training_step` or another step.
         module: the module.
@@ -68,7 +64,7 @@ def forward(
     function = get_method(module, step) if isinstance(step, str) else step
     where = f"{type(module).__name__}.{function.__name__}"
     check_batch(function, batch, module)
-    output = call_with_around_hooks(hooks, function, module, batch, ctx)
+    output = call_with_around_hooks(plugins, function, module, batch, ctx)
     output = _as_output(output, where)
     output = output.replace(
         metrics=flatten_nested(output.metrics), media=flatten_nested(output.media)
@@ -76,7 +72,7 @@ def forward(
     output = output.resolve()
     output = output.replace(weight=as_weight(output.weight, where))
     output = sharding.constrain_output(output)
-    terms, weights = _collect_loss_terms(hooks, module, output, batch, ctx, where)
+    terms, weights = _collect_loss_terms(plugins, module, output, batch, ctx, where)
     is_stated = output.weight is not None
     bare_terms = [name for name in terms if name not in weights]
     if bare_terms:
@@ -264,7 +260,7 @@ def get_common_length(batch: Any) -> int:
 
 
 def call_with_around_hooks(
-    hooks: PluginManager,
+    plugins: PluginManager,
     step: Callable[[Any, Any, Context], Any],
     module: Any,
     batch: Any,
@@ -273,7 +269,7 @@ def call_with_around_hooks(
     """Call a module's step within the hooks `around_forward`; traced.
 
     Args:
-        hooks: the plugins.
+        plugins: those of the engine.
         step: the step, `step(module, batch, ctx)`.
         module: the module.
         batch: the batch without its mask.
@@ -291,16 +287,10 @@ def call_with_around_hooks(
             output = _as_output(output, step.__qualname__).resolve()
         return output
 
-    for hook in reversed(hooks.implementations("around_forward")):
-        call = partial(_call_hook_around, hook, call, ctx)
-    return call(module, batch)
-
-
-def _call_hook_around(
-    hook: HookImpl, call: Callable[[Any, Any], Any], ctx: Context, module: Any, batch: Any
-) -> Any:
-    plugin_ctx = ctx.for_plugin(hook.plugin.name)
-    return hook(ctx.step_number, call=call, module=module, batch=batch, ctx=plugin_ctx)
+    wrapped = plugins.hooks.around_forward.wrap(
+        call, ctx.step_number, per_plugin=lambda plugin: {"ctx": ctx.for_plugin(plugin.name)}
+    )
+    return wrapped(module, batch)
 
 
 def _as_output(output: Any, where: str) -> Output:
@@ -320,7 +310,7 @@ def _as_output(output: Any, where: str) -> Output:
 
 
 def _collect_loss_terms(
-    hooks: PluginManager, module: Any, output: Output, batch: Any, ctx: Context, where: str
+    plugins: PluginManager, module: Any, output: Output, batch: Any, ctx: Context, where: str
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return all terms by name: of the output, of plugins, of `ctx.add_loss`; and the weights of
     those that bring one."""
@@ -328,19 +318,26 @@ def _collect_loss_terms(
     if output.loss is not None:
         terms["loss"] = as_loss_scalar("loss", output.loss, module, ctx.mask)
     weights = {**output.loss_weights, **ctx.loss_weights}
-    plugin_terms = []
-    for hook in hooks.implementations("loss_terms"):
-        plugin_ctx = ctx.for_plugin(hook.plugin.name)
-        answer = hook(ctx.step_number, module=module, output=output, batch=batch, ctx=plugin_ctx)
-        with plugin_error_context(hook.plugin, "hook loss_terms", ctx.step_number):
-            scalars = {}
-            for name, value in (answer or {}).items():
-                number, weight = split_loss(name, value)
-                scalars[name] = as_loss_scalar(name, number, module, ctx.mask)
-                if weight is not None:
-                    weights[name] = weight
-        plugin_terms.append((hook.plugin, scalars))
-    for source in (output.losses, merge_by_name(plugin_terms, "loss term"), ctx.losses or {}):
+
+    def accept(plugin: RegisteredPlugin, answer: Any) -> dict[str, Array]:
+        scalars = {}
+        for name, value in (answer or {}).items():
+            number, weight = split_loss(name, value)
+            scalars[name] = as_loss_scalar(name, number, module, ctx.mask)
+            if weight is not None:
+                weights[name] = weight
+        return scalars
+
+    plugin_terms = plugins.hooks.loss_terms.merge(
+        ctx.step_number,
+        what="loss term",
+        per_plugin=lambda plugin: {"ctx": ctx.for_plugin(plugin.name)},
+        accept=accept,
+        module=module,
+        output=output,
+        batch=batch,
+    )
+    for source in (output.losses, plugin_terms, ctx.losses or {}):
         for name, value in source.items():
             if name in terms:
                 raise ModelError(f"the loss term {name!r} comes twice in {where}; rename one")

@@ -42,7 +42,7 @@ class Services:
     """What programs, compiled steps and evaluations use of their engine.
 
     Attributes:
-        hooks: the plugins, to be asked.
+        plugins: whose hooks are called.
         make_rng_streams: the random streams over a root key.
         sharding: where arrays lie on the devices, and how several processes agree.
         settings: the engine's settings.
@@ -50,7 +50,7 @@ class Services:
         compilations: who is told of new executables, and how many there may be.
     """
 
-    hooks: PluginManager
+    plugins: PluginManager
     make_rng_streams: Callable[[Key[Array, ""]], RngStreams]
     sharding: ShardingStrategy
     settings: Settings
@@ -60,4 +60,4 @@ class Services:
     @property
     def timings(self) -> Timings:
         """Where the wall time of the present fit goes; each fit begins a new one."""
-        return self.hooks.timings
+        return self.plugins.timings

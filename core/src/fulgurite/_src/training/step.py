@@ -16,7 +16,7 @@ from fulgurite._src.metrics.weights import collect_weights
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import Media, render_if_due
 from fulgurite._src.model.output import Output
-from fulgurite._src.plugins.manager import HookImpl
+from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.training.forward import get_weight, split_batch
 from fulgurite._src.training.metric_window import MetricWindow, collect_step_metrics
 from fulgurite._src.training.services import Services
@@ -70,7 +70,7 @@ class TrainStep:
         self.finite_check_names: list[str] = []
         self.steps_done: Any = 0
         self._services = services
-        self._hooks = services.hooks
+        self._plugins = services.plugins
         # For each rule, which is kept, so that no other one gets its id.
         self._updates: dict[int, tuple[UpdateRule, CachedTrace]] = {}
 
@@ -114,10 +114,9 @@ class TrainStep:
         """
         new_states = record.state.plugin_states
         kept_states = {}
-        for hook in self._hooks.implementations("init_plugin_state"):
-            name = hook.plugin.name
-            if name in new_states and getattr(hook.plugin.plugin, "kept_on_skip", False):
-                kept_states[name] = new_states[name]
+        for plugin in self._plugins.hooks.init_plugin_state.plugins:
+            if plugin.name in new_states and getattr(plugin.plugin, "kept_on_skip", False):
+                kept_states[plugin.name] = new_states[plugin.name]
 
         def select(before: Any, after: Any) -> Any:
             return jnp.where(record.is_bad, before, after) if eqx.is_array(after) else after
@@ -182,13 +181,13 @@ class TrainStep:
 
     def transform_batch(self, batch: Any, ctx: Context) -> Any:
         """Return a batch as plugins change it; the arguments are those of their hook."""
-        for hook in self._hooks.implementations("transform_batch"):
-            batch = self._call(hook, ctx, batch=batch)
-            if batch is None:
-                raise PluginError(
-                    f"plugin {hook.plugin.name!r}, hook transform_batch: return the batch, not None"
-                )
-        return batch
+        return self._plugins.hooks.transform_batch.fold(
+            "batch",
+            batch,
+            self.step_number,
+            per_plugin=lambda plugin: {"ctx": ctx.for_plugin(plugin.name)},
+            accept=_check_is_batch,
+        )
 
     def _compute_update(
         self, state: TrainState, batch: Any, ctx: Context
@@ -220,30 +219,42 @@ class TrainStep:
 
     def _describe_step(self) -> str:
         """Name the step for an error about its batch."""
-        names = [repr(hook.plugin.name) for hook in self._hooks.implementations("transform_batch")]
+        names = [repr(plugin.name) for plugin in self._plugins.hooks.transform_batch.plugins]
         if not names:
             return f"training step {self.step_number}"
         return f"training step {self.step_number}, its batch transformed by {', '.join(names)},"
 
     def _after_update(self, state: TrainState, output: Output, ctx: Context) -> TrainState:
         """Fold the module through the plugins, each of which writes its own state."""
-        module = state.module
         plugin_states = dict(state.plugin_states)
-        for hook in self._hooks.implementations("after_update"):
-            name = hook.plugin.name
+
+        def get_arguments(plugin: RegisteredPlugin) -> dict[str, Any]:
+            name = plugin.name
+            return {"plugin_state": plugin_states.get(name), "ctx": ctx.for_plugin(name)}
+
+        def accept(plugin: RegisteredPlugin, answer: Any) -> Any:
+            name = plugin.name
             where = f"plugin {name!r}, hook after_update"
-            before = plugin_states.get(name)
-            answer = self._call(hook, ctx, module=module, plugin_state=before, output=output)
             if not isinstance(answer, tuple) or len(answer) != 2:
                 raise ModelError(
                     f"{where}: return (module, plugin_state), not {type(answer).__name__}"
                 )
-            new_module, after = answer
-            check_same_structure(module, new_module, f"{where},")
-            check_same_structure({name: before}, {name: after}, f"{where},")
-            module = new_module
+            module, plugin_state = answer
+            before = {name: plugin_states.get(name)}
+            check_same_structure(state.module, module, f"{where},")
+            check_same_structure(before, {name: plugin_state}, f"{where},")
             if name in plugin_states:
-                plugin_states[name] = after
+                plugin_states[name] = plugin_state
+            return module
+
+        module = self._plugins.hooks.after_update.fold(
+            "module",
+            state.module,
+            self.step_number,
+            per_plugin=get_arguments,
+            accept=accept,
+            output=output,
+        )
         return state.replace(module=module, plugin_states=plugin_states)
 
     def _collect_plugin_metrics(
@@ -251,31 +262,40 @@ class TrainStep:
     ) -> tuple[dict[str, Any], dict[str, Media]]:
         """Return the metrics and the media of plugins, as `PLUGIN/NAME`; each sees its own plugin
         state alone."""
-        metrics: dict[str, Any] = {}
-        media: dict[str, Any] = {}
-        for hook in self._hooks.implementations("step_metrics"):
-            name = hook.plugin.name
+
+        def get_arguments(plugin: RegisteredPlugin) -> dict[str, Any]:
+            name = plugin.name
             plugin_states = {
                 key: value for key, value in state.plugin_states.items() if key == name
             }
-            answer = self._call(
-                hook,
-                ctx,
-                state=state.replace(plugin_states=plugin_states),
-                output=output,
-                grads=output.grads,
-                updates=output.updates,
-                batch=batch,
-            )
+            plugin_state = state.replace(plugin_states=plugin_states)
+            return {"state": plugin_state, "ctx": ctx.for_plugin(name)}
+
+        answers = self._plugins.hooks.step_metrics.each(
+            self.step_number,
+            per_plugin=get_arguments,
+            output=output,
+            grads=output.grads,
+            updates=output.updates,
+            batch=batch,
+        )
+        metrics: dict[str, Any] = {}
+        media: dict[str, Any] = {}
+        for plugin, answer in answers:
             for key, value in flatten_nested(answer or {}).items():
                 group = media if isinstance(value, Media) or callable(value) else metrics
-                group[f"{name}/{key}"] = value
+                group[f"{plugin.name}/{key}"] = value
         if media and ctx.media_due is not None:
             return metrics, render_if_due(media, ctx.media_due)
         return metrics, {}
 
-    def _call(self, hook: HookImpl, ctx: Context, **arguments: Any) -> Any:
-        return hook(self.step_number, ctx=ctx.for_plugin(hook.plugin.name), **arguments)
+
+def _check_is_batch(plugin: RegisteredPlugin, batch: Any) -> Any:
+    if batch is None:
+        raise PluginError(
+            f"plugin {plugin.name!r}, hook transform_batch: return the batch, not None"
+        )
+    return batch
 
 
 def _check_losses(output: Output, function: str) -> None:
