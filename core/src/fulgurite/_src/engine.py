@@ -1,12 +1,11 @@
 """The engine: what a user configures, calls and subclasses."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import wraps
 from inspect import Signature, signature
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -41,7 +40,6 @@ from fulgurite._src.evaluation.runner import EvaluationRunner
 from fulgurite._src.evaluation.target import apply_module_view, as_eval_target
 from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.execution.debugging import check_jit_enabled
-from fulgurite._src.execution.dispatch import StepsPerExecution
 from fulgurite._src.execution.executables import keep_compiled_programs
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.ending import ResultKeeper
@@ -83,18 +81,23 @@ from fulgurite._src.model.output import Output
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.markers import find_hookspecs
 from fulgurite._src.plugins.strategy import PluginShardingStrategy
-from fulgurite._src.rng import DEFAULT, PARAMS, RngStreams, make_root_key
+from fulgurite._src.rng import DEFAULT, PARAMS, RngStream, RngStreams, make_root_key
 from fulgurite._src.sharding import FIT_START, SINGLE_PROCESS, ShardingStrategy, SingleDevice
 from fulgurite._src.timing import Timings
 from fulgurite._src.tracebacks import hide_internal_frames
 from fulgurite._src.training.compilations import Compilations
 from fulgurite._src.training.forward import Step, forward
 from fulgurite._src.training.nonfinite import NonFinitePolicy
-from fulgurite._src.training.services import Services, Settings
+from fulgurite._src.training.services import Services
+from fulgurite._src.training.settings import (
+    Settings,
+    StepsPerExecution,
+    check_steps_per_execution,
+)
 from fulgurite._src.training.state import ModelInit, TrainState, as_model_init, check_not_consumed
 from fulgurite._src.training.update import UpdateRule
 from fulgurite._src.tree.specs import hash_tree, leaf_signature, tree_signature
-from fulgurite._src.triggers import AtEnd, Every, Trigger, UnboundedRange
+from fulgurite._src.triggers import Trigger, UnboundedRange
 from fulgurite._src.waits import Wait
 from fulgurite.errors import (
     ConfigurationError,
@@ -214,7 +217,12 @@ class Engine:
 
     @hide_internal_frames
     def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
-        """Refuse arguments by their names in other libraries, with ours."""
+        """Refuse a step that `fit` would never call, and arguments by their names in other
+        libraries, with ours."""
+        if cls.step is not Engine.step and cls.train_step is Engine.train_step:
+            raise ConfigurationError(
+                f"{cls.__name__} overrides step; fit never calls it: override train_step"
+            )
         known = signature(cls.__init__).parameters
         check_foreign_arguments(cls.__name__, kwargs, known, ENGINE_ARGUMENTS)
         return super().__new__(cls)
@@ -246,60 +254,44 @@ class Engine:
         device: Any = None,
         stop_timeout: float = 30.0,
     ) -> None:
-        if type(self).step is not Engine.step and type(self).train_step is Engine.train_step:
-            raise ConfigurationError(
-                f"{type(self).__name__} overrides step; fit never calls it: override train_step"
-            )
-        steps, epochs, seed, fast_dev_run = map(as_int, (steps, epochs, seed, fast_dev_run))
-        max_compilations, limit_train_batches, log_every, steps_per_execution = map(
-            as_int, (max_compilations, limit_train_batches, log_every, steps_per_execution)
-        )
-        _check_counts(
+        settings = Settings(
             steps=steps,
             epochs=epochs,
-            steps_per_execution=_get_number(steps_per_execution),
-            limit_train_batches=limit_train_batches,
-            fast_dev_run=fast_dev_run,
+            seed=seed,
+            steps_per_execution=steps_per_execution,
+            log_every=log_every,
+            on_nonfinite=on_nonfinite,
             max_compilations=max_compilations,
+            fast_dev_run=fast_dev_run,
+            limit_train_batches=limit_train_batches,
+            compilation_cache_dir=compilation_cache_dir,
+            device=device,
+            stop_timeout=stop_timeout,
         )
-        _check_policy(on_nonfinite)
-        _check_seed(seed)
-        _check_stop_timeout(stop_timeout)
-        self.steps = steps
-        self.epochs = epochs
-        self.seed = seed
-        self.steps_per_execution: StepsPerExecution = steps_per_execution
-        self.limit_train_batches = limit_train_batches
-        self.on_nonfinite: NonFinitePolicy = on_nonfinite
-        self.max_compilations = max_compilations
-        self.fast_dev_run = fast_dev_run
+        self.steps = settings.steps
+        self.epochs = settings.epochs
+        self.seed = settings.seed
+        self.steps_per_execution: StepsPerExecution = settings.steps_per_execution
+        self.limit_train_batches = settings.limit_train_batches
+        self.on_nonfinite: NonFinitePolicy = settings.on_nonfinite
+        self.max_compilations = settings.max_compilations
+        self.fast_dev_run = settings.fast_dev_run
+        self.stop_timeout = settings.stop_timeout
         self.config: dict[str, Any] | None = None
         self.program_file: str | None = None
         self.run_dir = run_dir
-        self.stop_timeout = stop_timeout
         if compilation_cache_dir is not None:
             keep_compiled_programs(str(compilation_cache_dir))
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
         for hook in ("save_checkpoint", "restore_checkpoint"):
             self.plugins.get_single_impl(hook)
-        log_trigger = Every(log_every) | AtEnd() if isinstance(log_every, int) else log_every
-        self.actions: list[BoundAction] = collect_actions(self.plugins, log_trigger)
-        strategy = self.plugins.ask_exclusive("sharding_strategy")
-        if strategy and device is not None:
-            raise ConfigurationError(
-                f"Engine: device is {device!r}, but plugin {strategy[0].name!r} says which devices "
-                "to compute on: give only one of them"
-            )
+        self.actions: list[BoundAction] = collect_actions(self.plugins, settings.log_trigger)
+        self.sharding: ShardingStrategy = _choose_sharding(self.plugins, device)
         self.device = None if device is None else _find_device(device)
-        self.sharding: ShardingStrategy = (
-            PluginShardingStrategy(*strategy) if strategy else SingleDevice()
-        )
-        plugin_streams = self.plugins.ask("register_rng_streams")
-        core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
-        self._rng_streams = {**core_streams, **plugin_streams}
+        self._rng_streams = _collect_rng_streams(self.plugins)
         self.evaluators: dict[str, Evaluator] = self._register_evaluators()
-        self.services = self._build_services()
-        self.due_names = self.services.settings.due_names
+        self.services = self._build_services(settings)
+        self.due_names = self.services.due_names
         self._programs: dict[Any, Program] = {}
         self._step_program: Program | None = None
         self._evaluation_runners: dict[Any, EvaluationRunner] = {}
@@ -437,7 +429,7 @@ class Engine:
             program.check(state)
         compiled_step = program.get_compiled_step(1, tuple(returns))
         program.select_update_rule(state.step, UnboundedRange(0))
-        nothing_due = np.zeros(len(self.services.settings.due_names), bool)
+        nothing_due = np.zeros(len(self.services.due_names), bool)
         batches = compiled_step.make_buffer()
         batches.add(batch)
         # The number travels packed, and so is not consumed.
@@ -466,7 +458,7 @@ class Engine:
         """
         if (steps, epochs, self.steps, self.epochs) == (None,) * 4:
             epochs = 1
-        steps, epochs = self._resolve_length(steps, epochs)
+        steps, epochs = self.services.settings.choose_length(steps, epochs)
         data = get_split(data, "train")
         with self._iterate(data, start_step, epochs=epochs) as batches:
             for item in islice(batches, steps):
@@ -542,7 +534,7 @@ class Engine:
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
-        num_batches = self._min_with_dev_run(num_batches)
+        num_batches = self.services.settings.limit_batches(num_batches)
         return self._get_runner(spec).evaluate(target, spec.data, num_batches).compute()
 
     @hide_internal_frames
@@ -603,7 +595,7 @@ class Engine:
         spec = Evaluator("predict", get_split(data, "predict"), num_batches)
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
         return self._get_runner(spec).predict(
-            target, spec.data, self._min_with_dev_run(num_batches), callback
+            target, spec.data, self.services.settings.limit_batches(num_batches), callback
         )
 
     @hide_internal_frames
@@ -637,7 +629,7 @@ class Engine:
         spec = self._get_evaluator(name)
         state = self.apply_module_view(state, spec.module_view)
         target = as_eval_target(state, state.key)
-        num_batches = self._min_with_dev_run(spec.num_batches)
+        num_batches = self.services.settings.limit_batches(spec.num_batches)
         runner = self._get_runner(spec)
         return runner.evaluate(target, spec.data, num_batches, should_stop).get_result()
 
@@ -714,7 +706,7 @@ class Engine:
 
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
         """Return the random streams over a root key."""
-        return RngStreams(key, self._rng_streams.values())
+        return RngStreams(key, self._rng_streams)
 
     def _check_request(
         self,
@@ -730,7 +722,7 @@ class Engine:
         """Return what `fit` was asked for, as far as it can be checked before a batch is read; the
         arguments are those of `fit`."""
         steps_per_execution, resume = as_int(steps_per_execution), as_int(resume)
-        _check_counts(steps_per_execution=_get_number(steps_per_execution))
+        check_steps_per_execution(steps_per_execution)
         self.sharding.check_processes()
         start_step = 0
         if state is not None:
@@ -741,7 +733,7 @@ class Engine:
             data=get_split(data, "train"),
             state=state,
             start_step=start_step,
-            length=self._resolve_length(steps, epochs),
+            length=self.services.settings.choose_length(steps, epochs),
             steps_per_execution=steps_per_execution or self.steps_per_execution,
             resume=resume,
             init_from=init_from,
@@ -848,18 +840,14 @@ class Engine:
             )
         return evaluators
 
-    def _build_services(self) -> Services:
+    def _build_services(self, settings: Settings) -> Services:
         names = [action.name for action in self.actions if action.name != "log"]
-        settings = Settings(
-            seed=self.seed,
-            on_nonfinite=self.on_nonfinite,
-            due_names=(*names, "log"),
-        )
         return Services(
             hooks=self.plugins,
             make_rng_streams=self.make_rng_streams,
             sharding=self.sharding,
             settings=settings,
+            due_names=(*names, "log"),
             compute_update=self.train_step,
             compilations=Compilations(self.plugins, self.max_compilations),
         )
@@ -939,29 +927,6 @@ class Engine:
     def _make_root_key(self) -> Key[Array, ""]:
         return make_root_key(self.seed)
 
-    def _min_with_dev_run(self, num_batches: int | None) -> int | None:
-        """Return the number of batches of an evaluation; None for all of them."""
-        num_batches = as_int(num_batches)
-        _check_counts(num_batches=num_batches)
-        limits = [limit for limit in (num_batches, self.fast_dev_run) if limit is not None]
-        return min(limits, default=None)
-
-    def _resolve_length(
-        self, steps: int | None, epochs: int | None
-    ) -> tuple[int | None, int | None]:
-        """Return steps and epochs, of which one is None: as given, or as the engine says."""
-        steps, epochs = as_int(steps), as_int(epochs)
-        _check_counts(steps=steps, epochs=epochs)
-        if self.fast_dev_run is not None:
-            return self.fast_dev_run, None
-        if steps is None and epochs is None:
-            steps, epochs = self.steps, self.epochs
-        if (steps is None) == (epochs is None):
-            raise ConfigurationError(
-                "how long to train: give Engine or fit either steps= or epochs="
-            )
-        return steps, epochs
-
 
 def _set_signature(engine_class: type[Engine]) -> None:
     """Have help, editors and configurations see the arguments of `__init__`: Python takes those of
@@ -1016,20 +981,31 @@ def _get_or_build(cache: dict[Any, Any], key: Any, build: Callable[[], Any], siz
     return value
 
 
-def _get_number(steps_per_execution: StepsPerExecution | None) -> int | None:
-    """Return a number of steps that was given; None where there is none to check."""
-    return None if steps_per_execution == "auto" else steps_per_execution
+def _choose_sharding(plugins: PluginManager, device: Any) -> ShardingStrategy:
+    """Return the strategy of a plugin, or that of one device.
+
+    Args:
+        plugins: of the engine.
+        device: the setting.
+
+    Raises:
+        ConfigurationError: both say which devices to compute on.
+    """
+    strategy = plugins.ask_exclusive("sharding_strategy")
+    if strategy is None:
+        return SingleDevice()
+    if device is not None:
+        raise ConfigurationError(
+            f"Engine: device is {device!r}, but plugin {strategy[0].name!r} says which devices "
+            "to compute on: give only one of them"
+        )
+    return PluginShardingStrategy(*strategy)
 
 
-def _check_counts(**counts: Any) -> None:
-    for name, value in counts.items():
-        if value is None:
-            continue
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        if not is_int or not 1 <= value < 2**31:
-            raise ConfigurationError(
-                f"{name} is {value!r}; it must be a positive integer below 2**31"
-            )
+def _collect_rng_streams(plugins: PluginManager) -> list[RngStream]:
+    """Return the random streams of the engine, and those of plugins, which may replace them."""
+    core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
+    return list({**core_streams, **plugins.ask("register_rng_streams")}.values())
 
 
 def _find_device(device: Any) -> Any:
@@ -1044,25 +1020,3 @@ def _find_device(device: Any) -> Any:
         raise ConfigurationError(
             f"Engine: there is no device {device!r}; there are {devices}"
         ) from error
-
-
-def _check_policy(on_nonfinite: Any) -> None:
-    if on_nonfinite not in get_args(NonFinitePolicy):
-        raise ConfigurationError(
-            f"on_nonfinite is {on_nonfinite!r}; choose 'raise', 'skip' or 'ignore'"
-        )
-
-
-def _check_stop_timeout(seconds: Any) -> None:
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds < math.inf:
-        raise ConfigurationError(
-            f"Engine: stop_timeout is {seconds!r}; give seconds, more than 0, such as 30.0"
-        )
-
-
-def _check_seed(seed: Any) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigurationError(
-            f"seed is {seed!r}; it must be an integer of 63 bits that is not negative"
-        )

@@ -16,7 +16,6 @@ from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
 from fulgurite._src.data.iterator import BatchIterator
-from fulgurite._src.execution.dispatch import StepsPerExecution
 from fulgurite._src.execution.program import (
     Program,
     build_module,
@@ -29,6 +28,7 @@ from fulgurite._src.fit.snapshot import CheckpointRef, CheckpointSource, InitFro
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.rng import make_root_key
 from fulgurite._src.sharding import ShardingStrategy
+from fulgurite._src.training.settings import StepsPerExecution
 from fulgurite._src.training.state import ModelInit, TrainState, as_model_init
 from fulgurite._src.tree.paths import path_from_keys
 from fulgurite._src.triggers import StepRange
