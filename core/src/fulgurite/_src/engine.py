@@ -36,8 +36,8 @@ from fulgurite._src.evaluation.evaluator import (
 )
 from fulgurite._src.evaluation.loss_trial import choose_sample
 from fulgurite._src.evaluation.padding_trial import choose_examples
-from fulgurite._src.evaluation.runner import EvaluationRunner
-from fulgurite._src.evaluation.target import apply_module_view, as_eval_target
+from fulgurite._src.evaluation.service import EvaluationService
+from fulgurite._src.evaluation.target import apply_module_view
 from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.execution.debugging import check_jit_enabled
 from fulgurite._src.execution.executables import keep_compiled_programs
@@ -96,18 +96,16 @@ from fulgurite._src.training.settings import (
 )
 from fulgurite._src.training.state import ModelInit, TrainState, as_model_init, check_not_consumed
 from fulgurite._src.training.update import UpdateRule
-from fulgurite._src.tree.specs import hash_tree, leaf_signature, tree_signature
+from fulgurite._src.tree.specs import hash_tree, tree_signature
 from fulgurite._src.triggers import Trigger, UnboundedRange
 from fulgurite._src.waits import Wait
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
     NonFiniteError,
-    PluginError,
     StateError,
     as_int,
     check_one_of,
-    did_you_mean,
     error_context,
 )
 
@@ -135,7 +133,7 @@ SET_ONCE = frozenset(
         "due_names",
         "_rng_streams",
         "_programs",
-        "_evaluation_runners",
+        "_evaluations",
     }
 )
 """The attributes that the constructor alone sets. A subclass that used one of these names for
@@ -289,12 +287,12 @@ class Engine:
         self.sharding: ShardingStrategy = _choose_sharding(self.plugins, device)
         self.device = None if device is None else _find_device(device)
         self._rng_streams = _collect_rng_streams(self.plugins)
-        self.evaluators: dict[str, Evaluator] = self._register_evaluators()
         self.services = self._build_services(settings)
         self.due_names = self.services.due_names
+        self._evaluations = EvaluationService(self.services)
+        self.evaluators: dict[str, Evaluator] = self._evaluations.evaluators
         self._programs: dict[Any, Program] = {}
         self._step_program: Program | None = None
-        self._evaluation_runners: dict[Any, EvaluationRunner] = {}
 
     @hide_internal_frames
     @hint_at_arguments(
@@ -533,9 +531,7 @@ class Engine:
         spec = Evaluator(
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
-        target = as_eval_target(_unwrap_result(model), self._make_root_key())
-        num_batches = self.services.settings.limit_batches(num_batches)
-        return self._get_runner(spec).evaluate(target, spec.data, num_batches).compute()
+        return self._evaluations.evaluate(_unwrap_result(model), spec)
 
     @hide_internal_frames
     @_use_device
@@ -561,13 +557,7 @@ class Engine:
             losses: as of `evaluate`, the same at each step.
         """
         spec = Evaluator(name, [batch], metrics=metrics, losses=losses)
-        if totals is not None and self._get_runner(spec) is not self._get_runner(totals.evaluator):
-            raise ConfigurationError(
-                f"evaluate_step of evaluation {name!r} got totals of {totals.evaluator.name!r}, or "
-                "of other metrics and losses: give each evaluation totals of its own"
-            )
-        target = as_eval_target(_unwrap_result(model), self._make_root_key())
-        return self._get_runner(spec).evaluate(target, spec.data, None, totals=totals)
+        return self._evaluations.add_to_totals(_unwrap_result(model), spec, totals)
 
     @hide_internal_frames
     @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
@@ -593,10 +583,7 @@ class Engine:
         """
         model = model if weights is None else self.load_weights(model, weights)
         spec = Evaluator("predict", get_split(data, "predict"), num_batches)
-        target = as_eval_target(_unwrap_result(model), self._make_root_key())
-        return self._get_runner(spec).predict(
-            target, spec.data, self.services.settings.limit_batches(num_batches), callback
-        )
+        return self._evaluations.predict(_unwrap_result(model), spec, callback)
 
     @hide_internal_frames
     @_use_device
@@ -626,12 +613,7 @@ class Engine:
         Raises:
             EvaluationInterrupted: `should_stop()` was true.
         """
-        spec = self._get_evaluator(name)
-        state = self.apply_module_view(state, spec.module_view)
-        target = as_eval_target(state, state.key)
-        num_batches = self.services.settings.limit_batches(spec.num_batches)
-        runner = self._get_runner(spec)
-        return runner.evaluate(target, spec.data, num_batches, should_stop).get_result()
+        return self._evaluations.run_evaluator(name, state, should_stop)
 
     @_use_device
     def check_evaluators(self, state: TrainState) -> None:
@@ -641,10 +623,7 @@ class Engine:
         Args:
             state: the train state, whose shapes are looked at.
         """
-        for name, spec in self.evaluators.items():
-            if spec.check_at_start:
-                with error_context(lambda name=name: f"evaluator {name!r}, before the first step"):
-                    self._check_evaluator(spec, state)
+        self._evaluations.check_evaluators(state)
 
     @_use_device
     def get_metric_types(self, state: TrainState, source: str = "train") -> dict[str, type]:
@@ -655,11 +634,7 @@ class Engine:
             state: a train state, as `init_state` or a fit gives it.
             source: `train`, or an evaluation that a plugin declared in `register_evaluators`.
         """
-        if source == "train":
-            window = state.metric_window.values
-            metrics = window.metrics | window.running
-            return {name: type(metric) for name, metric in metrics.items()}
-        return self._check_evaluator(self._get_evaluator(source), state)
+        return self._evaluations.get_metric_types(state, source)
 
     def get_module_view(self, state: TrainState, name: str) -> Any:
         """Return the module that a plugin derives from a state, such as averaged weights.
@@ -831,15 +806,6 @@ class Engine:
 
         self.sharding.check_same(FIT_START, describe, first_batch)
 
-    def _register_evaluators(self) -> dict[str, Evaluator]:
-        evaluators = self.plugins.ask("register_evaluators")
-        if "train" in evaluators:
-            raise PluginError(
-                "an evaluator is called 'train', which is the source of training's records: "
-                "rename it"
-            )
-        return evaluators
-
     def _build_services(self, settings: Settings) -> Services:
         names = [action.name for action in self.actions if action.name != "log"]
         return Services(
@@ -887,31 +853,6 @@ class Engine:
             process=self.sharding.process_shard(lambda: get_array_data_spec(data)),
             **options,
         )
-
-    def _get_runner(self, spec: Evaluator) -> EvaluationRunner:
-        """Return what runs evaluations of this kind, built at its first use."""
-        signatures = [
-            None if functions is None else _get_functions_signature(functions)
-            for functions in (spec.metrics, spec.losses)
-        ]
-        key = spec.name, spec.new_rng_each_time, *signatures
-        return _get_or_build(
-            self._evaluation_runners,
-            key,
-            lambda: EvaluationRunner(self.services, spec),
-            size=16 + len(self.evaluators),
-        )
-
-    def _get_evaluator(self, name: str) -> Evaluator:
-        if name not in self.evaluators:
-            raise PluginError(
-                f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
-            )
-        return self.evaluators[name]
-
-    def _check_evaluator(self, spec: Evaluator, state: TrainState) -> dict[str, type]:
-        target = as_eval_target(self.apply_module_view(state, spec.module_view), state.key)
-        return self._get_runner(spec).check(target, spec.data)
 
     def _check_run_dir(self) -> None:
         if self.run_dir is None or self.fast_dev_run is not None:
@@ -961,10 +902,6 @@ def _get_start_step(model: Any, state: TrainState) -> int:
         )
     check_not_consumed(state)
     return int(state.step)
-
-
-def _get_functions_signature(functions: MetricFunctions) -> tuple[Any, ...]:
-    return tuple((name, leaf_signature(function)) for name, function in functions.items())
 
 
 def _get_or_build(cache: dict[Any, Any], key: Any, build: Callable[[], Any], size: int = 16) -> Any:
