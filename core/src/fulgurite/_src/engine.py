@@ -7,7 +7,6 @@ from inspect import Signature, signature
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
@@ -42,6 +41,7 @@ from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.execution.debugging import check_jit_enabled
 from fulgurite._src.execution.executables import keep_compiled_programs
 from fulgurite._src.execution.program import Program
+from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.ending import ResultKeeper
 from fulgurite._src.fit.loop import Loop
 from fulgurite._src.fit.losses import try_losses, try_padding
@@ -94,15 +94,14 @@ from fulgurite._src.training.settings import (
     StepsPerExecution,
     check_steps_per_execution,
 )
-from fulgurite._src.training.state import ModelInit, TrainState, as_model_init, check_not_consumed
+from fulgurite._src.training.state import TrainState, as_model_init, check_not_consumed
 from fulgurite._src.training.update import UpdateRule
-from fulgurite._src.tree.specs import hash_tree, tree_signature
+from fulgurite._src.tree.specs import hash_tree
 from fulgurite._src.triggers import Trigger, UnboundedRange
 from fulgurite._src.waits import Wait
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
-    NonFiniteError,
     StateError,
     as_int,
     check_one_of,
@@ -289,10 +288,9 @@ class Engine:
         self._rng_streams = _collect_rng_streams(self.plugins)
         self.services = self._build_services(settings)
         self.due_names = self.services.due_names
+        self._programs = ProgramCache(self.services)
         self._evaluations = EvaluationService(self.services)
         self.evaluators: dict[str, Evaluator] = self._evaluations.evaluators
-        self._programs: dict[Any, Program] = {}
-        self._step_program: Program | None = None
 
     @hide_internal_frames
     @hint_at_arguments(
@@ -389,12 +387,12 @@ class Engine:
         with self._iterate(data, 0, restore_on_close=True) as batches:
             first_batch = _peek_first_batch(batches, 0)
             examples = get_batch_examples(data)
-            program = self._get_program(
+            program = self._programs.get(
                 model_init, examples or (first_batch,), get_device_arrays(data)
             )
             if examples:
                 # A batch alone does not say which other structures there are.
-                self._step_program = program
+                self._programs.use_for_steps(program)
             return program.init_state(model_init, self._make_root_key())
 
     @hide_internal_frames
@@ -418,13 +416,7 @@ class Engine:
         for name in returns:
             check_one_of(name, RETURNABLE, "Engine.step: returns")
         batch = as_arrays(batch)
-        program = self._step_program
-        if program is None or not program.layout.matches(state):
-            check_not_consumed(state)
-            model_init = as_model_init((state.module, state.model_state))
-            program = self._get_program(model_init, (batch,), None)
-            self._step_program = program
-            program.check(state)
+        program = self._programs.get_for_step(state, batch)
         compiled_step = program.get_compiled_step(1, tuple(returns))
         program.select_update_rule(state.step, UnboundedRange(0))
         nothing_due = np.zeros(len(self.services.due_names), bool)
@@ -438,10 +430,7 @@ class Engine:
     def check_finite(self, state: TrainState) -> None:
         """Raise `NonFiniteError` if a step up to this state was not finite. Waits for the
         device."""
-        if self._step_program is not None:
-            self._step_program.check_finite(state.nonfinite)
-        elif self.on_nonfinite == "raise" and state.nonfinite.step >= 0:
-            raise NonFiniteError(int(state.nonfinite.step), "an update that another engine made")
+        self._programs.check_finite(state)
 
     def iter_batches(
         self, data: Any, *, steps: int | None = None, epochs: int | None = None, start_step: int = 0
@@ -658,16 +647,7 @@ class Engine:
     def explain(self) -> str:
         """Return what the engine has decided for the programs that it built so far: how many steps
         go into one dispatch, and why."""
-        lines = []
-        for program in dict.fromkeys(self._programs.values()):
-            choice = program.dispatch_choice
-            if choice is not None:
-                lines.append(f"steps_per_execution: {choice.steps}, because {choice.reason}")
-        if lines:
-            return "\n".join(lines)
-        if self.steps_per_execution != "auto":
-            return f"steps_per_execution: {self.steps_per_execution}, as it was given"
-        return "steps_per_execution: auto; fit chooses when it knows the model and the data"
+        return self._programs.explain()
 
     @_use_device
     def explain_sharding(self, batch: PyTree) -> str:
@@ -730,7 +710,7 @@ class Engine:
         device_arrays = get_device_arrays(request.data)
         first_batch = _peek_first_batch(batches, start_step)
         examples = get_batch_examples(request.data) or (first_batch,)
-        program = self._get_program(request.model_init, examples, device_arrays)
+        program = self._programs.get(request.model_init, examples, device_arrays)
         self._check_same_start(request, batches, first_batch)
         is_weighted = has_unequal_batches(request.data, first_batch)
         needs_means = is_weighted or program.update_rule.needs_mean_loss
@@ -818,26 +798,6 @@ class Engine:
             compilations=Compilations(self.plugins, self.max_compilations),
         )
 
-    def _get_program(
-        self, model_init: ModelInit, batches: tuple[Any, ...], resident: Any
-    ) -> Program:
-        """Return the program for this kind of model and of batches, built at its first use."""
-        model = model_init.model
-        if not model:
-            model = eqx.filter_eval_shape(
-                model_init.build, model_init.arrays, self._make_root_key()
-            )
-        program = _get_or_build(
-            self._programs,
-            tree_signature((model, batches, resident)),
-            lambda: Program(self.services, model_init, batches, resident),
-        )
-        # A module that makes functions gives other ones at each call; those in a state are those of
-        # the program's own spec.
-        spec = program.state_spec
-        signature = tree_signature(((spec.module, spec.model_state), batches, resident))
-        return _get_or_build(self._programs, signature, lambda: program)
-
     def _iterate(
         self, data: Any, start_step: int, position: Any = None, **options: Any
     ) -> BatchIterator:
@@ -902,20 +862,6 @@ def _get_start_step(model: Any, state: TrainState) -> int:
         )
     check_not_consumed(state)
     return int(state.step)
-
-
-def _get_or_build(cache: dict[Any, Any], key: Any, build: Callable[[], Any], size: int = 16) -> Any:
-    """Return what the cache holds for `key`, built at its first use.
-
-    The `size` entries that were asked for last are kept, because a lambda in a loop is new each
-    time.
-    """
-    value = cache.pop(key, None) or build()
-    cache[key] = value
-    if len(cache) > size:
-        oldest = next(iter(cache))
-        del cache[oldest]
-    return value
 
 
 def _choose_sharding(plugins: PluginManager, device: Any) -> ShardingStrategy:
