@@ -1,7 +1,6 @@
 """The engine: what a user configures, calls and subclasses."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from functools import wraps
 from inspect import Signature, signature
 from itertools import islice
@@ -14,17 +13,13 @@ from jaxtyping import Array, Key, PyTree
 import fulgurite._src.hookspecs as hookspecs
 from fulgurite._src.attributes import check_assignment, check_no_class_attributes
 from fulgurite._src.callbacks import callback_error_context
-from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.leaves import as_arrays
 from fulgurite._src.data.sources import (
     ArrayData,
     as_data,
-    get_array_data_spec,
     get_batch_examples,
     get_device_arrays,
     get_split,
-    has_unequal_batches,
-    may_pad,
 )
 from fulgurite._src.evaluation.evaluator import (
     EvaluationResult,
@@ -33,42 +28,18 @@ from fulgurite._src.evaluation.evaluator import (
     ShouldStop,
     never_stop,
 )
-from fulgurite._src.evaluation.loss_trial import choose_sample
-from fulgurite._src.evaluation.padding_trial import choose_examples
 from fulgurite._src.evaluation.service import EvaluationService
 from fulgurite._src.evaluation.target import apply_module_view
 from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.execution.debugging import check_jit_enabled
 from fulgurite._src.execution.executables import keep_compiled_programs
-from fulgurite._src.execution.program import Program
 from fulgurite._src.execution.program_cache import ProgramCache
-from fulgurite._src.fit.ending import ResultKeeper
-from fulgurite._src.fit.loop import Loop
-from fulgurite._src.fit.losses import try_losses, try_padding
+from fulgurite._src.fit.fit import run_fit
+from fulgurite._src.fit.plan import check_request, open_batches, peek_first_batch
 from fulgurite._src.fit.run import FitResult
 from fulgurite._src.fit.scheduler import BoundAction, collect_actions
-from fulgurite._src.fit.signals import StopRequests, raise_unanswered
 from fulgurite._src.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
-from fulgurite._src.fit.start import (
-    FitPlan,
-    FitRequest,
-    check_known_batches,
-    check_starting_point,
-    fill_missing_state,
-    load_snapshot,
-    load_weights,
-    plan_step_range,
-    reserve_plugins,
-    restore_host_states,
-    select_hyperparameters,
-)
-from fulgurite._src.fit.without_effect import (
-    describe_decayed_buffers,
-    describe_hidden_hooks,
-    describe_hidden_nonfinite_transforms,
-    describe_missing_weights,
-    describe_unused_seed,
-)
+from fulgurite._src.fit.start import load_weights
 from fulgurite._src.foreign_names import (
     DATA_ARGUMENTS,
     ENGINE_ARGUMENTS,
@@ -79,11 +50,9 @@ from fulgurite._src.foreign_names import (
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.output import Output
 from fulgurite._src.plugins.manager import PluginManager
-from fulgurite._src.plugins.markers import find_hookspecs
 from fulgurite._src.plugins.strategy import PluginShardingStrategy
 from fulgurite._src.rng import DEFAULT, PARAMS, RngStream, RngStreams, make_root_key
-from fulgurite._src.sharding import FIT_START, SINGLE_PROCESS, ShardingStrategy, SingleDevice
-from fulgurite._src.timing import Timings
+from fulgurite._src.sharding import ShardingStrategy, SingleDevice
 from fulgurite._src.tracebacks import hide_internal_frames
 from fulgurite._src.training.compilations import Compilations
 from fulgurite._src.training.forward import Step, forward
@@ -92,20 +61,14 @@ from fulgurite._src.training.services import Services
 from fulgurite._src.training.settings import (
     Settings,
     StepsPerExecution,
-    check_steps_per_execution,
 )
-from fulgurite._src.training.state import TrainState, as_model_init, check_not_consumed
+from fulgurite._src.training.state import TrainState, as_model_init
 from fulgurite._src.training.update import UpdateRule
-from fulgurite._src.tree.specs import hash_tree
 from fulgurite._src.triggers import Trigger, UnboundedRange
-from fulgurite._src.waits import Wait
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
-    StateError,
-    as_int,
     check_one_of,
-    error_context,
 )
 
 RETURNABLE = ("preds", "aux", "grads", "updates")
@@ -339,33 +302,18 @@ class Engine:
             EvaluationInterrupted: one of them stopped this fit within an action of another.
             FulguriteError: any other mistake, most of them before anything is compiled.
         """
-        request = self._check_request(
-            model, data, state, steps, epochs, steps_per_execution, resume, init_from
+        request = check_request(
+            self,
+            model,
+            data,
+            state,
+            steps=steps,
+            epochs=epochs,
+            steps_per_execution=steps_per_execution,
+            resume=resume,
+            init_from=init_from,
         )
-        sync = self.sharding.sync
-        raise_unanswered(sync)
-        # One of several processes cannot stop alone.
-        timeout = self.stop_timeout if sync is SINGLE_PROCESS else None
-        with (
-            reserve_plugins(self, request),
-            StopRequests(sync.signals, timeout) as signals,
-            ResultKeeper() as keeper,
-            ExitStack() as stack,
-        ):
-            self.plugins.timings = Timings()
-            self.plugins.enter_contexts("around_fit", stack, timings=self.plugins.timings)
-            with self.plugins.timings.time("start"):
-                plan = self._plan_fit(request, stack)
-            loop = Loop(self, plan, signals)
-            keeper.loop = loop
-            # What opens the run's directory compares it with the snapshot, and closes it last. It
-            # describes the run before host states are restored, which may be in the fields that
-            # are settings of plugins.
-            self.plugins.enter_contexts("fit_context", stack, loop.step, run=loop.run)
-            restore_host_states(self.plugins, plan.resumed_from)
-            result = loop.run_to_end()
-            signals.stopped_by = result.stop_reason
-            return result
+        return run_fit(self, self._programs, request)
 
     @hide_internal_frames
     @_use_device
@@ -384,8 +332,8 @@ class Engine:
                 "iterated again"
             )
         model_init = as_model_init(model)
-        with self._iterate(data, 0, restore_on_close=True) as batches:
-            first_batch = _peek_first_batch(batches, 0)
+        with open_batches(self.services, data, 0, restore_on_close=True) as batches:
+            first_batch = peek_first_batch(batches, 0)
             examples = get_batch_examples(data)
             program = self._programs.get(
                 model_init, examples or (first_batch,), get_device_arrays(data)
@@ -393,7 +341,7 @@ class Engine:
             if examples:
                 # A batch alone does not say which other structures there are.
                 self._programs.use_for_steps(program)
-            return program.init_state(model_init, self._make_root_key())
+            return program.init_state(model_init, make_root_key(self.seed))
 
     @hide_internal_frames
     @_use_device
@@ -447,7 +395,7 @@ class Engine:
             epochs = 1
         steps, epochs = self.services.settings.choose_length(steps, epochs)
         data = get_split(data, "train")
-        with self._iterate(data, start_step, epochs=epochs) as batches:
+        with open_batches(self.services, data, start_step, epochs=epochs) as batches:
             for item in islice(batches, steps):
                 yield ArrayData.gather(get_device_arrays(data), item.batch)
 
@@ -663,129 +611,6 @@ class Engine:
         """Return the random streams over a root key."""
         return RngStreams(key, self._rng_streams)
 
-    def _check_request(
-        self,
-        model: Any,
-        data: Any,
-        state: TrainState | None,
-        steps: int | None,
-        epochs: int | None,
-        steps_per_execution: StepsPerExecution | None,
-        resume: Resume,
-        init_from: InitFrom,
-    ) -> FitRequest:
-        """Return what `fit` was asked for, as far as it can be checked before a batch is read; the
-        arguments are those of `fit`."""
-        steps_per_execution, resume = as_int(steps_per_execution), as_int(resume)
-        check_steps_per_execution(steps_per_execution)
-        self.sharding.check_processes()
-        start_step = 0
-        if state is not None:
-            start_step = _get_start_step(model, state)
-            model = (state.module, state.model_state)
-        request = FitRequest(
-            model_init=as_model_init(model),
-            data=get_split(data, "train"),
-            state=state,
-            start_step=start_step,
-            length=self.services.settings.choose_length(steps, epochs),
-            steps_per_execution=steps_per_execution or self.steps_per_execution,
-            resume=resume,
-            init_from=init_from,
-        )
-        self._check_run_dir()
-        check_starting_point(resume, state, init_from)
-        return request
-
-    def _plan_fit(self, request: FitRequest, stack: ExitStack) -> FitPlan:
-        """Return everything that a loop needs: its program, the state to train from, the batches.
-
-        Args:
-            request: what `fit` was asked for.
-            stack: closes the batches when the fit ends.
-        """
-        start_step = request.start_step
-        steps, epochs = request.length
-        batches = stack.enter_context(self._iterate(request.data, start_step))
-        device_arrays = get_device_arrays(request.data)
-        first_batch = _peek_first_batch(batches, start_step)
-        examples = get_batch_examples(request.data) or (first_batch,)
-        program = self._programs.get(request.model_init, examples, device_arrays)
-        self._check_same_start(request, batches, first_batch)
-        is_weighted = has_unequal_batches(request.data, first_batch)
-        needs_means = is_weighted or program.update_rule.needs_mean_loss
-        sample = choose_sample(first_batch) if needs_means else None
-        padded = choose_examples(first_batch) if may_pad(request.data, first_batch) else None
-        del first_batch  # a fit keeps no batch longer than its steps do
-        state = request.state
-        with Wait("the checkpoint"):
-            snapshot = load_snapshot(self, request.resume, program.state_spec)
-        if snapshot is not None:
-            state = select_hyperparameters(request.resume, snapshot.state)
-            start_step = snapshot.step_range.start
-            if self.fast_dev_run is not None:
-                steps = int(state.step) - start_step + self.fast_dev_run
-            # Otherwise the data begins anew, as it has already.
-            has_position = snapshot.data_position is not None or batches.is_shared
-            if has_position and batches.resume != "restart":
-                batches.close()
-                position = snapshot.data_position
-                with error_context(lambda: f"the run's data was {snapshot.data or 'not noted'}"):
-                    batches = stack.enter_context(self._iterate(request.data, start_step, position))
-        state = fill_missing_state(self, state, program, request.model_init, request.init_from)
-        program.check(state)
-        with self.plugins.timings.time("check"):
-            messages = try_losses(self.services, program, state, sample, device_arrays)
-            messages += try_padding(self.services, program, state, padded, device_arrays)
-            messages += self._describe_what_has_no_effect(request, program, state)
-        step_range = plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length)
-        check_known_batches(self.sharding, batches, int(state.step), step_range.stop)
-        return FitPlan(
-            program=program,
-            data_iterator=batches,
-            state=state,
-            step_range=step_range,
-            requested_length=request.length,
-            steps_per_execution=request.steps_per_execution,
-            device_arrays=device_arrays,
-            resumed_from=snapshot,
-            resume=request.resume,
-            messages=messages,
-        )
-
-    def _describe_what_has_no_effect(
-        self, request: FitRequest, program: Program, state: TrainState
-    ) -> list[str]:
-        """Return sentences about what the user wrote and nothing uses."""
-        return [
-            *describe_hidden_hooks(state.module, find_hookspecs(hookspecs)),
-            *describe_missing_weights(state.module),
-            *describe_unused_seed(self.seed, request.data),
-            *describe_decayed_buffers(program),
-            *describe_hidden_nonfinite_transforms(program, self.on_nonfinite),
-        ]
-
-    def _check_same_start(
-        self, request: FitRequest, batches: BatchIterator, first_batch: Any
-    ) -> None:
-        """Check that all processes train the same thing."""
-        steps, epochs = request.length
-
-        def describe() -> dict[str, Any]:
-            arrays = request.model_init.arrays if request.state is None else request.state
-            return {
-                "seed": self.seed,
-                "limit_train_batches": self.limit_train_batches,
-                "on_nonfinite": self.on_nonfinite,
-                "steps_per_execution": request.steps_per_execution,
-                "steps": steps,
-                "epochs": epochs,
-                "batches an epoch": batches.epoch_length,
-                "arrays": hash_tree(arrays),
-            }
-
-        self.sharding.check_same(FIT_START, describe, first_batch)
-
     def _build_services(self, settings: Settings) -> Services:
         names = [action.name for action in self.actions if action.name != "log"]
         return Services(
@@ -797,36 +622,6 @@ class Engine:
             compute_update=self.train_step,
             compilations=Compilations(self.plugins, self.max_compilations),
         )
-
-    def _iterate(
-        self, data: Any, start_step: int, position: Any = None, **options: Any
-    ) -> BatchIterator:
-        """Return the batches of a fit that begins at `start_step`."""
-        # A later fit is another pass over the data; a resumed one keeps its start and with it the
-        # order.
-        seed = (self.seed, start_step) if start_step else self.seed
-        return BatchIterator(
-            data,
-            seed=seed,
-            position=position,
-            limit=self.limit_train_batches,
-            process=self.sharding.process_shard(lambda: get_array_data_spec(data)),
-            **options,
-        )
-
-    def _check_run_dir(self) -> None:
-        if self.run_dir is None or self.fast_dev_run is not None:
-            return
-        if not self.plugins.implementations("fit_context"):
-            raise ConfigurationError(
-                f"run_dir is {self.run_dir!r}, and no plugin writes there: install "
-                "fulgurite-checkpoint or fulgurite-logging and add a Checkpointer or a file "
-                "logger "
-                "to the plugins, or leave run_dir out"
-            )
-
-    def _make_root_key(self) -> Key[Array, ""]:
-        return make_root_key(self.seed)
 
 
 def _set_signature(engine_class: type[Engine]) -> None:
@@ -845,23 +640,6 @@ _set_signature(Engine)
 def _unwrap_result(model: Any) -> Any:
     """Return the state of a result of `fit`, and any other model as it is."""
     return model.state if isinstance(model, FitResult) else model
-
-
-def _peek_first_batch(batches: BatchIterator, start_step: int) -> Any:
-    with error_context(lambda: f"while {batches.label} made the batch for step {start_step + 1}"):
-        return batches.peek()
-
-
-def _get_start_step(model: Any, state: TrainState) -> int:
-    """Return the step of a state to continue from."""
-    if model is not None:
-        raise ConfigurationError("fit takes a model or a state to continue from, not both")
-    if not isinstance(state, TrainState):
-        raise StateError(
-            f"state must be a TrainState, such as result.state, not {type(state).__name__}"
-        )
-    check_not_consumed(state)
-    return int(state.step)
 
 
 def _choose_sharding(plugins: PluginManager, device: Any) -> ShardingStrategy:
