@@ -21,7 +21,7 @@ FACES = {"", "metrics", "plugins"}
 # Of `fulgurite._src`, from the lowest to the highest. A module imports only what stands in a line
 # above its own, or before it in its own line.
 LAYERS: Sequence[str] = """
-    printable record_names errors attributes tracebacks callbacks timing waits foreign_names recent
+    printable record_names errors tracebacks callbacks timing waits foreign_names guards recent
     tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers redact sharding metrics.base metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.usage plugins.answers plugins.manager plugins.strategy

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 import fulgurite._src.hookspecs as hookspecs
-from fulgurite._src.attributes import check_assignment, check_no_class_attributes
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.data.leaves import as_arrays
 from fulgurite._src.data.sources import (
@@ -47,6 +46,7 @@ from fulgurite._src.foreign_names import (
     check_foreign_arguments,
     hint_at_arguments,
 )
+from fulgurite._src.guards import check_assignment, check_no_class_attributes
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.output import Output
 from fulgurite._src.plugins.manager import PluginManager
