@@ -2,22 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from inspect import Signature, signature
-from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 import fulgurite._src.hookspecs as hookspecs
-from fulgurite._src.callbacks import callback_error_context
-from fulgurite._src.data.leaves import as_arrays
 from fulgurite._src.data.sources import (
-    ArrayData,
-    as_data,
-    get_batch_examples,
-    get_device_arrays,
     get_split,
 )
 from fulgurite._src.evaluation.evaluator import (
@@ -30,11 +22,11 @@ from fulgurite._src.evaluation.evaluator import (
 from fulgurite._src.evaluation.service import EvaluationService
 from fulgurite._src.evaluation.target import apply_module_view
 from fulgurite._src.evaluation.totals import EvaluationTotals
-from fulgurite._src.execution.debugging import check_jit_enabled
 from fulgurite._src.execution.executables import keep_compiled_programs
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.fit import run_fit
-from fulgurite._src.fit.plan import check_request, open_batches, peek_first_batch
+from fulgurite._src.fit.own_loop import OwnLoop
+from fulgurite._src.fit.plan import check_request
 from fulgurite._src.fit.run import FitResult
 from fulgurite._src.fit.scheduler import BoundAction, collect_actions
 from fulgurite._src.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
@@ -43,36 +35,25 @@ from fulgurite._src.foreign_names import (
     DATA_ARGUMENTS,
     ENGINE_ARGUMENTS,
     FIT_ARGUMENTS,
-    check_foreign_arguments,
     hint_at_arguments,
 )
-from fulgurite._src.guards import check_assignment, check_no_class_attributes
+from fulgurite._src.guards import GuardedEngine
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.output import Output
 from fulgurite._src.plugins.manager import PluginManager
-from fulgurite._src.plugins.strategy import PluginShardingStrategy
-from fulgurite._src.rng import DEFAULT, PARAMS, RngStream, RngStreams, make_root_key
-from fulgurite._src.sharding import ShardingStrategy, SingleDevice
+from fulgurite._src.plugins.strategy import choose_sharding
+from fulgurite._src.rng import DEFAULT, PARAMS, RngStream, RngStreams
+from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.tracebacks import hide_internal_frames
 from fulgurite._src.training.compilations import Compilations
 from fulgurite._src.training.forward import Step, forward
 from fulgurite._src.training.nonfinite import NonFinitePolicy
 from fulgurite._src.training.services import Services
-from fulgurite._src.training.settings import (
-    Settings,
-    StepsPerExecution,
-)
-from fulgurite._src.training.state import TrainState, as_model_init
+from fulgurite._src.training.settings import Settings, StepsPerExecution
+from fulgurite._src.training.state import TrainState
 from fulgurite._src.training.update import UpdateRule
-from fulgurite._src.triggers import Trigger, UnboundedRange
-from fulgurite.errors import (
-    ConfigurationError,
-    DataError,
-    check_one_of,
-)
-
-RETURNABLE = ("preds", "aux", "grads", "updates")
-"""Fields of the output that leave a step only where `Engine.step` is asked for them."""
+from fulgurite._src.triggers import Trigger
+from fulgurite.errors import ConfigurationError
 
 SET_BY_PROGRAMS = frozenset({"config", "program_file", "run_dir"})
 SET_ONCE = frozenset(
@@ -95,6 +76,7 @@ SET_ONCE = frozenset(
         "due_names",
         "_rng_streams",
         "_programs",
+        "_own_loop",
         "_evaluations",
     }
 )
@@ -106,11 +88,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _use_device(
+def _entry_point(
     method: "Callable[Concatenate[Engine, P], R]",
 ) -> "Callable[Concatenate[Engine, P], R]":
-    """Make a method of the engine compute on the engine's device."""
+    """Make a method of the engine compute on the engine's device, with short tracebacks."""
 
+    @hide_internal_frames
     @wraps(method)
     def call(engine: "Engine", *args: P.args, **kwargs: P.kwargs) -> R:
         if engine.device is None:
@@ -121,7 +104,7 @@ def _use_device(
     return call
 
 
-class Engine:
+class Engine(GuardedEngine):
     """Compiles and runs training; plugins do everything else.
 
     Example:
@@ -160,39 +143,9 @@ class Engine:
             that of JAX. Several devices are a plugin's.
     """
 
-    __signature__: ClassVar[Signature]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        check_no_class_attributes(cls, SET_ONCE | SET_BY_PROGRAMS)
-        _set_signature(cls)
-
-    if not TYPE_CHECKING:  # type checkers would take it as leave to set any attribute
-
-        @hide_internal_frames
-        def __setattr__(self, name: str, value: Any) -> None:
-            """Refuse to overwrite what the engine needs."""
-            check_assignment(self, name, value, SET_ONCE)
-            super().__setattr__(name, value)
-
-    @hide_internal_frames
-    def __new__(cls, *args: Any, **kwargs: Any) -> "Engine":
-        """Refuse a step that `fit` would never call, and arguments by their names in other
-        libraries, with ours."""
-        if cls.step is not Engine.step and cls.train_step is Engine.train_step:
-            raise ConfigurationError(
-                f"{cls.__name__} overrides step; fit never calls it: override train_step"
-            )
-        known = signature(cls.__init__).parameters
-        check_foreign_arguments(cls.__name__, kwargs, known, ENGINE_ARGUMENTS)
-        return super().__new__(cls)
-
-    def __reduce__(self) -> Any:
-        """Refuse to be pickled: executables and open files stay in their process."""
-        raise TypeError(
-            "an Engine cannot be pickled or copied: hand over a function or a configuration that "
-            "makes it, and call that in the other process"
-        )
+    _set_once = SET_ONCE
+    _set_by_programs = SET_BY_PROGRAMS
+    _foreign_arguments = ENGINE_ARGUMENTS
 
     @hide_internal_frames
     def __init__(
@@ -214,6 +167,7 @@ class Engine:
         device: Any = None,
         stop_timeout: float = 30.0,
     ) -> None:
+        _check_overrides(type(self))
         settings = Settings(
             steps=steps,
             epochs=epochs,
@@ -228,8 +182,7 @@ class Engine:
             device=device,
             stop_timeout=stop_timeout,
         )
-        self.steps = settings.steps
-        self.epochs = settings.epochs
+        self.steps, self.epochs = settings.steps, settings.epochs
         self.seed = settings.seed
         self.steps_per_execution: StepsPerExecution = settings.steps_per_execution
         self.limit_train_batches = settings.limit_train_batches
@@ -246,12 +199,13 @@ class Engine:
         for hook in ("save_checkpoint", "restore_checkpoint"):
             self.plugins.get_single_impl(hook)
         self.actions: list[BoundAction] = collect_actions(self.plugins, settings.log_trigger)
-        self.sharding: ShardingStrategy = _choose_sharding(self.plugins, device)
-        self.device = None if device is None else _find_device(device)
+        self.sharding: ShardingStrategy = choose_sharding(self.plugins, device)
+        self.device = settings.find_device()
         self._rng_streams = _collect_rng_streams(self.plugins)
-        self.services = self._build_services(settings)
+        self.services = _build_services(self, settings)
         self.due_names = self.services.due_names
         self._programs = ProgramCache(self.services)
+        self._own_loop = OwnLoop(self.services, self._programs)
         self._evaluations = EvaluationService(self.services)
         self.evaluators: dict[str, Evaluator] = self._evaluations.evaluators
 
@@ -262,7 +216,7 @@ class Engine:
         too_many="it trains on one data source, and evaluations are plugins of "
         "fulgurite-evaluators, fg.Engine(plugins=[Evaluator('val', data, every=100)])",
     )
-    @_use_device
+    @_entry_point
     def fit(
         self,
         model: Any = None,
@@ -315,8 +269,7 @@ class Engine:
         )
         return run_fit(self, self._programs, request)
 
-    @hide_internal_frames
-    @_use_device
+    @_entry_point
     def init_state(self, model: Any, data: Any) -> TrainState:
         """Return a new train state for `step`, for batches like the first one of `data`.
 
@@ -325,26 +278,9 @@ class Engine:
                 either.
             data: any data source that can be iterated again, or an object whose `train` is one.
         """
-        data = get_split(data, "train")
-        if isinstance(as_data(data).source, Iterator):
-            raise DataError(
-                "init_state would use up the first batch of an iterator: pass data that can be "
-                "iterated again"
-            )
-        model_init = as_model_init(model)
-        with open_batches(self.services, data, 0, restore_on_close=True) as batches:
-            first_batch = peek_first_batch(batches, 0)
-            examples = get_batch_examples(data)
-            program = self._programs.get(
-                model_init, examples or (first_batch,), get_device_arrays(data)
-            )
-            if examples:
-                # A batch alone does not say which other structures there are.
-                self._programs.use_for_steps(program)
-            return program.init_state(model_init, make_root_key(self.seed))
+        return self._own_loop.init_state(model, data)
 
-    @hide_internal_frames
-    @_use_device
+    @_entry_point
     def step(
         self, state: TrainState, batch: Any, *, returns: tuple[str, ...] = ()
     ) -> tuple[TrainState, Output]:
@@ -360,25 +296,12 @@ class Engine:
                 `updates`. They are another executable, and copies of arrays that otherwise never
                 leave the step.
         """
-        check_jit_enabled()
-        for name in returns:
-            check_one_of(name, RETURNABLE, "Engine.step: returns")
-        batch = as_arrays(batch)
-        program = self._programs.get_for_step(state, batch)
-        compiled_step = program.get_compiled_step(1, tuple(returns))
-        program.select_update_rule(state.step, UnboundedRange(0))
-        nothing_due = np.zeros(len(self.services.due_names), bool)
-        batches = compiled_step.make_buffer()
-        batches.add(batch)
-        # The number travels packed, and so is not consumed.
-        with callback_error_context(lambda: f"training step {int(state.step) + 1}"):
-            flat, results = compiled_step(program.layout.flatten(state), batches, nothing_due)
-            return program.layout.unflatten(flat), compiled_step.get_output(results)
+        return self._own_loop.step(state, batch, returns)
 
     def check_finite(self, state: TrainState) -> None:
         """Raise `NonFiniteError` if a step up to this state was not finite. Waits for the
         device."""
-        self._programs.check_finite(state)
+        self._own_loop.check_finite(state)
 
     def iter_batches(
         self, data: Any, *, steps: int | None = None, epochs: int | None = None, start_step: int = 0
@@ -391,13 +314,7 @@ class Engine:
             epochs: how many; the engine's by default, and one where it has neither.
             start_step: the step of the state from which a fit would continue.
         """
-        if (steps, epochs, self.steps, self.epochs) == (None,) * 4:
-            epochs = 1
-        steps, epochs = self.services.settings.choose_length(steps, epochs)
-        data = get_split(data, "train")
-        with open_batches(self.services, data, start_step, epochs=epochs) as batches:
-            for item in islice(batches, steps):
-                yield ArrayData.gather(get_device_arrays(data), item.batch)
+        return self._own_loop.iter_batches(data, steps, epochs, start_step)
 
     def train_step(
         self, state: TrainState, batch: Any, ctx: Context, update_rule: UpdateRule
@@ -438,7 +355,7 @@ class Engine:
 
     @hide_internal_frames
     @hint_at_arguments(DATA_ARGUMENTS, "Engine.evaluate")
-    @_use_device
+    @_entry_point
     def evaluate(
         self,
         model: Any,
@@ -470,8 +387,7 @@ class Engine:
         )
         return self._evaluations.evaluate(_unwrap_result(model), spec)
 
-    @hide_internal_frames
-    @_use_device
+    @_entry_point
     def evaluate_step(
         self,
         model: Any,
@@ -498,7 +414,7 @@ class Engine:
 
     @hide_internal_frames
     @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
-    @_use_device
+    @_entry_point
     def predict(
         self,
         model: Any,
@@ -522,8 +438,7 @@ class Engine:
         spec = Evaluator("predict", get_split(data, "predict"), num_batches)
         return self._evaluations.predict(_unwrap_result(model), spec, callback)
 
-    @hide_internal_frames
-    @_use_device
+    @_entry_point
     def load_weights(self, model: Any, weights: CheckpointSource) -> TrainState:
         """Return a train state for `evaluate` and `predict` from a checkpoint, without optimizer
         state. Needs no data.
@@ -535,8 +450,7 @@ class Engine:
         """
         return load_weights(self, model, weights)
 
-    @hide_internal_frames
-    @_use_device
+    @_entry_point
     def run_evaluator(
         self, name: str, state: TrainState, should_stop: ShouldStop = never_stop
     ) -> EvaluationResult:
@@ -552,7 +466,7 @@ class Engine:
         """
         return self._evaluations.run_evaluator(name, state, should_stop)
 
-    @_use_device
+    @_entry_point
     def check_evaluators(self, state: TrainState) -> None:
         """Trace the evaluations of plugins by shape, for a state; `fit` does so before its first
         step. Nothing is compiled.
@@ -562,7 +476,7 @@ class Engine:
         """
         self._evaluations.check_evaluators(state)
 
-    @_use_device
+    @_entry_point
     def get_metric_types(self, state: TrainState, source: str = "train") -> dict[str, type]:
         """Return the class of each metric that a source of records gives, by name. Nothing is
         compiled.
@@ -597,7 +511,7 @@ class Engine:
         go into one dispatch, and why."""
         return self._programs.explain()
 
-    @_use_device
+    @_entry_point
     def explain_sharding(self, batch: PyTree) -> str:
         """Return where each array of a batch goes, a line each: which axis is divided over which
         axis of the mesh, on which devices.
@@ -611,73 +525,41 @@ class Engine:
         """Return the random streams over a root key."""
         return RngStreams(key, self._rng_streams)
 
-    def _build_services(self, settings: Settings) -> Services:
-        names = [action.name for action in self.actions if action.name != "log"]
-        return Services(
-            hooks=self.plugins,
-            make_rng_streams=self.make_rng_streams,
-            sharding=self.sharding,
-            settings=settings,
-            due_names=(*names, "log"),
-            compute_update=self.train_step,
-            compilations=Compilations(self.plugins, self.max_compilations),
-        )
-
-
-def _set_signature(engine_class: type[Engine]) -> None:
-    """Have help, editors and configurations see the arguments of `__init__`: Python takes those of
-    `__new__` otherwise, which takes any."""
-    whole = signature(engine_class.__init__)
-    parameters = list(whole.parameters.values())[1:]
-    engine_class.__signature__ = whole.replace(
-        parameters=parameters, return_annotation=engine_class
-    )
-
-
-_set_signature(Engine)
-
 
 def _unwrap_result(model: Any) -> Any:
     """Return the state of a result of `fit`, and any other model as it is."""
     return model.state if isinstance(model, FitResult) else model
 
 
-def _choose_sharding(plugins: PluginManager, device: Any) -> ShardingStrategy:
-    """Return the strategy of a plugin, or that of one device.
+def _check_overrides(engine_class: type[Engine]) -> None:
+    """Raise a `ConfigurationError` for a step that `fit` would never call."""
+    has_step = engine_class.step is not Engine.step
+    if has_step and engine_class.train_step is Engine.train_step:
+        raise ConfigurationError(
+            f"{engine_class.__name__} overrides step; fit never calls it: override train_step"
+        )
+
+
+def _build_services(engine: Engine, settings: Settings) -> Services:
+    """Return what the parts of an engine need of it.
 
     Args:
-        plugins: of the engine.
-        device: the setting.
-
-    Raises:
-        ConfigurationError: both say which devices to compute on.
+        engine: which has its plugins, actions and sharding strategy.
+        settings: its arguments.
     """
-    strategy = plugins.ask_exclusive("sharding_strategy")
-    if strategy is None:
-        return SingleDevice()
-    if device is not None:
-        raise ConfigurationError(
-            f"Engine: device is {device!r}, but plugin {strategy[0].name!r} says which devices "
-            "to compute on: give only one of them"
-        )
-    return PluginShardingStrategy(*strategy)
+    names = [action.name for action in engine.actions if action.name != "log"]
+    return Services(
+        hooks=engine.plugins,
+        make_rng_streams=engine.make_rng_streams,
+        sharding=engine.sharding,
+        settings=settings,
+        due_names=(*names, "log"),
+        compute_update=engine.train_step,
+        compilations=Compilations(engine.plugins, settings.max_compilations),
+    )
 
 
 def _collect_rng_streams(plugins: PluginManager) -> list[RngStream]:
     """Return the random streams of the engine, and those of plugins, which may replace them."""
     core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
     return list({**core_streams, **plugins.ask("register_rng_streams")}.values())
-
-
-def _find_device(device: Any) -> Any:
-    """Return a device, given as such or as `PLATFORM` or `PLATFORM:NUMBER`."""
-    if isinstance(device, jax.Device):
-        return device
-    platform, _, number = str(device).partition(":")
-    try:
-        return jax.local_devices(backend=platform)[int(number or 0)]
-    except (RuntimeError, ValueError, IndexError) as error:
-        devices = ", ".join(f"{known.platform}:{known.id}" for known in jax.local_devices())
-        raise ConfigurationError(
-            f"Engine: there is no device {device!r}; there are {devices}"
-        ) from error

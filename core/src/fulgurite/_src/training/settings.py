@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import jax
+
 from fulgurite._src.training.nonfinite import NonFinitePolicy
 from fulgurite._src.triggers import AtEnd, Every, Trigger
 from fulgurite.errors import ConfigurationError, as_int, set_ints
@@ -54,6 +56,24 @@ class Settings:
         if isinstance(self.log_every, int):
             return Every(self.log_every) | AtEnd()
         return self.log_every
+
+    def find_device(self) -> jax.Device | None:
+        """Return the device to compute on, given as such or as `PLATFORM` or `PLATFORM:NUMBER`;
+        None for that of JAX.
+
+        Raises:
+            ConfigurationError: there is no such device.
+        """
+        if self.device is None or isinstance(self.device, jax.Device):
+            return self.device
+        platform, _, number = str(self.device).partition(":")
+        try:
+            return jax.local_devices(backend=platform)[int(number or 0)]
+        except (RuntimeError, ValueError, IndexError) as error:
+            devices = ", ".join(f"{known.platform}:{known.id}" for known in jax.local_devices())
+            raise ConfigurationError(
+                f"Engine: there is no device {self.device!r}; there are {devices}"
+            ) from error
 
     def choose_length(self, steps: Any, epochs: Any) -> tuple[int | None, int | None]:
         """Return the steps and epochs to train, of which one is None.
