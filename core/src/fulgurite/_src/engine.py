@@ -209,14 +209,13 @@ class Engine(GuardedEngine):
         self._evaluations = EvaluationService(self.services)
         self.evaluators: dict[str, Evaluator] = self._evaluations.evaluators
 
-    @hide_internal_frames
+    @_entry_point
     @hint_at_arguments(
         FIT_ARGUMENTS,
         "Engine.fit",
         too_many="it trains on one data source, and evaluations are plugins of "
         "fulgurite-evaluators, fg.Engine(plugins=[Evaluator('val', data, every=100)])",
     )
-    @_entry_point
     def fit(
         self,
         model: Any = None,
@@ -353,9 +352,8 @@ class Engine(GuardedEngine):
         """
         return forward(self.plugins, self.sharding, step, module, batch, ctx)
 
-    @hide_internal_frames
-    @hint_at_arguments(DATA_ARGUMENTS, "Engine.evaluate")
     @_entry_point
+    @hint_at_arguments(DATA_ARGUMENTS, "Engine.evaluate")
     def evaluate(
         self,
         model: Any,
@@ -412,9 +410,8 @@ class Engine(GuardedEngine):
         spec = Evaluator(name, [batch], metrics=metrics, losses=losses)
         return self._evaluations.add_to_totals(_unwrap_result(model), spec, totals)
 
-    @hide_internal_frames
-    @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
     @_entry_point
+    @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
     def predict(
         self,
         model: Any,

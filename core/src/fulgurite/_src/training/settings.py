@@ -57,7 +57,7 @@ class Settings:
             return Every(self.log_every) | AtEnd()
         return self.log_every
 
-    def find_device(self) -> jax.Device | None:
+    def find_device(self) -> Any:
         """Return the device to compute on, given as such or as `PLATFORM` or `PLATFORM:NUMBER`;
         None for that of JAX.
 
