@@ -162,9 +162,8 @@ def test_a_subclass_cannot_overwrite_attributes_of_the_engine() -> None:
             if not early:
                 setattr(self, name, value)
 
-    changing = {"_step_program", *SET_BY_PROGRAMS}
     # Every attribute that the constructor sets is one of these.
-    attributes = vars(fg.Engine(steps=1, autoload=False)).keys() - changing
+    attributes = vars(fg.Engine(steps=1, autoload=False)).keys() - SET_BY_PROGRAMS
     assert {"epochs", "plugins", "actions", "_programs"} < attributes == SET_ONCE
     for name in sorted(attributes):
         for early in (False, True):

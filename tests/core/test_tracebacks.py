@@ -208,10 +208,10 @@ def test_frames_of_the_standard_library_go_with_those_that_called_them() -> None
 def test_a_mistake_of_fulgurite_keeps_the_place_where_it_happened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fulgurite._src.engine.restore_host_states", None)
+    monkeypatch.setattr("fulgurite._src.fit.fit.restore_host_states", None)
     error = fit_and_catch(Valid)
     *_, last = traceback.extract_tb(error.__traceback__)
-    assert last.filename.endswith("engine.py")
+    assert last.filename.endswith("fit/fit.py")
 
 
 def test_the_whole_traceback_is_there_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

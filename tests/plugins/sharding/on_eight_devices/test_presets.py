@@ -151,7 +151,7 @@ def test_a_model_is_never_whole_on_a_device_while_it_is_made() -> None:
     source, key = as_model_init(Transformer), jax.random.key(0)
     needed = {}
     for preset in (DataParallel, FSDP):
-        program = engine(preset())._get_program(source, (next(iter(TEXT)),), None)
+        program = engine(preset())._programs.get(source, (next(iter(TEXT)),), None)
         memory = (
             program.make_initializer(source)
             .lower(source.arrays, key, key)

@@ -101,7 +101,7 @@ class EvaluationRunner:
         self._evaluator = evaluator
         self._step: Step = step
         self._sharding = services.sharding
-        self._due_names = services.settings.due_names
+        self._due_names = services.due_names
         self._compilations = services.compilations
         self._validation_programs: dict[Any, EvaluationProgram] = {}
         self._prediction_programs: dict[Any, jax.stages.Wrapped] = {}

@@ -199,7 +199,7 @@ class CompiledStep:
         Args:
             flat: the state before; consumed.
             batches: from `make_buffer`, with one batch and more.
-            due: what is due after the last of the steps, in the order of `Settings.due_names`.
+            due: what is due after the last of the steps, in the order of `Services.due_names`.
             resident: the arrays on the device that indexed batches are gathered from.
         """
         return self.run(self.prepare(flat, batches, due, resident), due)

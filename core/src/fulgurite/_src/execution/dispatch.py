@@ -6,14 +6,12 @@ kind. Whatever is chosen, the bits are those of single steps.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
 from fulgurite._src.execution.flops import contains_primitive, count_flops
-
-StepsPerExecution = int | Literal["auto"]
 
 MAX_FUSED_STEPS = 16
 """More gain nothing: 8 and 16 steps of the small perceptron take 155 and 149 µs each, one 249."""

@@ -461,7 +461,7 @@ class Program:
         return program, eqx.combine(arrays, static)
 
     def _compute_step_metrics(self, state: TrainState, batch: Any, resident: Any) -> Any:
-        due = jnp.zeros(len(self._services.settings.due_names), bool)
+        due = jnp.zeros(len(self._services.due_names), bool)
         record = self.step.update(state, ArrayData.gather(resident, batch), due)
         return record.metrics, record.running_metrics
 

@@ -18,6 +18,7 @@ from fulgurite._src.data.readers import BatchItem
 from fulgurite._src.evaluation.evaluator import EvaluationResult
 from fulgurite._src.execution.compiled_step import BatchBuffer, Dispatch, StepResults
 from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
+from fulgurite._src.fit.plan import FitPlan
 from fulgurite._src.fit.records import (
     Record,
     RecordDispatcher,
@@ -40,7 +41,6 @@ from fulgurite._src.fit.snapshot import (
     has_logger_with_host_state,
     read_shared,
 )
-from fulgurite._src.fit.start import FitPlan
 from fulgurite._src.model.media import MEDIA_ACTION
 from fulgurite._src.plugins.answers import check_has_run
 from fulgurite._src.plugins.implementations import plugin_error_context

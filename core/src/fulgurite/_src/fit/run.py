@@ -11,7 +11,6 @@ import numpy as np
 
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop
-from fulgurite._src.execution.dispatch import StepsPerExecution
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.actions import StopTraining
 from fulgurite._src.fit.records import (
@@ -29,6 +28,7 @@ from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.timing import Timings
 from fulgurite._src.training.nonfinite import NonFinitePolicy
 from fulgurite._src.training.services import Services
+from fulgurite._src.training.settings import StepsPerExecution
 from fulgurite._src.training.state import TrainState
 from fulgurite._src.triggers import StepRange
 from fulgurite.errors import (

@@ -4,8 +4,7 @@ Which checkpoint is meant and where it lies is known to the active checkpointer 
 passes on what the user gave, with a template of the state, and gets a `Snapshot`.
 """
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,8 +14,6 @@ import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
-from fulgurite._src.data.iterator import BatchIterator
-from fulgurite._src.execution.dispatch import StepsPerExecution
 from fulgurite._src.execution.program import (
     Program,
     build_module,
@@ -28,14 +25,11 @@ from fulgurite._src.fit.run import EngineView, FitResult
 from fulgurite._src.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.rng import make_root_key
-from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.training.state import ModelInit, TrainState, as_model_init
 from fulgurite._src.tree.paths import path_from_keys
-from fulgurite._src.triggers import StepRange
 from fulgurite.errors import (
     CheckpointError,
     ConfigurationError,
-    DataError,
     FulguriteError,
     PluginError,
     error_context,
@@ -44,73 +38,6 @@ from fulgurite.errors import (
 T = TypeVar("T")
 WEIGHTS = {"module": "module", "model_state": "model_state"}
 """What `init_from` reads of a checkpoint unless its `map` says otherwise."""
-
-
-@dataclass(frozen=True, eq=False)
-class FitRequest:
-    """What `Engine.fit` was asked for.
-
-    Attributes:
-        model_init: where the module comes from.
-        data: the data source of training.
-        state: a state to continue from, or None.
-        start_step: the step of that state, else 0.
-        length: the steps and epochs to train, one of them None.
-        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
-        resume: the argument of `fit`.
-        init_from: the argument of `fit`.
-    """
-
-    model_init: ModelInit
-    data: Any
-    state: TrainState | None
-    start_step: int
-    length: tuple[int | None, int | None]
-    steps_per_execution: StepsPerExecution
-    resume: Resume
-    init_from: InitFrom
-
-
-@dataclass(frozen=True, eq=False)
-class FitPlan:
-    """What a loop begins with.
-
-    Attributes:
-        program: the training program.
-        data_iterator: where batches come from.
-        state: to train from; consumed.
-        step_range: its start is earlier than `state.step` in a resumed fit.
-        requested_length: the steps and epochs to train, one of them None; with epochs, the end
-            follows from the ends of epochs as far as they are known.
-        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
-        device_arrays: the arrays on the device that indexed batches are gathered from, or None.
-        resumed_from: the snapshot that the fit goes on from, or None.
-        resume: what `fit(resume=...)` was.
-        messages: what the user is told at the start.
-    """
-
-    program: Program
-    data_iterator: BatchIterator
-    state: TrainState
-    step_range: StepRange
-    requested_length: tuple[int | None, int | None]
-    steps_per_execution: StepsPerExecution
-    device_arrays: Any
-    resumed_from: Snapshot | None
-    resume: Resume
-    messages: list[str]
-
-
-def reserve_plugins(engine: EngineView, request: FitRequest) -> AbstractContextManager[None]:
-    """Return a context in which no other fit uses the engine or an instance of its plugins.
-
-    Args:
-        engine: the engine that trains.
-        request: what `fit` was asked for.
-    """
-    steps, epochs = request.length
-    length = f"{epochs} epochs" if steps is None else f"{steps} steps"
-    return engine.plugins.reserve(f"the fit of {length}", engine.run_dir)
 
 
 def check_starting_point(resume: Resume, state: TrainState | None, init_from: InitFrom) -> None:
@@ -209,74 +136,6 @@ def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> No
                 f"of that state: {type(error).__name__}: {error}. Resume from another checkpoint, "
                 f"or begin anew with resume='never'"
             ) from error
-
-
-def plan_step_range(
-    snapshot: Snapshot | None,
-    start: int,
-    steps: int | None,
-    epochs: int | None,
-    epoch_length: int | None,
-) -> StepRange:
-    """Return the steps that a fit is to take.
-
-    A resumed fit keeps its range, unless another length is requested than before.
-
-    Args:
-        snapshot: what the fit resumes from, or None.
-        start: the step at which the fit began, before any resume.
-        steps: the number of steps of the whole fit, or None.
-        epochs: the number of epochs of the whole fit, or None.
-        epoch_length: the steps of the first epoch, as far as they are known.
-
-    Raises:
-        CheckpointError: the snapshot is past the end of the fit.
-    """
-    if snapshot is not None and snapshot.requested_length in (None, (steps, epochs)):
-        return snapshot.step_range
-    epoch_ends = snapshot.step_range.epoch_ends if snapshot else ()
-    stop = None
-    if steps is not None:
-        stop = start + steps
-    elif epochs is not None:
-        stop = _find_end_of_epoch(epochs, start, epoch_ends, epoch_length)
-    if snapshot is not None and stop is not None:
-        step = int(snapshot.state.step)
-        # The fit would return a model with more steps than requested, and the run would never be
-        # marked as complete.
-        if step > stop:
-            raise CheckpointError(
-                f"the checkpoint of step {step} is past step {stop}, where this fit should end: "
-                f"ask for more, resume from an earlier one, or start afresh: resume='never', or "
-                f"another run directory"
-            )
-    return StepRange(start, stop, epoch_ends)
-
-
-def check_known_batches(
-    sharding: ShardingStrategy, batches: BatchIterator, step: int, stop: int | None
-) -> None:
-    """Raise `DataError` if a batch that the fit will come to does not divide by the devices, as far
-    as that is known before it is read.
-
-    Args:
-        sharding: of the engine.
-        batches: of the fit.
-        step: that of the state which the fit begins with.
-        stop: the last step of the fit, as far as it is known.
-    """
-    if sharding.mesh is None:
-        return
-    failure = None
-    for number, batch in batches.iter_known_batches():
-        if stop is not None and step + number >= stop:
-            continue
-        try:
-            sharding.check_batch(batch, f"the batch for step {step + number + 1}")
-        except DataError as error:
-            failure = error
-            break
-    sharding.raise_on_any_process(failure)
 
 
 def fill_missing_state(
@@ -382,18 +241,6 @@ def _check_begins_with_module(reference: CheckpointRef, snapshot: Snapshot) -> N
             "state.module, data) without a model state; or with the latter by "
             "CheckpointRef(..., view='current')"
         )
-
-
-def _find_end_of_epoch(
-    epochs: int, start: int, epoch_ends: tuple[int, ...], epoch_length: int | None
-) -> int | None:
-    """Return the step at which the last of so many epochs ends, as far as that is known."""
-    if epochs <= len(epoch_ends):
-        return epoch_ends[epochs - 1]
-    if epoch_ends:
-        *_, before, last = (start, *epoch_ends)
-        return last + (epochs - len(epoch_ends)) * (last - before)
-    return None if epoch_length is None else start + epochs * epoch_length
 
 
 def _build_evaluation_template(engine: EngineView, model_init: ModelInit) -> TrainState:

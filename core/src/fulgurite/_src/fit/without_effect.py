@@ -14,10 +14,33 @@ from fulgurite._src.data.sources import ArrayData, as_data
 from fulgurite._src.execution.program import Program
 from fulgurite._src.model.module import Module
 from fulgurite._src.training.nonfinite import NonFinitePolicy
+from fulgurite._src.training.services import Services
+from fulgurite._src.training.state import TrainState
 from fulgurite._src.training.update import GradientUpdate
 from fulgurite._src.tree.paths import leaves_with_paths
 from fulgurite._src.tree.select import select_from_parts
 from fulgurite._src.tree.specs import is_array
+
+
+def describe_what_has_no_effect(
+    services: Services, data: Any, program: Program, state: TrainState
+) -> list[str]:
+    """Return sentences about what the user wrote and nothing uses.
+
+    Args:
+        services: of the engine.
+        data: the data source of training.
+        program: the training program.
+        state: to train from.
+    """
+    settings = services.settings
+    return [
+        *describe_hidden_hooks(state.module, services.plugins.hooks),
+        *describe_missing_weights(state.module),
+        *describe_unused_seed(settings.seed, data),
+        *describe_decayed_buffers(program),
+        *describe_hidden_nonfinite_transforms(program, settings.on_nonfinite),
+    ]
 
 
 def describe_hidden_hooks(module: Any, hook_names: Iterable[str]) -> list[str]:

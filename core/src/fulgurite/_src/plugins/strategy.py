@@ -8,8 +8,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from fulgurite._src.plugins.implementations import plugin_error_context
+from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.selection import RegisteredPlugin
-from fulgurite._src.sharding import ProcessShard, ShardingStrategy
+from fulgurite._src.sharding import ProcessShard, ShardingStrategy, SingleDevice
+from fulgurite.errors import ConfigurationError
 
 
 class PluginShardingStrategy(ShardingStrategy):
@@ -102,3 +104,24 @@ class PluginShardingStrategy(ShardingStrategy):
 
     def _error_context(self, method: str) -> AbstractContextManager[None]:
         return plugin_error_context(self._plugin, f"hook sharding_strategy, {method}", None)
+
+
+def choose_sharding(plugins: PluginManager, device: Any) -> ShardingStrategy:
+    """Return the strategy of a plugin, or that of one device.
+
+    Args:
+        plugins: of the engine.
+        device: the one to compute on, as the engine's argument says it, or None.
+
+    Raises:
+        ConfigurationError: both say which devices to compute on.
+    """
+    strategy = plugins.hooks.sharding_strategy.ask()
+    if strategy is None:
+        return SingleDevice()
+    if device is not None:
+        raise ConfigurationError(
+            f"Engine: device is {device!r}, but plugin {strategy[0].name!r} says which devices "
+            "to compute on: give only one of them"
+        )
+    return PluginShardingStrategy(*strategy)

@@ -13,28 +13,12 @@ from fulgurite._src.rng import RngStreams
 from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.timing import Timings
 from fulgurite._src.training.compilations import Compilations
-from fulgurite._src.training.nonfinite import NonFinitePolicy
+from fulgurite._src.training.settings import Settings
 from fulgurite._src.training.state import TrainState
 from fulgurite._src.training.update import UpdateRule
 
 ComputeUpdate = Callable[[TrainState, Any, Context, UpdateRule], tuple[TrainState, Output]]
 """`Engine.train_step`: `(state, batch, ctx, update_rule)` gives the new state and the output."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of an engine that its parts look at.
-
-    Attributes:
-        seed: for every random stream.
-        on_nonfinite: what to do with a step that is not finite: `raise`, `skip` or `ignore`.
-        due_names: what `ctx.is_due` knows, in the order of the flags that a step receives:
-            the scheduled actions as `PLUGIN.NAME`, and `log` last.
-    """
-
-    seed: int
-    on_nonfinite: NonFinitePolicy
-    due_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +29,9 @@ class Services:
         plugins: whose hooks are called.
         make_rng_streams: the random streams over a root key.
         sharding: where arrays lie on the devices, and how several processes agree.
-        settings: the engine's settings.
+        settings: the arguments of the engine.
+        due_names: what `ctx.is_due` knows, in the order of the flags that a step receives:
+            the scheduled actions as `PLUGIN.NAME`, and `log` last.
         compute_update: `Engine.train_step`, the part of a step that a subclass may override.
         compilations: who is told of new executables, and how many there may be.
     """
@@ -54,6 +40,7 @@ class Services:
     make_rng_streams: Callable[[Key[Array, ""]], RngStreams]
     sharding: ShardingStrategy
     settings: Settings
+    due_names: tuple[str, ...]
     compute_update: ComputeUpdate
     compilations: Compilations
 

@@ -88,7 +88,7 @@ class TrainStep:
         Args:
             state: the state before.
             batch: arrays with a leading example axis, in a `MaskedBatch` or `Batch` or not.
-            due: what is due after this step, in the order of `Settings.due_names`.
+            due: what is due after this step, in the order of `Services.due_names`.
         """
         record = self.update(state, batch, due)
         new = record.state
@@ -147,7 +147,7 @@ class TrainStep:
             mask=mask,
             spec=spec,
             num_examples=num_examples,
-            due_flags=dict(zip(self._services.settings.due_names, due, strict=True)),
+            due_flags=dict(zip(self._services.due_names, due, strict=True)),
             rng_step=state.step,
             step_number=self.step_number,
             plugin_states=state.plugin_states,

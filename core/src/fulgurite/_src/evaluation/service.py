@@ -1,0 +1,164 @@
+"""The evaluations and predictions of an engine: what runs them, built once for each kind."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import PyTree
+
+from fulgurite._src.evaluation.evaluator import (
+    EvaluationResult,
+    Evaluator,
+    MetricFunctions,
+    ShouldStop,
+)
+from fulgurite._src.evaluation.runner import EvaluationRunner
+from fulgurite._src.evaluation.target import EvalTarget, apply_module_view, as_eval_target
+from fulgurite._src.evaluation.totals import EvaluationTotals
+from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.recent import RecentCache
+from fulgurite._src.rng import make_root_key
+from fulgurite._src.training.services import Services
+from fulgurite._src.training.state import TrainState
+from fulgurite._src.tree.specs import leaf_signature
+from fulgurite.errors import ConfigurationError, PluginError, did_you_mean, error_context
+
+
+class EvaluationService:
+    """Evaluates models for an engine, each kind of evaluation by one runner.
+
+    A model is a module, a pair of a module and its state, or a train state.
+
+    Attributes:
+        evaluators: the evaluations that plugins declared, by name.
+
+    Args:
+        services: what the engine provides.
+
+    Raises:
+        PluginError: two evaluations have one name, or one has that of training's records.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.evaluators = _register_evaluators(services.plugins)
+        self._runners = RecentCache[EvaluationRunner](16 + len(self.evaluators))
+
+    def evaluate(self, model: Any, evaluator: Evaluator) -> dict[str, Any]:
+        """Return the metrics of a model over one epoch of the evaluator's data."""
+        target = self._as_target(model)
+        num_batches = self._services.settings.limit_batches(evaluator.num_batches)
+        runner = self._get_runner(evaluator)
+        return runner.evaluate(target, evaluator.data, num_batches).compute()
+
+    def add_to_totals(
+        self, model: Any, evaluator: Evaluator, totals: EvaluationTotals | None
+    ) -> EvaluationTotals:
+        """Return the totals with those of a model over the evaluator's data.
+
+        Args:
+            model: the model.
+            evaluator: of all the totals.
+            totals: so far; None begins an evaluation.
+
+        Raises:
+            ConfigurationError: the totals are those of another kind of evaluation.
+        """
+        runner = self._get_runner(evaluator)
+        if totals is not None and runner is not self._get_runner(totals.evaluator):
+            raise ConfigurationError(
+                f"evaluate_step of evaluation {evaluator.name!r} got totals of "
+                f"{totals.evaluator.name!r}, or of other metrics and losses: give each evaluation "
+                "totals of its own"
+            )
+        return runner.evaluate(self._as_target(model), evaluator.data, None, totals=totals)
+
+    def predict(
+        self,
+        model: Any,
+        evaluator: Evaluator,
+        callback: Callable[[PyTree[np.ndarray]], None] | None,
+    ) -> PyTree[np.ndarray]:
+        """Return the predictions of a model for every example of the evaluator's data.
+
+        Args:
+            model: the model.
+            evaluator: its name, data and number of batches are looked at.
+            callback: called with the predictions of each batch instead; nothing is returned.
+        """
+        target = self._as_target(model)
+        num_batches = self._services.settings.limit_batches(evaluator.num_batches)
+        return self._get_runner(evaluator).predict(target, evaluator.data, num_batches, callback)
+
+    def run_evaluator(
+        self, name: str, state: TrainState, should_stop: ShouldStop
+    ) -> EvaluationResult:
+        """Return what an evaluation of a plugin gives for a state; the arguments are those of
+        `Engine.run_evaluator`."""
+        evaluator = self._get_evaluator(name)
+        target = self._view_target(evaluator, state)
+        num_batches = self._services.settings.limit_batches(evaluator.num_batches)
+        runner = self._get_runner(evaluator)
+        return runner.evaluate(target, evaluator.data, num_batches, should_stop).get_result()
+
+    def check_evaluators(self, state: TrainState) -> None:
+        """Trace the evaluations of plugins by shape, for a state."""
+        for name, evaluator in self.evaluators.items():
+            if evaluator.check_at_start:
+                with error_context(lambda name=name: f"evaluator {name!r}, before the first step"):
+                    self._check(evaluator, state)
+
+    def get_metric_types(self, state: TrainState, source: str) -> dict[str, type]:
+        """Return the class of each metric that a source of records gives, by name; the arguments
+        are those of `Engine.get_metric_types`."""
+        if source == "train":
+            window = state.metric_window.values
+            metrics = window.metrics | window.running
+            return {name: type(metric) for name, metric in metrics.items()}
+        return self._check(self._get_evaluator(source), state)
+
+    def _check(self, evaluator: Evaluator, state: TrainState) -> dict[str, type]:
+        """Trace an evaluation by shape, and return the types of its metrics by name."""
+        target = self._view_target(evaluator, state)
+        return self._get_runner(evaluator).check(target, evaluator.data)
+
+    def _as_target(self, model: Any) -> EvalTarget:
+        return as_eval_target(model, make_root_key(self._services.settings.seed))
+
+    def _view_target(self, evaluator: Evaluator, state: TrainState) -> EvalTarget:
+        """Return a state as what an evaluation looks at, by the weights that it chooses."""
+        state = apply_module_view(self._services.plugins, state, evaluator.module_view)
+        return as_eval_target(state, state.key)
+
+    def _get_runner(self, evaluator: Evaluator) -> EvaluationRunner:
+        """Return what runs evaluations of this kind, built at its first use."""
+        key = (
+            evaluator.name,
+            evaluator.new_rng_each_time,
+            _sign_functions(evaluator.metrics),
+            _sign_functions(evaluator.losses),
+        )
+        return self._runners.get_or_build(key, lambda: EvaluationRunner(self._services, evaluator))
+
+    def _get_evaluator(self, name: str) -> Evaluator:
+        if name not in self.evaluators:
+            raise PluginError(
+                f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
+            )
+        return self.evaluators[name]
+
+
+def _register_evaluators(plugins: PluginManager) -> dict[str, Evaluator]:
+    evaluators = plugins.hooks.register_evaluators.collect_by_name()
+    if "train" in evaluators:
+        raise PluginError(
+            "an evaluator is called 'train', which is the source of training's records: rename it"
+        )
+    return evaluators
+
+
+def _sign_functions(functions: MetricFunctions | None) -> tuple[Any, ...] | None:
+    """Return a key of functions by name; None for those of the module."""
+    if functions is None:
+        return None
+    return tuple((name, leaf_signature(function)) for name, function in functions.items())

@@ -1,0 +1,388 @@
+"""The plan of a fit: what was asked for, checked, and everything that a loop begins with."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from fulgurite._src.data.iterator import BatchIterator
+from fulgurite._src.data.sources import (
+    get_array_data_spec,
+    get_batch_examples,
+    get_device_arrays,
+    get_split,
+    has_unequal_batches,
+    may_pad,
+)
+from fulgurite._src.evaluation.loss_trial import choose_sample
+from fulgurite._src.evaluation.padding_trial import choose_examples
+from fulgurite._src.execution.program import Program
+from fulgurite._src.execution.program_cache import ProgramCache
+from fulgurite._src.fit.losses import try_losses, try_padding
+from fulgurite._src.fit.run import EngineView
+from fulgurite._src.fit.snapshot import InitFrom, Resume, Snapshot
+from fulgurite._src.fit.start import (
+    check_starting_point,
+    fill_missing_state,
+    load_snapshot,
+    select_hyperparameters,
+)
+from fulgurite._src.fit.without_effect import describe_what_has_no_effect
+from fulgurite._src.sharding import FIT_START, ShardingStrategy
+from fulgurite._src.training.services import Services
+from fulgurite._src.training.settings import StepsPerExecution, check_steps_per_execution
+from fulgurite._src.training.state import ModelInit, TrainState, as_model_init, check_not_consumed
+from fulgurite._src.tree.specs import hash_tree
+from fulgurite._src.triggers import StepRange
+from fulgurite._src.waits import Wait
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    StateError,
+    as_int,
+    error_context,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FitRequest:
+    """What `Engine.fit` was asked for.
+
+    Attributes:
+        model_init: where the module comes from.
+        data: the data source of training.
+        state: a state to continue from, or None.
+        start_step: the step of that state, else 0.
+        length: the steps and epochs to train, one of them None.
+        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
+        resume: the argument of `fit`.
+        init_from: the argument of `fit`.
+    """
+
+    model_init: ModelInit
+    data: Any
+    state: TrainState | None
+    start_step: int
+    length: tuple[int | None, int | None]
+    steps_per_execution: StepsPerExecution
+    resume: Resume
+    init_from: InitFrom
+
+
+@dataclass(frozen=True, eq=False)
+class FitPlan:
+    """What a loop begins with.
+
+    Attributes:
+        program: the training program.
+        data_iterator: where batches come from.
+        state: to train from; consumed.
+        step_range: its start is earlier than `state.step` in a resumed fit.
+        requested_length: the steps and epochs to train, one of them None; with epochs, the end
+            follows from the ends of epochs as far as they are known.
+        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
+        device_arrays: the arrays on the device that indexed batches are gathered from, or None.
+        resumed_from: the snapshot that the fit goes on from, or None.
+        resume: what `fit(resume=...)` was.
+        messages: what the user is told at the start.
+    """
+
+    program: Program
+    data_iterator: BatchIterator
+    state: TrainState
+    step_range: StepRange
+    requested_length: tuple[int | None, int | None]
+    steps_per_execution: StepsPerExecution
+    device_arrays: Any
+    resumed_from: Snapshot | None
+    resume: Resume
+    messages: list[str]
+
+
+def check_request(
+    engine: EngineView,
+    model: Any,
+    data: Any,
+    state: TrainState | None,
+    *,
+    steps: int | None,
+    epochs: int | None,
+    steps_per_execution: StepsPerExecution | None,
+    resume: Resume,
+    init_from: InitFrom,
+) -> FitRequest:
+    """Return what `Engine.fit` was asked for, as far as it can be checked before a batch is read;
+    the arguments are those of `fit`."""
+    settings = engine.services.settings
+    steps_per_execution, resume = as_int(steps_per_execution), as_int(resume)
+    check_steps_per_execution(steps_per_execution)
+    engine.sharding.check_processes()
+    start_step = 0
+    if state is not None:
+        start_step = _get_start_step(model, state)
+        model = (state.module, state.model_state)
+    request = FitRequest(
+        model_init=as_model_init(model),
+        data=get_split(data, "train"),
+        state=state,
+        start_step=start_step,
+        length=settings.choose_length(steps, epochs),
+        steps_per_execution=steps_per_execution or settings.steps_per_execution,
+        resume=resume,
+        init_from=init_from,
+    )
+    _check_run_dir(engine)
+    check_starting_point(resume, state, init_from)
+    return request
+
+
+def plan_fit(
+    engine: EngineView, programs: ProgramCache, request: FitRequest, stack: ExitStack
+) -> FitPlan:
+    """Return everything that a loop needs: its program, the state to train from, the batches.
+
+    Args:
+        engine: the engine that trains.
+        programs: of the engine.
+        request: what `fit` was asked for.
+        stack: closes the batches when the fit ends.
+    """
+    services = engine.services
+    batches = stack.enter_context(open_batches(services, request.data, request.start_step))
+    device_arrays = get_device_arrays(request.data)
+    first_batch = peek_first_batch(batches, request.start_step)
+    examples = get_batch_examples(request.data) or (first_batch,)
+    program = programs.get(request.model_init, examples, device_arrays)
+    _check_same_start(services, request, batches, first_batch)
+    is_weighted = has_unequal_batches(request.data, first_batch)
+    needs_means = is_weighted or program.update_rule.needs_mean_loss
+    sample = choose_sample(first_batch) if needs_means else None
+    padded = choose_examples(first_batch) if may_pad(request.data, first_batch) else None
+    del first_batch, examples  # a fit keeps no batch longer than its steps do
+    state = request.state
+    start_step = request.start_step
+    steps, epochs = request.length
+    with Wait("the checkpoint"):
+        snapshot = load_snapshot(engine, request.resume, program.state_spec)
+    if snapshot is not None:
+        state = select_hyperparameters(request.resume, snapshot.state)
+        start_step = snapshot.step_range.start
+        if engine.fast_dev_run is not None:
+            steps = int(state.step) - start_step + engine.fast_dev_run
+        batches = _resume_batches(services, request, snapshot, batches, stack)
+    state = fill_missing_state(engine, state, program, request.model_init, request.init_from)
+    program.check(state)
+    with services.timings.time("check"):
+        messages = try_losses(services, program, state, sample, device_arrays)
+        messages += try_padding(services, program, state, padded, device_arrays)
+        messages += describe_what_has_no_effect(services, request.data, program, state)
+    step_range = _plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length)
+    _check_known_batches(engine.sharding, batches, int(state.step), step_range.stop)
+    return FitPlan(
+        program=program,
+        data_iterator=batches,
+        state=state,
+        step_range=step_range,
+        requested_length=request.length,
+        steps_per_execution=request.steps_per_execution,
+        device_arrays=device_arrays,
+        resumed_from=snapshot,
+        resume=request.resume,
+        messages=messages,
+    )
+
+
+def open_batches(
+    services: Services, data: Any, start_step: int, position: Any = None, **options: Any
+) -> BatchIterator:
+    """Return the batches of a fit.
+
+    Args:
+        services: of the engine.
+        data: the data source of training.
+        start_step: the step at which the fit begins, before any resume.
+        position: in the data, of a snapshot; None for the beginning.
+        options: further arguments of `BatchIterator`.
+    """
+    settings = services.settings
+    # A later fit is another pass over the data; a resumed one keeps its start and with it the
+    # order.
+    seed = (settings.seed, start_step) if start_step else settings.seed
+    return BatchIterator(
+        data,
+        seed=seed,
+        position=position,
+        limit=settings.limit_train_batches,
+        process=services.sharding.process_shard(lambda: get_array_data_spec(data)),
+        **options,
+    )
+
+
+def peek_first_batch(batches: BatchIterator, start_step: int) -> Any:
+    """Return the first batch, which stays the next one.
+
+    Args:
+        batches: of a fit.
+        start_step: the step at which it begins.
+    """
+    with error_context(lambda: f"while {batches.label} made the batch for step {start_step + 1}"):
+        return batches.peek()
+
+
+def _get_start_step(model: Any, state: TrainState) -> int:
+    """Return the step of a state to continue from."""
+    if model is not None:
+        raise ConfigurationError("fit takes a model or a state to continue from, not both")
+    if not isinstance(state, TrainState):
+        raise StateError(
+            f"state must be a TrainState, such as result.state, not {type(state).__name__}"
+        )
+    check_not_consumed(state)
+    return int(state.step)
+
+
+def _check_run_dir(engine: EngineView) -> None:
+    if engine.run_dir is None or engine.fast_dev_run is not None:
+        return
+    if not engine.plugins.hooks.fit_context.plugins:
+        raise ConfigurationError(
+            f"run_dir is {engine.run_dir!r}, and no plugin writes there: install "
+            "fulgurite-checkpoint or fulgurite-logging and add a Checkpointer or a file logger "
+            "to the plugins, or leave run_dir out"
+        )
+
+
+def _check_same_start(
+    services: Services, request: FitRequest, batches: BatchIterator, first_batch: Any
+) -> None:
+    """Check that all processes train the same thing.
+
+    Args:
+        services: of the engine.
+        request: what `fit` was asked for.
+        batches: of the fit.
+        first_batch: the first of them.
+    """
+    settings = services.settings
+    steps, epochs = request.length
+
+    def describe() -> dict[str, Any]:
+        arrays = request.model_init.arrays if request.state is None else request.state
+        return {
+            "seed": settings.seed,
+            "limit_train_batches": settings.limit_train_batches,
+            "on_nonfinite": settings.on_nonfinite,
+            "steps_per_execution": request.steps_per_execution,
+            "steps": steps,
+            "epochs": epochs,
+            "batches an epoch": batches.epoch_length,
+            "arrays": hash_tree(arrays),
+        }
+
+    services.sharding.check_same(FIT_START, describe, first_batch)
+
+
+def _resume_batches(
+    services: Services,
+    request: FitRequest,
+    snapshot: Snapshot,
+    batches: BatchIterator,
+    stack: ExitStack,
+) -> BatchIterator:
+    """Return the batches from the position of a snapshot on; those that begin afresh where it has
+    no position, or none that counts.
+
+    Args:
+        services: of the engine.
+        request: what `fit` was asked for.
+        snapshot: what the fit resumes from.
+        batches: those that begin afresh.
+        stack: closes the batches when the fit ends.
+    """
+    has_position = snapshot.data_position is not None or batches.is_shared
+    if not has_position or batches.resume == "restart":
+        return batches
+    batches.close()
+    start, position = snapshot.step_range.start, snapshot.data_position
+    with error_context(lambda: f"the run's data was {snapshot.data or 'not noted'}"):
+        return stack.enter_context(open_batches(services, request.data, start, position))
+
+
+def _plan_step_range(
+    snapshot: Snapshot | None,
+    start: int,
+    steps: int | None,
+    epochs: int | None,
+    epoch_length: int | None,
+) -> StepRange:
+    """Return the steps that a fit is to take.
+
+    A resumed fit keeps its range, unless another length is requested than before.
+
+    Args:
+        snapshot: what the fit resumes from, or None.
+        start: the step at which the fit began, before any resume.
+        steps: the number of steps of the whole fit, or None.
+        epochs: the number of epochs of the whole fit, or None.
+        epoch_length: the steps of the first epoch, as far as they are known.
+
+    Raises:
+        CheckpointError: the snapshot is past the end of the fit.
+    """
+    if snapshot is not None and snapshot.requested_length in (None, (steps, epochs)):
+        return snapshot.step_range
+    epoch_ends = snapshot.step_range.epoch_ends if snapshot else ()
+    stop = None
+    if steps is not None:
+        stop = start + steps
+    elif epochs is not None:
+        stop = _find_end_of_epoch(epochs, start, epoch_ends, epoch_length)
+    if snapshot is not None and stop is not None:
+        step = int(snapshot.state.step)
+        # The fit would return a model with more steps than requested, and the run would never be
+        # marked as complete.
+        if step > stop:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is past step {stop}, where this fit should end: "
+                f"ask for more, resume from an earlier one, or start afresh: resume='never', or "
+                f"another run directory"
+            )
+    return StepRange(start, stop, epoch_ends)
+
+
+def _check_known_batches(
+    sharding: ShardingStrategy, batches: BatchIterator, step: int, stop: int | None
+) -> None:
+    """Raise `DataError` if a batch that the fit will come to does not divide by the devices, as far
+    as that is known before it is read.
+
+    Args:
+        sharding: of the engine.
+        batches: of the fit.
+        step: that of the state which the fit begins with.
+        stop: the last step of the fit, as far as it is known.
+    """
+    if sharding.mesh is None:
+        return
+    failure = None
+    for number, batch in batches.iter_known_batches():
+        if stop is not None and step + number >= stop:
+            continue
+        try:
+            sharding.check_batch(batch, f"the batch for step {step + number + 1}")
+        except DataError as error:
+            failure = error
+            break
+    sharding.raise_on_any_process(failure)
+
+
+def _find_end_of_epoch(
+    epochs: int, start: int, epoch_ends: tuple[int, ...], epoch_length: int | None
+) -> int | None:
+    """Return the step at which the last of so many epochs ends, as far as that is known."""
+    if epochs <= len(epoch_ends):
+        return epoch_ends[epochs - 1]
+    if epoch_ends:
+        *_, before, last = (start, *epoch_ends)
+        return last + (epochs - len(epoch_ends)) * (last - before)
+    return None if epoch_length is None else start + epochs * epoch_length
