@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Metric, note_weight, split_loss, sum_values
 from fulgurite.plugins import hide_constructor_frames, scale_loss
-from fulgurite_losses import Examples, LossOptions
+from fulgurite_losses import Examples
 from jaxtyping import Array
 
 from fulgurite_keys.fields import Keyed, make_call_scope
@@ -253,7 +253,8 @@ class Value(Loss):
     def compute(self, values: Any, **options: Any) -> Any:
         if jnp.ndim(values) == 0:
             return values
-        examples = Examples(values.shape, LossOptions(**options))
+        loss_options: Any = options
+        examples = Examples(values.shape, loss_options)
         return examples.reduce(examples.hide(values))
 
 

@@ -37,10 +37,11 @@ class Examples:
             options: of the loss: how the mask and the weight belong to the values, and the
                 reduction.
         """
-        mask, weight = options.get("mask"), options.get("weight")
+        settings: dict[str, Any] = {**DEFAULTS, **options}
+        mask, weight = settings["mask"], settings["weight"]
         self.shape = shape
         self._sources = (mask, weight)
-        self._reduction = options.get("reduction", DEFAULTS["reduction"])
+        self._reduction = settings["reduction"]
         self.present = apply_mask(jnp.ones(shape, jnp.bool_), mask, False)
         weights = jnp.float32(1) if weight is None else to_float(weight)
         if weights.shape != shape[: weights.ndim]:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_type_hints
 
 from fulgurite.metrics import Mask, Values
 from fulgurite.plugins import hide_internal_frames
@@ -22,7 +22,7 @@ class LossOptions(TypedDict, total=False):
     reduction: Reduction
 
 
-DEFAULTS = LossOptions(mask=None, weight=None, reduction="mean")
+DEFAULTS: dict[str, Any] = {"mask": None, "weight": None, "reduction": "mean"}
 _DESCRIPTION = """
     mask: bools over all axes of the losses or the leading ones; False for what must not count.
     weight: how much each counts, over all axes of the losses or the leading ones.
@@ -40,10 +40,9 @@ def loss(function: Callable[P, R]) -> Callable[P, R]:
         function: takes `**options: Unpack[LossOptions]`; its docstring ends with `Args:`, or with
             an `Example:` after it.
     """
+    kind = inspect.Parameter.KEYWORD_ONLY
     options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=hint
-        )
+        inspect.Parameter(name, kind, default=DEFAULTS[name], annotation=hint)
         for name, hint in get_type_hints(LossOptions).items()
     ]
     signature = inspect.signature(function)
@@ -60,6 +59,7 @@ def loss(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     compute.__signature__ = signature.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]
-    description, header, example = inspect.getdoc(function).partition("\n\nExample:")
+    docstring = inspect.getdoc(function) or ""  # without any if Python leaves docstrings out
+    description, header, example = docstring.partition("\n\nExample:")
     compute.__doc__ = description + _DESCRIPTION + header + example
     return hide_internal_frames(compute)
