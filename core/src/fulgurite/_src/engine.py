@@ -435,14 +435,15 @@ class Engine:
             program = self._get_program(model_init, (batch,), None)
             self._step_program = program
             program.check(state)
-        compiled_step = program.get_compiled_step(1, tuple(returns))
-        program.select_update_rule(state.step, UnboundedRange(0))
+        update_rule = program.update_rule.for_step(state.step, UnboundedRange(0))
+        compiled_step = program.get_compiled_step(1, update_rule, tuple(returns))
         nothing_due = np.zeros(len(self.services.settings.due_names), bool)
         batches = compiled_step.make_buffer()
         batches.add(batch)
         # The number travels packed, and so is not consumed.
         with callback_error_context(lambda: f"training step {int(state.step) + 1}"):
-            flat, results = compiled_step(program.layout.flatten(state), batches, nothing_due)
+            flat = program.layout.flatten(state)
+            flat, results = compiled_step(flat, batches, nothing_due, state.step)
             return program.layout.unflatten(flat), compiled_step.get_output(results)
 
     def check_finite(self, state: TrainState) -> None:
@@ -865,7 +866,7 @@ class Engine:
         )
 
     def _get_program(
-        self, model_init: ModelInit, batches: tuple[Any, ...], resident: Any
+        self, model_init: ModelInit, batches: tuple[Any, ...], device_arrays: Any
     ) -> Program:
         """Return the program for this kind of model and of batches, built at its first use."""
         model = model_init.model
@@ -875,13 +876,13 @@ class Engine:
             )
         program = _get_or_build(
             self._programs,
-            tree_signature((model, batches, resident)),
-            lambda: Program(self.services, model_init, batches, resident),
+            tree_signature((model, batches, device_arrays)),
+            lambda: Program(self.services, model_init, batches, device_arrays),
         )
         # A module that makes functions gives other ones at each call; those in a state are those of
         # the program's own spec.
         spec = program.state_spec
-        signature = tree_signature(((spec.module, spec.model_state), batches, resident))
+        signature = tree_signature(((spec.module, spec.model_state), batches, device_arrays))
         return _get_or_build(self._programs, signature, lambda: program)
 
     def _iterate(

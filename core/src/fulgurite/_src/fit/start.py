@@ -16,14 +16,14 @@ from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
 from fulgurite._src.data.iterator import BatchIterator
-from fulgurite._src.execution.dispatch import StepsPerExecution
-from fulgurite._src.execution.program import (
-    Program,
+from fulgurite._src.execution.build import (
     build_module,
     get_state_shardings,
     init_plugin_states,
     with_shardings,
 )
+from fulgurite._src.execution.dispatch import StepsPerExecution
+from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.run import EngineView, FitResult
 from fulgurite._src.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
 from fulgurite._src.plugins.manager import PluginManager

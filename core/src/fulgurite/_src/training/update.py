@@ -12,6 +12,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
+from fulgurite._src.identity import ByIdentity
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.module import OptimizerSpec, is_floating_array
 from fulgurite._src.model.output import Output
@@ -157,8 +158,8 @@ class UpdateRuleWrapper(UpdateRule):
         self.rule = rule
         self.checks_gradients = rule.checks_gradients
         self.needs_mean_loss = rule.needs_mean_loss
-        # By the identity of the rule within: another object would be another executable.
-        self._rewrapped: dict[int, Self] = {}
+        # Each time the same object for the same rule: another one would be another executable.
+        self._rewrapped: dict[ByIdentity, Self] = {}
 
     def init(self, module: PyTree) -> PyTree:
         return self.rule.init(module)
@@ -178,7 +179,10 @@ class UpdateRuleWrapper(UpdateRule):
         rule = self.rule.for_step(step, step_range)
         if rule is self.rule:
             return self
-        return self._rewrapped.setdefault(id(rule), self.rewrap(rule))
+        key = ByIdentity(rule)
+        if key not in self._rewrapped:
+            self._rewrapped[key] = self.rewrap(rule)
+        return self._rewrapped[key]
 
     def finalize(self, state: TrainState) -> TrainState:
         return self.rule.finalize(state)

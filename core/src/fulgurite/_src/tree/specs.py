@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from fulgurite._src.identity import ByIdentity
 from fulgurite._src.tree.paths import is_array_like, leaves_with_paths
 from fulgurite.errors import ModelError
 
@@ -58,7 +59,7 @@ def leaf_signature(leaf: Any) -> Any:
     try:
         hash(leaf)
     except TypeError:
-        return id(leaf)
+        return ByIdentity(leaf)
     # With the type, because 1, 1.0 and True are equal.
     return type(leaf), leaf
 
