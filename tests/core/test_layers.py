@@ -26,8 +26,8 @@ LAYERS: Sequence[str] = """
     rng triggers redact sharding metrics.base metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.usage plugins.answers plugins.manager plugins.strategy
     model.media model.mode model.sow model.output model.loss model.context model.ambient_rng model.module
-    training.compilations training.nonfinite training.metric_window training.state training.update training.services
-    training.step_rule training.forward training.trace training.step
+    training.compilations training.nonfinite training.metric_window training.state training.update training.forward training.services
+    training.step_rule training.trace training.step
     execution.debugging execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.batch_buffer execution.compiled_step execution.build execution.program
     evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.totals evaluation.runner
     fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.run fit.monitor fit.without_effect fit.start fit.losses fit.loop fit.ending

@@ -50,7 +50,13 @@ from fulgurite._src.fit.losses import try_losses, try_padding
 from fulgurite._src.fit.run import FitResult
 from fulgurite._src.fit.scheduler import BoundAction, collect_actions
 from fulgurite._src.fit.signals import StopRequests, raise_unanswered
-from fulgurite._src.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
+from fulgurite._src.fit.snapshot import (
+    CheckpointSource,
+    InitFrom,
+    PathLike,
+    Resume,
+    TrainingLength,
+)
 from fulgurite._src.fit.start import (
     FitPlan,
     FitRequest,
@@ -88,7 +94,7 @@ from fulgurite._src.sharding import FIT_START, SINGLE_PROCESS, ShardingStrategy,
 from fulgurite._src.timing import Timings
 from fulgurite._src.tracebacks import hide_internal_frames
 from fulgurite._src.training.compilations import Compilations
-from fulgurite._src.training.forward import Step, forward
+from fulgurite._src.training.forward import Step
 from fulgurite._src.training.nonfinite import NonFinitePolicy
 from fulgurite._src.training.services import Services, Settings
 from fulgurite._src.training.state import ModelInit, TrainState, as_model_init, check_not_consumed
@@ -508,7 +514,7 @@ class Engine:
         Returns:
             The output; its `loss` is the sum of all terms.
         """
-        return forward(self.plugins, self.sharding, step, module, batch, ctx)
+        return self.services.forward(module, batch, ctx, step)
 
     @hide_internal_frames
     @hint_at_arguments(DATA_ARGUMENTS, "Engine.evaluate")
@@ -715,7 +721,7 @@ class Engine:
 
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
         """Return the random streams over a root key."""
-        return RngStreams(key, self._rng_streams.values())
+        return self.services.make_rng_streams(key)
 
     def _check_request(
         self,
@@ -856,12 +862,14 @@ class Engine:
             on_nonfinite=self.on_nonfinite,
             due_names=(*names, "log"),
         )
+        overridable = (type(self).train_step, type(self).forward)
+        is_standard = overridable == (Engine.train_step, Engine.forward)
         return Services(
             hooks=self.plugins,
-            make_rng_streams=self.make_rng_streams,
+            rng_streams=tuple(self._rng_streams.values()),
             sharding=self.sharding,
             settings=settings,
-            compute_update=self.train_step,
+            custom_train_step=None if is_standard else self.train_step,
             compilations=Compilations(self.plugins, self.max_compilations),
         )
 
@@ -947,21 +955,19 @@ class Engine:
         limits = [limit for limit in (num_batches, self.fast_dev_run) if limit is not None]
         return min(limits, default=None)
 
-    def _resolve_length(
-        self, steps: int | None, epochs: int | None
-    ) -> tuple[int | None, int | None]:
-        """Return steps and epochs, of which one is None: as given, or as the engine says."""
+    def _resolve_length(self, steps: int | None, epochs: int | None) -> TrainingLength:
+        """Return how long to train: as given, or as the engine says."""
         steps, epochs = as_int(steps), as_int(epochs)
         _check_counts(steps=steps, epochs=epochs)
         if self.fast_dev_run is not None:
-            return self.fast_dev_run, None
+            return TrainingLength(steps=self.fast_dev_run)
         if steps is None and epochs is None:
             steps, epochs = self.steps, self.epochs
         if (steps is None) == (epochs is None):
             raise ConfigurationError(
                 "how long to train: give Engine or fit either steps= or epochs="
             )
-        return steps, epochs
+        return TrainingLength(steps, epochs)
 
 
 def _set_signature(engine_class: type[Engine]) -> None:

@@ -12,7 +12,14 @@ from typing import Any, get_args
 
 import fulgurite as fg
 from fulgurite.metrics import Mode
-from fulgurite.plugins import EPOCH_END_ACTION, BoundAction, is_array, is_exact, is_real_dtype
+from fulgurite.plugins import (
+    EPOCH_END_ACTION,
+    BoundAction,
+    TrainingLength,
+    is_array,
+    is_exact,
+    is_real_dtype,
+)
 
 _LARGEST_COUNT = 2**31
 _LARGEST_DIMENSION = 2**48
@@ -122,7 +129,7 @@ def parse_step_range(value: Any, step: int) -> fg.StepRange:
 def check_stop(
     step_range: fg.StepRange,
     step: int,
-    length: tuple[int | None, int | None],
+    length: TrainingLength,
     stop_reason: str | None,
 ) -> None:
     """Raise `ValueError` if a fit would not end where its range says.
@@ -130,7 +137,7 @@ def check_stop(
     Args:
         step_range: of the fit.
         step: that of the checkpoint.
-        length: the steps and epochs that the fit was to take, one of them None.
+        length: how long the fit was to train.
         stop_reason: why an action has ended it at this step, or None.
     """
     steps, epochs = length
@@ -324,13 +331,12 @@ def _check_hyperparameter(value: Any, name: str) -> None:
         raise ValueError(f"{name} is {value!r}")
 
 
-def parse_requested_length(settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the steps and epochs of a fit, one of them None; raise `ValueError` if they are not
-    such."""
+def parse_requested_length(settings: Mapping[str, Any]) -> TrainingLength:
+    """Return how long a fit was to train; raise `ValueError` if it is not such."""
     check_object(settings, "settings")
     steps = check_optional_count(settings["steps"], "settings.steps")
     epochs = check_optional_count(settings["epochs"], "settings.epochs")
-    return steps, epochs
+    return TrainingLength(steps, epochs)
 
 
 def parse_array_specs(value: Any) -> dict[str, tuple[tuple[int, ...], str]]:

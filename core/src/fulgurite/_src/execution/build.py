@@ -100,7 +100,7 @@ def _build_update_rule_for(services: Services, module: Any) -> TrainingRule:
         update_rule = GradientUpdate(first)
     policy = services.settings.on_nonfinite
     for hook in services.hooks.implementations("wrap_update_rule"):
-        wrapped = hook(None, module=module, rule=update_rule, on_nonfinite=policy)
+        wrapped = hook(None, module=module, update_rule=update_rule, on_nonfinite=policy)
         update_rule = wrapped or update_rule
     _check_trainable(services, module, update_rule)
     return TrainingRule(update_rule, origin)
@@ -109,11 +109,10 @@ def _build_update_rule_for(services: Services, module: Any) -> TrainingRule:
 def _check_trainable(services: Services, module: Any, update_rule: UpdateRule) -> None:
     """Raise `ModelError` if a module has arrays, and none that a gradient could change."""
     leaves = leaves_with_paths(module)
-    is_standard = services.compute_update.__qualname__ == "Engine.train_step"
     has_floats = any(is_floating_array(leaf) for _, leaf in leaves)
     # A rule of a plugin may train others, and an engine of one's own anything.
     is_trained = any(jax.tree.leaves(update_rule.trainable_mask(module)))
-    if has_floats or is_trained or not is_standard:
+    if has_floats or is_trained or services.custom_train_step is not None:
         return
     arrays = [f"{path} is {format_tree(leaf)}" for path, leaf in leaves if is_array(leaf)]
     if arrays:

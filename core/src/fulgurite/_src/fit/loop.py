@@ -85,7 +85,7 @@ class Loop:
         step: the number of updates that were dispatched.
         metrics: the newest metrics by source.
         stop_reason: why training ends before its planned end.
-        requested_length: the steps and epochs to train, one of them None.
+        requested_length: how long to train.
         dispatcher: hands records to the loggers.
         run: what plugins see.
         resumed_from: the snapshot that the fit goes on from, or None.
@@ -136,7 +136,7 @@ class Loop:
         self._device_arrays = engine.sharding.replicate(plan.device_arrays)
         self._flat = plan.program.layout.flatten_on_host(plan.state)
         self._state: TrainState | None = None
-        self._epochs = plan.requested_length[1]
+        self._epochs = plan.requested_length.epochs
         self._signals = signals
         self._data_position = None
         self._pending_actions: tuple[str, ...] = ()

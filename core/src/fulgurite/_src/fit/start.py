@@ -25,7 +25,14 @@ from fulgurite._src.execution.build import (
 from fulgurite._src.execution.dispatch import StepsPerExecution
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.run import EngineView, FitResult
-from fulgurite._src.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
+from fulgurite._src.fit.snapshot import (
+    CheckpointRef,
+    CheckpointSource,
+    InitFrom,
+    Resume,
+    Snapshot,
+    TrainingLength,
+)
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.rng import make_root_key
 from fulgurite._src.sharding import ShardingStrategy
@@ -55,7 +62,7 @@ class FitRequest:
         data: the data source of training.
         state: a state to continue from, or None.
         start_step: the step of that state, else 0.
-        length: the steps and epochs to train, one of them None.
+        length: how long to train.
         steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
         resume: the argument of `fit`.
         init_from: the argument of `fit`.
@@ -65,7 +72,7 @@ class FitRequest:
     data: Any
     state: TrainState | None
     start_step: int
-    length: tuple[int | None, int | None]
+    length: TrainingLength
     steps_per_execution: StepsPerExecution
     resume: Resume
     init_from: InitFrom
@@ -80,7 +87,7 @@ class FitPlan:
         data_iterator: where batches come from.
         state: to train from; consumed.
         step_range: its start is earlier than `state.step` in a resumed fit.
-        requested_length: the steps and epochs to train, one of them None; with epochs, the end
+        requested_length: how long to train; with epochs, the end
             follows from the ends of epochs as far as they are known.
         steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
         device_arrays: the arrays on the device that indexed batches are gathered from, or None.
@@ -93,7 +100,7 @@ class FitPlan:
     data_iterator: BatchIterator
     state: TrainState
     step_range: StepRange
-    requested_length: tuple[int | None, int | None]
+    requested_length: TrainingLength
     steps_per_execution: StepsPerExecution
     device_arrays: Any
     resumed_from: Snapshot | None
@@ -108,9 +115,7 @@ def reserve_plugins(engine: EngineView, request: FitRequest) -> AbstractContextM
         engine: the engine that trains.
         request: what `fit` was asked for.
     """
-    steps, epochs = request.length
-    length = f"{epochs} epochs" if steps is None else f"{steps} steps"
-    return engine.plugins.reserve(f"the fit of {length}", engine.run_dir)
+    return engine.plugins.reserve(f"the fit of {request.length.describe()}", engine.run_dir)
 
 
 def check_starting_point(resume: Resume, state: TrainState | None, init_from: InitFrom) -> None:

@@ -184,17 +184,21 @@ class TrainStep:
     def _compute_update(
         self, state: TrainState, batch: Any, ctx: Context
     ) -> tuple[TrainState, Output]:
-        """Run `Engine.train_step`, and check what it returns."""
+        """Run the update rule, or what a subclass of the engine does instead, and check what it
+        returns."""
         # Copies: a model state can be updated once, and the engine needs the one from before too.
         ctx = replace(ctx, model_state=copy_model_state(ctx.model_state))
-        rule = StepRule(self._update_rule, ctx)
+        update_rule = StepRule(self._update_rule, ctx)
         state = state.replace(model_state=copy_model_state(state.model_state))
+        custom_train_step = self._services.custom_train_step
         with batch_error_context(self._describe_step(ctx), batch):
-            answer = self._services.compute_update(state, batch, ctx, rule)
-            is_pair = isinstance(answer, tuple) and len(answer) == 2
-            function = self._services.compute_update.__qualname__
-            if function == "Engine.train_step":
+            if custom_train_step is None:
                 function = f"the update rule {type(self._update_rule).__name__}"
+                answer: Any = update_rule(self._services.forward, state, batch, ctx)
+            else:
+                function = custom_train_step.__qualname__
+                answer = custom_train_step(state, batch, ctx, update_rule)
+            is_pair = isinstance(answer, tuple) and len(answer) == 2
             if not is_pair or not isinstance(answer[1], Output):
                 raise ModelError(
                     f"{function} returned {type(answer).__name__}: return (state, fg.Output(...))"
