@@ -15,7 +15,7 @@ from jaxtyping import Array
 from fulgurite._src.data.sources import ArrayData
 from fulgurite._src.execution.batch_buffer import BatchBuffer
 from fulgurite._src.execution.debugging import has_invalid_numbers, is_debugging_numbers
-from fulgurite._src.execution.executables import compile_lowered
+from fulgurite._src.execution.executables import choose_compiler_options, compile_lowered
 from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite._src.model.output import Output
 from fulgurite._src.training.services import Services
@@ -29,14 +29,6 @@ from fulgurite._src.tree.specs import (
     shape_spec,
 )
 from fulgurite.errors import DataError
-
-# XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once.
-# That costs a step with a small state more than it gains: 0.88 against 0.79 of a hand-written one.
-# Large ones and convolutions gain.
-_SMALL_STATE_BYTES = 2**20
-_SMALL_STEP_OPTIONS: dict[str, Any] = {
-    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-}
 
 
 class StepResults(NamedTuple):
@@ -281,7 +273,7 @@ class CompiledStep:
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
             traced = run.trace(*state_and_data, buffer_spec, count, due)
             lowered = traced.lower()
-            options = _choose_compiler_options(lowered, arguments[0])
+            options = choose_compiler_options(lowered, arguments[0])
             compiled = compile_lowered(lowered, arguments, options)
         self._compiled_specs.append(batch_spec)
         self._services.compilations.report("step", batch_spec, compiled, traced.jaxpr)
@@ -401,12 +393,3 @@ def _warn_of_other_dtypes(where: str, spec: Any, known_specs: list[Any]) -> None
                 "it as it is; cast it where the batch is made if that is a mistake",
                 stacklevel=2,
             )
-
-
-def _choose_compiler_options(lowered: Any, arrays: list[Any]) -> dict[str, Any] | None:
-    """Return options for a step on a small state without convolutions; None for the default."""
-    if sum(array.nbytes for array in arrays) >= _SMALL_STATE_BYTES:
-        return None
-    if "stablehlo.convolution" in lowered.as_text():
-        return None
-    return _SMALL_STEP_OPTIONS.get(jax.default_backend())
