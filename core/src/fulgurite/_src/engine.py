@@ -441,15 +441,17 @@ class Engine:
             program = self._get_program(model_init, (batch,), None)
             self._step_program = program
             program.check(state)
-        update_rule = program.update_rule.for_step(state.step, UnboundedRange(0))
+        # On the device: whoever needs the number waits. It travels packed, and so is not consumed.
+        steps_done: Any = state.step
+        update_rule = program.update_rule.for_step(steps_done, UnboundedRange(0))
         compiled_step = program.get_compiled_step(1, update_rule, tuple(returns))
         nothing_due = np.zeros(len(self.services.settings.due_names), bool)
         batches = compiled_step.make_buffer()
         batches.add(batch)
-        # The number travels packed, and so is not consumed.
-        with callback_error_context(lambda: f"training step {int(state.step) + 1}"):
+        with callback_error_context(lambda: f"training step {int(steps_done) + 1}"):
             flat = program.layout.flatten(state)
-            flat, results = compiled_step(flat, batches, nothing_due, state.step)
+            dispatch = compiled_step.prepare(flat, batches, nothing_due, steps_done)
+            flat, results = compiled_step.run(dispatch, nothing_due)
             return program.layout.unflatten(flat), compiled_step.get_output(results)
 
     def check_finite(self, state: TrainState) -> None:

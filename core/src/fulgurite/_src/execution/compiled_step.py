@@ -133,25 +133,6 @@ class CompiledStep:
         size = max(self.steps_per_execution, 2) if self._runs_in_loop else 1
         return BatchBuffer(size, is_stacked=self._runs_in_loop)
 
-    def __call__(
-        self,
-        flat: FlatState,
-        batches: BatchBuffer,
-        due: np.ndarray,
-        steps_done: Any,
-        device_arrays: Any = None,
-    ) -> tuple[FlatState, StepResults]:
-        """Run one step for each batch, and return the state and the last step's results.
-
-        Args:
-            flat: the state before; consumed.
-            batches: from `make_buffer`, with one batch and more.
-            due: what is due after the last of the steps, in the order of `Settings.due_names`.
-            steps_done: the number of updates before, for errors; it may be on the device still.
-            device_arrays: the arrays on the device that indexed batches are gathered from.
-        """
-        return self.run(self.prepare(flat, batches, due, steps_done, device_arrays), due)
-
     def prepare(
         self,
         flat: FlatState,
@@ -160,16 +141,16 @@ class CompiledStep:
         steps_done: Any,
         device_arrays: Any = None,
     ) -> Dispatch:
-        """Return everything that `run` needs: batches that are checked, and an executable.
+        """Return a step for each batch, ready to `run`: with checked batches and an executable.
 
         If it raises, the state is still there.
 
         Args:
             flat: the state before.
-            batches: as of a call.
+            batches: from `make_buffer`, with one batch and more.
             due: of the shape of what `run` takes.
-            steps_done: as of a call.
-            device_arrays: as of a call.
+            steps_done: the number of updates before, for errors; it may be on the device still.
+            device_arrays: the arrays on the device that indexed batches are gathered from.
         """
         place = flat.arrays[0].sharding if flat.arrays else None
         key = place, is_debugging_numbers(), *shape_signature(batches.first)
@@ -193,7 +174,7 @@ class CompiledStep:
 
         Args:
             dispatch: from `prepare`; its state is consumed.
-            due: as of a call.
+            due: what is due after the last of the steps, in the order of `Settings.due_names`.
         """
         arrays, packed, results = dispatch.executable(*dispatch.arguments, due)
         results = results._replace(output_layout=dispatch.output_layout)
@@ -210,7 +191,7 @@ class CompiledStep:
 
         Args:
             dispatch: that was run; its state is not donated while the numbers are debugged.
-            due: as of a call.
+            due: as of `run`.
             flat: the state after it.
             results: of its last step.
         """
