@@ -75,7 +75,7 @@ def build_update_rule(services: Services, model_init: ModelInit) -> TrainingRule
     # Traced arrays are arrays to `eqx.is_array`, which masks of weight decay go by, and shapes are
     # not: with shapes, such a mask was False everywhere. What is computed without the module is
     # computed at once, so that an optimizer may keep it. The rule leaves the trace through the
-    # list, because it is no array.
+    # list, because it is not an array.
     def build(arrays: Any) -> None:
         module, _ = build_module(services.hooks, model_init, arrays, jax.random.key(0))
         with jax.ensure_compile_time_eval():
@@ -299,7 +299,7 @@ def init_plugin_states(
         key: the root key.
 
     Raises:
-        PluginError: a plugin's state holds something that is no array.
+        PluginError: a plugin's state holds something that is not an array.
     """
     plugin_states = {}
     for hook in hooks.implementations("init_plugin_state"):

@@ -357,8 +357,8 @@ class CompiledStep:
 
 
 def _warn_of_other_dtypes(where: str, spec: Any, known_specs: list[Any]) -> None:
-    """Warn of a batch with a dtype that no batch of its structure before it had: training goes on
-    with it, in another precision."""
+    """Warn of a batch with a dtype that no batch of its structure before it had: training
+    continues with it, in another precision."""
     alike = [
         known for known in known_specs if jax.tree.structure(known) == jax.tree.structure(spec)
     ]

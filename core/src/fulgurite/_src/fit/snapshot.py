@@ -100,7 +100,7 @@ Resume = CheckpointSource | int | None
 
 
 class TrainingLength(NamedTuple):
-    """How long a fit trains: so many steps or so many epochs; the other is None.
+    """How long a fit trains: a number of steps or of epochs; the other is None.
 
     Example:
         class Announcement:

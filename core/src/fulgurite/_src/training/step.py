@@ -33,7 +33,7 @@ class StepOutcome(NamedTuple):
     """What a step leaves before its metrics are merged into the window.
 
     Attributes:
-        state: the state after the update, with the step count and the window of before.
+        state: the state after the update, with the step count and the previous window.
         output: of the forward pass, with gradients and updates.
         metrics: to be merged over the window, by name.
         running_metrics: carried from step to step, by name.

@@ -89,7 +89,7 @@ class StepRule(UpdateRuleWrapper):
 
 def _separate(answer: Any) -> Any:
     """Return what a rule returned with model states of their own in state and output, so that `set`
-    on one leaves the other alone. What is no such pair is for the engine to refuse."""
+    on one leaves the other alone. Anything but such a pair is for the engine to refuse."""
     if not isinstance(answer, tuple) or not isinstance(answer[0], TrainState):
         return answer
     state, *output = answer

@@ -44,7 +44,7 @@ class _Trace:
 
     Args:
         function: the function.
-        leaves: of the arguments, of which everything that is no array is kept.
+        leaves: of the arguments, of which everything that is not an array is kept.
         treedef: of the arguments.
     """
 
