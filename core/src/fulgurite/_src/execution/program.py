@@ -58,7 +58,7 @@ class Program:
         step: the traced step of the rule that applies at the first update.
         state_spec: the train state as `jax.ShapeDtypeStruct`s, with shardings where there are some.
         layout: how states cross `jax.jit`.
-        module_text: the module as text, in which everything that is not an array shows by its value.
+        module_text: the module as a string, in which all but arrays shows by its value.
         dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
         has_tried_losses: whether it was tried if the losses are means over examples.
         has_tried_padding: whether it was tried if padding counts in them.
