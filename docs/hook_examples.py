@@ -85,14 +85,14 @@ class SmallStart:
 class Bounded(fg.UpdateRule):
     """Wrap another rule and keep the parameters between -10 and 10."""
 
-    def __init__(self, rule):
-        self.rule = rule
+    def __init__(self, update_rule):
+        self.update_rule = update_rule
 
     def init(self, module):
-        return self.rule.init(module)
+        return self.update_rule.init(module)
 
     def __call__(self, forward, state, batch, ctx):
-        state, output = self.rule(forward, state, batch, ctx)
+        state, output = self.update_rule(forward, state, batch, ctx)
         params, rest = eqx.partition(state.module, eqx.is_inexact_array)
         module = eqx.combine(jax.tree.map(lambda leaf: jnp.clip(leaf, -10, 10), params), rest)
         return state.replace(module=module), output
@@ -102,8 +102,8 @@ class Bounds:
     """Wrap the update rule, whichever it is."""
 
     @fg.hookimpl
-    def wrap_update_rule(self, module, rule):
-        return Bounded(rule)
+    def wrap_update_rule(self, module, update_rule):
+        return Bounded(update_rule)
 
 
 class Averaged:

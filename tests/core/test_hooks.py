@@ -306,25 +306,27 @@ class Scaling(fg.UpdateRule):
     """Updates as another rule does, times a factor; from the update after step `until` on just as
     that rule."""
 
-    def __init__(self, rule: fg.UpdateRule, factor: float, until: int) -> None:
-        self.rule, self.factor, self.until = rule, factor, until
+    def __init__(self, update_rule: fg.UpdateRule, factor: float, until: int) -> None:
+        self.update_rule, self.factor, self.until = update_rule, factor, until
 
     def init(self, module: Any) -> Any:
-        return self.rule.init(module)
+        return self.update_rule.init(module)
 
     def __call__(self, forward: Any, state: fg.TrainState, batch: Any, ctx: fg.Context) -> Any:
-        new, output = self.rule(forward, state, batch, ctx)
+        new, output = self.update_rule(forward, state, batch, ctx)
         scaled = jax.tree.map(
             lambda old, new_leaf: old + self.factor * (new_leaf - old), state.module, new.module
         )
         return new.replace(module=scaled), output
 
     def for_step(self, step: Any, step_range: fg.StepRange) -> fg.UpdateRule:
-        return self.rule.for_step(step, step_range) if int(step) >= self.until else self
+        return self.update_rule.for_step(step, step_range) if int(step) >= self.until else self
 
 
 def scaled(name: str, factor: float, until: int) -> Any:
-    return plugin(name, wrap_update_rule=lambda self, rule: Scaling(rule, factor, until))
+    return plugin(
+        name, wrap_update_rule=lambda self, update_rule: Scaling(update_rule, factor, until)
+    )
 
 
 def test_wrap_update_rule_is_folded_over_the_rule() -> None:
@@ -381,19 +383,19 @@ def test_plugins_are_told_what_becomes_of_steps_that_are_not_finite_and_when_is_
 def test_a_rule_may_look_at_gradients_itself() -> None:
     class Blind(fg.UpdateRuleWrapper):
         def __call__(self, forward: Any, state: Any, batch: Any, ctx: Any) -> Any:
-            new, output = self.rule(forward, state, batch, ctx)
+            new, output = self.update_rule(forward, state, batch, ctx)
             return new, output.replace(grads=jax.tree.map(lambda grad: grad * np.nan, output.grads))
 
-        def rewrap(self, rule: Any) -> Any:
-            return type(self)(rule)
+        def rewrap(self, update_rule: Any) -> Any:
+            return type(self)(update_rule)
 
     class Checking(Blind):
-        def __init__(self, rule: Any) -> None:
-            super().__init__(rule)
+        def __init__(self, update_rule: Any) -> None:
+            super().__init__(update_rule)
             self.checks_gradients = True
 
-    blind = plugin("rule", wrap_update_rule=lambda self, rule: Blind(rule))
-    checking = plugin("rule", wrap_update_rule=lambda self, rule: Checking(rule))
+    blind = plugin("rule", wrap_update_rule=lambda self, update_rule: Blind(update_rule))
+    checking = plugin("rule", wrap_update_rule=lambda self, update_rule: Checking(update_rule))
     with pytest.raises(NonFiniteError, match="the gradient of weight"):
         engine(blind, steps=1).fit(Counting(), numbers([0]))
     engine(checking, steps=1).fit(Counting(), numbers([0]))
@@ -446,15 +448,17 @@ def test_update_rule_that_changes_at_each_call_is_recompiled() -> None:
 
     class Growing(Scaling):
         def for_step(self, step: Any, step_range: fg.StepRange) -> fg.UpdateRule:
-            rule = Growing(self.rule, float(step) + 1, self.until)
-            references.append(weakref.ref(rule))
-            return rule
+            update_rule = Growing(self.update_rule, float(step) + 1, self.until)
+            references.append(weakref.ref(update_rule))
+            return update_rule
 
-    growing = plugin("growing", wrap_update_rule=lambda self, rule: Growing(rule, 1.0, 99))
+    growing = plugin(
+        "growing", wrap_update_rule=lambda self, update_rule: Growing(update_rule, 1.0, 99)
+    )
     training = engine(growing, Act(fg.Every(1), lambda run: None), steps=4)
     assert float(training.fit(Counting(), numbers([0])).module.weight) == -(1 + 2 + 3 + 4)
     gc.collect()
-    assert sum(rule() is not None for rule in references) >= 4
+    assert sum(reference() is not None for reference in references) >= 4
 
 
 class Preempting(fg.ProcessSync):

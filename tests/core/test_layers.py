@@ -21,14 +21,14 @@ FACES = {"", "metrics", "plugins"}
 # Of `fulgurite._src`, from the lowest to the highest. A module imports only what stands in a line
 # above its own, or before it in its own line.
 LAYERS: Sequence[str] = """
-    printable record_names errors tracebacks callbacks timing waits foreign_names guards recent
+    printable record_names errors identity tracebacks callbacks timing waits foreign_names guards recent
     tree.path_grammar tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers redact sharding metrics.base metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.selection plugins.usage plugins.answers plugins.implementations plugins.callers plugins.manager plugins.strategy
     model.media model.mode model.sow model.output model.loss model.context model.ambient_rng model.module
-    training.compilations training.nonfinite training.metric_window training.state training.update training.settings training.services
-    training.step_rule training.forward training.trace training.step
-    execution.debugging execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.compiled_step execution.program execution.program_cache
+    training.compilations training.nonfinite training.metric_window training.state training.update training.settings training.forward training.services
+    training.step_rule training.trace training.step
+    execution.debugging execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.batch_buffer execution.compiled_step execution.build execution.program execution.program_cache
     evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.totals evaluation.runner evaluation.service
     fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.run fit.monitor fit.without_effect fit.start fit.losses fit.plan fit.own_loop fit.loop fit.ending fit.fit
     hookspecs

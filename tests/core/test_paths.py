@@ -1,5 +1,7 @@
+import gc
 import keyword
 import string
+import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from fulgurite.plugins import (
     resolve_path,
     shape_summary,
     total_size,
+    tree_signature,
 )
 from hypothesis import given, strategies as st
 
@@ -422,3 +425,17 @@ def test_a_function_that_returns_no_node_is_an_error_that_names_it(net: Net):
         select(lambda m: m.rate)(net)
     with pytest.raises(ConfigurationError, match="need a pattern or a function"):
         select()
+
+
+def test_a_signature_holds_a_leaf_without_hash_so_that_no_other_gets_its_place() -> None:
+    class Unhashable:
+        __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    leaf = Unhashable()
+    signature = tree_signature({"a": leaf})
+    assert signature == tree_signature({"a": leaf})
+    assert signature != tree_signature({"a": Unhashable()})
+    reference = weakref.ref(leaf)
+    del leaf
+    gc.collect()
+    assert reference() is not None and hash(signature)

@@ -22,7 +22,7 @@ from fulgurite._src.fit.monitor import (
 from fulgurite._src.fit.records import RecordDispatcher, RecordKind
 from fulgurite._src.fit.run import EngineView
 from fulgurite._src.fit.scheduler import EPOCH_END_ACTION, BoundAction
-from fulgurite._src.fit.snapshot import SHARED_HOST_STATE, CheckpointSource
+from fulgurite._src.fit.snapshot import SHARED_HOST_STATE, CheckpointSource, TrainingLength
 from fulgurite._src.foreign_names import hint_at_arguments, hint_at_class_arguments
 from fulgurite._src.model.ambient_rng import provide_rngs
 from fulgurite._src.model.loss import scale_loss
@@ -165,6 +165,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "Program",
     "TrainStep",
     "count_flops",
+    "TrainingLength",
     # Trees: paths, leaves, shapes.
     "PathPattern",
     "TreePath",

@@ -238,7 +238,7 @@ def test_a_rule_within_cannot_write_a_state_that_members_share():
     class Counting(fg.UpdateRuleWrapper):
         def __call__(self, forward, state, batch, ctx):
             count = state.plugin_states["counter"] + 1
-            state, output = self.rule(forward, state, batch, ctx)
+            state, output = self.update_rule(forward, state, batch, ctx)
             return state.replace(plugin_states={**state.plugin_states, "counter": count}), output
 
     class Counter:
@@ -247,8 +247,8 @@ def test_a_rule_within_cannot_write_a_state_that_members_share():
             return jnp.int32(0)
 
         @fg.hookimpl
-        def wrap_update_rule(self, rule):
-            return Counting(rule)
+        def wrap_update_rule(self, update_rule):
+            return Counting(update_rule)
 
     with pytest.raises(ModelError, match="'counter' writes its state for each member"):
         fit(Point, NUMBERS, 1, Counter(), Population(seeds=(0, 1)))

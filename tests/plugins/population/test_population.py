@@ -190,8 +190,8 @@ def test_plugins_that_wrap_the_rule_may_be_listed_in_any_order(make_plugin):
 def test_a_rule_around_the_population_that_takes_it_apart_is_named():
     class Other:
         @fg.hookimpl
-        def wrap_update_rule(self, rule):
-            return Sam().wrap_update_rule(rule)
+        def wrap_update_rule(self, update_rule):
+            return Sam().wrap_update_rule(update_rule)
 
     with pytest.raises(ModelError, match="list that plugin before Population"):
         fit(Point, NUMBERS, 1, Population(seeds=range(2)), Other())

@@ -108,21 +108,21 @@ class Lora:
         )
 
     @fg.hookimpl
-    def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
+    def wrap_update_rule(self, module: Any, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Hide everything but the adapters from the rule.
 
         Args:
             module: the module with adapters.
-            rule: the rule.
+            update_rule: the rule.
         """
         trained = fg.select(select_adapters(self.name))
         if self.train_too is not None:
             trained = trained | as_selector(self.train_too)
-        other = find_adapter_update(rule)
+        other = find_adapter_update(update_rule)
         if other is None:
-            return AdapterUpdate(module, rule, trained)
+            return AdapterUpdate(module, update_rule, trained)
         other.train_too(trained)
-        return rule
+        return update_rule
 
 
 def _is_number(value: Any) -> bool:

@@ -17,13 +17,13 @@ class AdapterUpdate(fg.UpdateRuleWrapper):
 
     Args:
         module: with all adapters.
-        rule: the rule within.
+        update_rule: the rule within.
         trained: what the first plugin trains.
     """
 
-    def __init__(self, module: PyTree, rule: fg.UpdateRule, trained: fg.Selector) -> None:
+    def __init__(self, module: PyTree, update_rule: fg.UpdateRule, trained: fg.Selector) -> None:
         self._module = module
-        self._rule_within = rule
+        self._rule_within = update_rule
         self._trained = trained
         super().__init__(self._freeze_others())
 
@@ -34,26 +34,26 @@ class AdapterUpdate(fg.UpdateRuleWrapper):
             trained: what the other plugin trains.
         """
         self._trained = self._trained | trained
-        self.rule = self._freeze_others()
+        self.update_rule = self._freeze_others()
 
     def __call__(
         self, forward: Callable[..., fg.Output], state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
-        return self.rule(forward, state, batch, ctx)
+        return self.update_rule(forward, state, batch, ctx)
 
     def for_step(self, step: int, step_range: fg.StepRange) -> fg.UpdateRule:
         # No more is added once there are steps, and then the rule within is all there is.
-        return self.rule.for_step(step, step_range)
+        return self.update_rule.for_step(step, step_range)
 
     def _freeze_others(self) -> fg.UpdateRule:
         frozen = ~self._trained | fg.select(list_scales)
         return Freeze(frozen).wrap_update_rule(self._module, self._rule_within)
 
 
-def find_adapter_update(rule: Any) -> AdapterUpdate | None:
+def find_adapter_update(update_rule: Any) -> AdapterUpdate | None:
     """Return the rule of an earlier `Lora` among a rule and those within it."""
-    while rule is not None:
-        if isinstance(rule, AdapterUpdate):
-            return rule
-        rule = getattr(rule, "rule", None)
+    while update_rule is not None:
+        if isinstance(update_rule, AdapterUpdate):
+            return update_rule
+        update_rule = getattr(update_rule, "update_rule", None)
     return None

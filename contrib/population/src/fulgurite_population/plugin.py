@@ -166,13 +166,13 @@ class Population:
 
     @fg.hookimpl
     def wrap_update_rule(
-        self, module: Any, rule: fg.UpdateRule, on_nonfinite: fg.NonFinitePolicy
+        self, module: Any, update_rule: fg.UpdateRule, on_nonfinite: fg.NonFinitePolicy
     ) -> fg.UpdateRule:
         """Return the rule that updates every member by the given one.
 
         Args:
             module: what `stack` makes.
-            rule: of one member.
+            update_rule: of one member.
             on_nonfinite: what becomes of a step that is not finite.
         """
         if not isinstance(module, Members) or module.seeds != self.seeds:
@@ -184,7 +184,7 @@ class Population:
         hyperparameters = {
             name: jnp.asarray(values) for name, values in self.vary.items() if name not in paths
         }
-        return PopulationUpdate(rule, hyperparameters, on_nonfinite)
+        return PopulationUpdate(update_rule, hyperparameters, on_nonfinite)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:

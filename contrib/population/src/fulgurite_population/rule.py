@@ -44,7 +44,7 @@ class PopulationUpdate(fg.UpdateRule):
     is frozen, as a run of its own leaves it out or ends.
 
     Args:
-        rule: the rule within, which sees one member.
+        update_rule: the rule within, which sees one member.
         hyperparameters: `(members,)` each, by the names of `optax.inject_hyperparams`.
         on_nonfinite: what the engine does with a step that is not finite.
     """
@@ -54,12 +54,12 @@ class PopulationUpdate(fg.UpdateRule):
 
     def __init__(
         self,
-        rule: fg.UpdateRule,
+        update_rule: fg.UpdateRule,
         hyperparameters: Mapping[str, Array],
         on_nonfinite: fg.NonFinitePolicy,
     ) -> None:
-        self.rule = rule
-        self.needs_mean_loss = rule.needs_mean_loss
+        self.update_rule = update_rule
+        self.needs_mean_loss = update_rule.needs_mean_loss
         self.hyperparameters = hyperparameters
         self.on_nonfinite: fg.NonFinitePolicy = on_nonfinite
         # By the identity of the rule within: another object would be another executable.
@@ -67,23 +67,23 @@ class PopulationUpdate(fg.UpdateRule):
 
     def init(self, module: Members) -> PyTree:
         _check_members(module)
-        states = map_together(self.rule.init, module.members)
+        states = map_together(self.update_rule.init, module.members)
         return set_hyperparameters(states, self.hyperparameters, list_paths(module.members))
 
     def trainable_mask(self, module: Members) -> PyTree[bool]:
         _check_members(module)
-        members = self.rule.trainable_mask(module.members)
+        members = self.update_rule.trainable_mask(module.members)
         return replace(module, members=members, frozen_at=False, skipped=False)
 
     def list_optimizers(self) -> dict[str, fg.OptimizerSpec]:
-        return self.rule.list_optimizers()
+        return self.update_rule.list_optimizers()
 
     def for_step(self, step: int, step_range: fg.StepRange) -> fg.UpdateRule:
-        rule = self.rule.for_step(step, step_range)
-        if rule is self.rule:
+        update_rule = self.update_rule.for_step(step, step_range)
+        if update_rule is self.update_rule:
             return self
-        rewrapped = PopulationUpdate(rule, self.hyperparameters, self.on_nonfinite)
-        return self._rewrapped.setdefault(id(rule), rewrapped)
+        rewrapped = PopulationUpdate(update_rule, self.hyperparameters, self.on_nonfinite)
+        return self._rewrapped.setdefault(id(update_rule), rewrapped)
 
     def __call__(
         self, forward: Callable[..., fg.Output], state: fg.TrainState, batch: Any, ctx: fg.Context
@@ -98,7 +98,7 @@ class PopulationUpdate(fg.UpdateRule):
             member_state = _put_parts(state.replace(key=key, nonfinite=nonfinite), parts)
             member_ctx = make_member_ctx(ctx, key, parts.model_state)
             member_ctx = replace(member_ctx, plugin_states=member_state.plugin_states)
-            new, output = self.rule(forward, member_state, batch, member_ctx)
+            new, output = self.update_rule(forward, member_state, batch, member_ctx)
             _check_plugin_states(member_state, new)
             metrics = fg.collect_metrics(output, batch, member_ctx)
             output = output.replace(model_state=None, metrics=metrics)
@@ -150,7 +150,7 @@ class PopulationUpdate(fg.UpdateRule):
         module: Members = state.module
 
         def finalize(parts: MemberParts) -> MemberParts:
-            return _get_parts(self.rule.finalize(_put_parts(state, parts)))
+            return _get_parts(self.update_rule.finalize(_put_parts(state, parts)))
 
         before = _get_parts(state.replace(module=module.members))
         after = module.map(finalize, _copy_parts(before))

@@ -60,14 +60,14 @@ class Sam:
         check_one_of(self.adaptive, (True, False), "Sam: adaptive")
 
     @fg.hookimpl
-    def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
+    def wrap_update_rule(self, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Return a rule whose gradients are those at the worst point."""
-        inner_rule: Any = rule
+        inner_rule: Any = update_rule
         while inner_rule is not None:
             if isinstance(inner_rule, SharpnessAwareUpdate):
                 raise ConfigurationError(
                     "Sam is listed twice, and a gradient has one worst point: leave one of them out"
                 )
-            inner_rule = getattr(inner_rule, "rule", None)
+            inner_rule = getattr(inner_rule, "update_rule", None)
         offset = self.offset if self.adaptive else None
-        return SharpnessAwareUpdate(rule, Ascent(self.radius, offset))
+        return SharpnessAwareUpdate(update_rule, Ascent(self.radius, offset))

@@ -63,12 +63,12 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
     microbatches, of several optimizers, and of the updates of one step.
 
     Args:
-        rule: the rule within.
+        update_rule: the rule within.
         ascent: finds the worst point.
     """
 
-    def __init__(self, rule: fg.UpdateRule, ascent: Ascent) -> None:
-        super().__init__(rule)
+    def __init__(self, update_rule: fg.UpdateRule, ascent: Ascent) -> None:
+        super().__init__(update_rule)
         self._ascent = ascent
 
     def __call__(
@@ -80,7 +80,7 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
 
             return self._compute_output(compute_output, module, ctx)
 
-        return self.rule(forward_at_worst, state, batch, ctx)
+        return self.update_rule(forward_at_worst, state, batch, ctx)
 
     def apply_gradients(
         self, state: fg.TrainState, grads: PyTree, output: fg.Output
@@ -91,8 +91,8 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
             "out"
         )
 
-    def rewrap(self, rule: fg.UpdateRule) -> "SharpnessAwareUpdate":
-        return SharpnessAwareUpdate(rule, self._ascent)
+    def rewrap(self, update_rule: fg.UpdateRule) -> "SharpnessAwareUpdate":
+        return SharpnessAwareUpdate(update_rule, self._ascent)
 
     def _compute_output(
         self, compute_output: Callable[[Any], fg.Output], module: Any, ctx: fg.Context
@@ -159,8 +159,8 @@ class SharpnessAwareUpdate(fg.UpdateRuleWrapper):
             module: the model.
             ctx: of the pass.
         """
-        trainable = self.rule.trainable_mask(module)
-        optimizers = self.rule.list_optimizers()
+        trainable = self.update_rule.trainable_mask(module)
+        optimizers = self.update_rule.list_optimizers()
         if len(optimizers) < 2:
             return {None: trainable}
         if ctx.optimizer is not None:

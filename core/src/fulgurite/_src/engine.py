@@ -46,7 +46,7 @@ from fulgurite._src.rng import DEFAULT, PARAMS, RngStream, RngStreams
 from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.tracebacks import hide_internal_frames
 from fulgurite._src.training.compilations import Compilations
-from fulgurite._src.training.forward import Step, forward
+from fulgurite._src.training.forward import Step
 from fulgurite._src.training.nonfinite import NonFinitePolicy
 from fulgurite._src.training.services import Services
 from fulgurite._src.training.settings import Settings, StepsPerExecution
@@ -201,7 +201,6 @@ class Engine(GuardedEngine):
         self.actions: list[BoundAction] = collect_actions(self.plugins, settings.log_trigger)
         self.sharding: ShardingStrategy = choose_sharding(self.plugins, device)
         self.device = settings.find_device()
-        self._rng_streams = _collect_rng_streams(self.plugins)
         self.services = _build_services(self, settings)
         self.due_names = self.services.due_names
         self._programs = ProgramCache(self.services)
@@ -350,7 +349,7 @@ class Engine(GuardedEngine):
         Returns:
             The output; its `loss` is the sum of all terms.
         """
-        return forward(self.plugins, self.sharding, step, module, batch, ctx)
+        return self.services.forward(module, batch, ctx, step)
 
     @_entry_point
     @hint_at_arguments(DATA_ARGUMENTS, "Engine.evaluate")
@@ -520,7 +519,7 @@ class Engine(GuardedEngine):
 
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
         """Return the random streams over a root key."""
-        return RngStreams(key, self._rng_streams)
+        return self.services.make_rng_streams(key)
 
 
 def _unwrap_result(model: Any) -> Any:
@@ -545,13 +544,15 @@ def _build_services(engine: Engine, settings: Settings) -> Services:
         settings: its arguments.
     """
     names = [action.name for action in engine.actions if action.name != "log"]
+    overridable = (type(engine).train_step, type(engine).forward)
+    is_standard = overridable == (Engine.train_step, Engine.forward)
     return Services(
         plugins=engine.plugins,
-        make_rng_streams=engine.make_rng_streams,
+        rng_streams=tuple(_collect_rng_streams(engine.plugins)),
         sharding=engine.sharding,
         settings=settings,
         due_names=(*names, "log"),
-        compute_update=engine.train_step,
+        custom_train_step=None if is_standard else engine.train_step,
         compilations=Compilations(engine.plugins, settings.max_compilations),
     )
 

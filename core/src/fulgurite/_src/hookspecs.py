@@ -107,14 +107,14 @@ def make_update_rule(module: PyTree, optimizers: dict[str, OptimizerSpec]) -> Up
 
 @hookspec("build", Combine.FOLD, UpdateRule, _PROGRAM_BUILT)
 def wrap_update_rule(
-    module: PyTree, rule: UpdateRule, on_nonfinite: NonFinitePolicy
+    module: PyTree, update_rule: UpdateRule, on_nonfinite: NonFinitePolicy
 ) -> UpdateRule | None:
     """Return the update rule wrapped in another one, such as one that hides a frozen part of the
     module from it.
 
     Args:
         module: the module; its arrays are traced: they have shapes and dtypes, but no values.
-        rule: the rule so far.
+        update_rule: the rule so far.
         on_nonfinite: what the engine does with a step that is not finite.
     """
 

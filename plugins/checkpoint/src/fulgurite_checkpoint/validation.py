@@ -14,7 +14,13 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.metrics import Mode
-from fulgurite.plugins import EPOCH_END_ACTION, BoundAction, is_exact, is_real_dtype
+from fulgurite.plugins import (
+    EPOCH_END_ACTION,
+    BoundAction,
+    TrainingLength,
+    is_exact,
+    is_real_dtype,
+)
 
 _LARGEST_COUNT = 2**31
 _LARGEST_DIMENSION = 2**48
@@ -124,7 +130,7 @@ def parse_step_range(value: Any, step: int) -> fg.StepRange:
 def check_stop(
     step_range: fg.StepRange,
     step: int,
-    length: tuple[int | None, int | None],
+    length: TrainingLength,
     stop_reason: str | None,
 ) -> None:
     """Raise `ValueError` if a fit would not end where its range says.
@@ -132,7 +138,7 @@ def check_stop(
     Args:
         step_range: of the fit.
         step: that of the checkpoint.
-        length: the steps and epochs that the fit was to take, one of them None.
+        length: how long the fit was to train.
         stop_reason: why an action has ended it at this step, or None.
     """
     steps, epochs = length
@@ -327,13 +333,12 @@ def _check_hyperparameter(value: Any, name: str) -> None:
         raise ValueError(f"{name} is {value!r}")
 
 
-def parse_requested_length(settings: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the steps and epochs of a fit, one of them None; raise `ValueError` if they are not
-    such."""
+def parse_requested_length(settings: Mapping[str, Any]) -> TrainingLength:
+    """Return how long a fit was to train; raise `ValueError` if it is not such."""
     check_object(settings, "settings")
     steps = check_optional_count(settings["steps"], "settings.steps")
     epochs = check_optional_count(settings["epochs"], "settings.epochs")
-    return steps, epochs
+    return TrainingLength(steps, epochs)
 
 
 def parse_array_specs(value: Any) -> dict[str, tuple[tuple[int, ...], str]]:

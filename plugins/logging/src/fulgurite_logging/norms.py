@@ -134,11 +134,11 @@ class LearningRateMonitor:
     )
 
     @fg.hookimpl
-    def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
+    def wrap_update_rule(self, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Note the optimizers of the rule, and return it as it is."""
         self._optimizers.clear()
-        self._optimizers.update(rule.list_optimizers())
-        return rule
+        self._optimizers.update(update_rule.list_optimizers())
+        return update_rule
 
     @fg.hookimpl
     def step_metrics(self, state: fg.TrainState) -> dict[str, Any]:

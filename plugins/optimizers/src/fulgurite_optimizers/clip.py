@@ -54,7 +54,7 @@ class GradientClip:
         return optax.chain(*transforms)
 
     @fg.hookimpl
-    def wrap_update_rule(self, rule: Any) -> None:
+    def wrap_update_rule(self, update_rule: Any) -> None:
         """Change nothing, but check the name of the optimizer: all are known by now."""
         known_optimizers = set(self._known_optimizers)
         # The next program, such as that of another engine, may lack what this one has.

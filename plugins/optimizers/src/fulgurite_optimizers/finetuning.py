@@ -117,9 +117,13 @@ class BackboneFinetuning:
         return specs
 
     @fg.hookimpl
-    def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
+    def wrap_update_rule(self, module: Any, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Freeze the part until its training begins."""
-        return rule if self.until == 0 else self._build_freeze().wrap_update_rule(module, rule)
+        return (
+            update_rule
+            if self.until == 0
+            else self._build_freeze().wrap_update_rule(module, update_rule)
+        )
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:

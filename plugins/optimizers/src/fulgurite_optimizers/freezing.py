@@ -82,12 +82,14 @@ class Freeze:
                 )
 
     @fg.hookimpl
-    def wrap_update_rule(self, module: Any, rule: fg.UpdateRule) -> fg.UpdateRule:
+    def wrap_update_rule(self, module: Any, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Hide the frozen arrays from the rule."""
         assert isinstance(self.where, Selector)
         self.where(module)
         is_scheduled = self.since is not None or self.until is not None
-        return UnfreezingUpdate(rule, self) if is_scheduled else FrozenUpdate(rule, self)
+        return (
+            UnfreezingUpdate(update_rule, self) if is_scheduled else FrozenUpdate(update_rule, self)
+        )
 
     @fg.hookimpl
     def list_kept_state(self, module: Any) -> list[eqx.nn.StateIndex]:
@@ -285,19 +287,19 @@ class FrozenUpdate(UpdateRuleWrapper):
     The rule within sees that part in the forward pass only.
 
     Args:
-        rule: the rule within.
+        update_rule: the rule within.
         freeze: says what is frozen.
     """
 
-    def __init__(self, rule: fg.UpdateRule, freeze: Freeze) -> None:
-        super().__init__(rule)
+    def __init__(self, update_rule: fg.UpdateRule, freeze: Freeze) -> None:
+        super().__init__(update_rule)
         self.freeze = freeze
 
     def init(self, module: PyTree) -> PyTree:
-        return self.rule.init(self.freeze.split_frozen(module)[0])
+        return self.update_rule.init(self.freeze.split_frozen(module)[0])
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
-        return self.rule.trainable_mask(self.freeze.split_frozen(module)[0])
+        return self.update_rule.trainable_mask(self.freeze.split_frozen(module)[0])
 
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
@@ -313,7 +315,7 @@ class FrozenUpdate(UpdateRuleWrapper):
             indices = self.freeze.list_frozen_indices(state.module)
             frozen_state = state.model_state.substate(indices)
         new, output = self.update_trainable(
-            state, lambda state: self.rule(forward_whole, state, batch, ctx)
+            state, lambda state: self.update_rule(forward_whole, state, batch, ctx)
         )
         if frozen_state is not None and new.model_state is not None:
             # Of a copy, because an update makes the old object unusable, which the output holds.
@@ -326,11 +328,13 @@ class FrozenUpdate(UpdateRuleWrapper):
         self, state: fg.TrainState, grads: PyTree, output: fg.Output
     ) -> tuple[fg.TrainState, fg.Output]:
         return self.update_trainable(
-            state, lambda state: self.rule.apply_gradients(state, grads, output)
+            state, lambda state: self.update_rule.apply_gradients(state, grads, output)
         )
 
     def finalize(self, state: fg.TrainState) -> fg.TrainState:
-        state, _ = self.update_trainable(state, lambda state: (self.rule.finalize(state), None))
+        state, _ = self.update_trainable(
+            state, lambda state: (self.update_rule.finalize(state), None)
+        )
         return state
 
     def update_trainable(
@@ -347,8 +351,8 @@ class FrozenUpdate(UpdateRuleWrapper):
         state, output = update(state.replace(module=trained))
         return state.replace(module=eqx.combine(frozen, state.module)), output
 
-    def rewrap(self, rule: fg.UpdateRule) -> Self:
-        return type(self)(rule, self.freeze)
+    def rewrap(self, update_rule: fg.UpdateRule) -> Self:
+        return type(self)(update_rule, self.freeze)
 
 
 class UnfreezingUpdate(FrozenUpdate):
@@ -359,18 +363,18 @@ class UnfreezingUpdate(FrozenUpdate):
     """
 
     def init(self, module: PyTree) -> PyTree:
-        return self.rule.init(module)
+        return self.update_rule.init(module)
 
     def for_step(self, step: int, step_range: fg.StepRange) -> fg.UpdateRule:
         if self.freeze.is_frozen(int(step), step_range):
             return super().for_step(step, step_range)
-        return self.rule.for_step(step, step_range)
+        return self.update_rule.for_step(step, step_range)
 
     def update_trainable(
         self, state: fg.TrainState, update: Callable[[fg.TrainState], Any]
     ) -> tuple[fg.TrainState, Any]:
         trained, _ = self.freeze.split_frozen(state.module)
-        spec = eqx.filter_eval_shape(self.rule.init, trained)
+        spec = eqx.filter_eval_shape(self.update_rule.init, trained)
         new, output = super().update_trainable(
             state.replace(opt_state=fill_leaves(spec, state.opt_state)), update
         )

@@ -134,9 +134,9 @@ class ReduceOnPlateau:
         return PlateauState(jnp.ones(()), jnp.full((), jnp.inf), jnp.int32(0), jnp.int32(0))
 
     @fg.hookimpl
-    def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
+    def wrap_update_rule(self, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Return a rule that scales the changes of the parameters."""
-        return ScaledUpdate(rule, self._state_name)
+        return ScaledUpdate(update_rule, self._state_name)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -200,31 +200,31 @@ class ScaledUpdate(UpdateRuleWrapper):
     """A rule whose changes of the parameters are multiplied by the scale in a plugin's state.
 
     Args:
-        rule: the rule within.
+        update_rule: the rule within.
         state_name: the name of that plugin state in the train state.
     """
 
-    def __init__(self, rule: fg.UpdateRule, state_name: str) -> None:
-        super().__init__(rule)
+    def __init__(self, update_rule: fg.UpdateRule, state_name: str) -> None:
+        super().__init__(update_rule)
         self._state_name = state_name
 
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
-        new_state, output = self.rule(forward, state, batch, ctx)
+        new_state, output = self.update_rule(forward, state, batch, ctx)
         return self._scale_update(state, new_state), output
 
     def apply_gradients(
         self, state: fg.TrainState, grads: Any, output: fg.Output
     ) -> tuple[fg.TrainState, fg.Output]:
-        new_state, output = self.rule.apply_gradients(state, grads, output)
+        new_state, output = self.update_rule.apply_gradients(state, grads, output)
         return self._scale_update(state, new_state), output
 
     def finalize(self, state: fg.TrainState) -> fg.TrainState:
-        return self._scale_update(state, self.rule.finalize(state))
+        return self._scale_update(state, self.update_rule.finalize(state))
 
-    def rewrap(self, rule: fg.UpdateRule) -> "ScaledUpdate":
-        return ScaledUpdate(rule, self._state_name)
+    def rewrap(self, update_rule: fg.UpdateRule) -> "ScaledUpdate":
+        return ScaledUpdate(update_rule, self._state_name)
 
     def _scale_update(self, state: fg.TrainState, new_state: fg.TrainState) -> fg.TrainState:
         scale = state.plugin_states[self._state_name].scale

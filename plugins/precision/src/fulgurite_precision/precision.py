@@ -147,11 +147,11 @@ class Precision:
         return None if self.scale is None else ScaleState.init(self.scale)
 
     @fg.hookimpl
-    def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
+    def wrap_update_rule(self, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Return a rule with scaled gradients in its backward pass."""
         if self.scale is None:
-            return rule
-        return ScaledGradients(rule, self.plugin_name, self.scale)
+            return update_rule
+        return ScaledGradients(update_rule, self.plugin_name, self.scale)
 
     @fg.hookimpl
     def step_metrics(self, state: fg.TrainState) -> dict[str, Any]:

@@ -136,13 +136,15 @@ class ScaledGradients(UpdateRuleWrapper):
     that go in by the scale, and the parameters divide those that come out.
 
     Args:
-        rule: the rule within.
+        update_rule: the rule within.
         state_name: the name of the plugin state that is a `ScaleState`.
         scale: how the scale changes.
     """
 
-    def __init__(self, rule: fg.UpdateRule, state_name: str, scale: Static | Dynamic) -> None:
-        super().__init__(rule)
+    def __init__(
+        self, update_rule: fg.UpdateRule, state_name: str, scale: Static | Dynamic
+    ) -> None:
+        super().__init__(update_rule)
         self._state_name = state_name
         self._scale = scale
 
@@ -160,7 +162,7 @@ class ScaledGradients(UpdateRuleWrapper):
                 preds=multiply_gradients(output.preds, scaling.scale),
             )
 
-        new_state, output = self.rule(forward_scaled, state, batch, ctx)
+        new_state, output = self.update_rule(forward_scaled, state, batch, ctx)
         # XLA makes one look of this and of that of the engine.
         gradients = fg.Output(grads=output.grads)
         is_overflow, _, _ = state.nonfinite.check(gradients, None, None, is_sharded=True)
@@ -168,8 +170,8 @@ class ScaledGradients(UpdateRuleWrapper):
         plugin_states = {**new_state.plugin_states, self._state_name: scaling}
         return new_state.replace(plugin_states=plugin_states), output
 
-    def rewrap(self, rule: fg.UpdateRule) -> "ScaledGradients":
-        return ScaledGradients(rule, self._state_name, self._scale)
+    def rewrap(self, update_rule: fg.UpdateRule) -> "ScaledGradients":
+        return ScaledGradients(update_rule, self._state_name, self._scale)
 
 
 def multiply_gradients(tree: PyTree, factor: Float[Array, ""]) -> PyTree:

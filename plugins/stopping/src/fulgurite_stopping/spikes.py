@@ -103,10 +103,14 @@ class SpikeDetection:
         return SpikeState.init(self.window)
 
     @fg.hookimpl
-    def wrap_update_rule(self, rule: fg.UpdateRule) -> fg.UpdateRule:
+    def wrap_update_rule(self, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Return a rule that looks at the loss of each step."""
         return WatchedUpdate(
-            rule, self.plugin_name, self.factor, self.find_loss, leaves_out=self.action == "skip"
+            update_rule,
+            self.plugin_name,
+            self.factor,
+            self.find_loss,
+            leaves_out=self.action == "skip",
         )
 
     @fg.hookimpl

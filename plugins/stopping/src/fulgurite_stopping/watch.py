@@ -81,7 +81,7 @@ class WatchedUpdate(UpdateRuleWrapper):
     """A rule whose losses are watched for spikes.
 
     Args:
-        rule: the rule within.
+        update_rule: the rule within.
         state_name: the name of the plugin state that is a `SpikeState`.
         factor: see `SpikeState.update`.
         find_loss: `find_loss(output)` returns the loss to watch.
@@ -90,13 +90,13 @@ class WatchedUpdate(UpdateRuleWrapper):
 
     def __init__(
         self,
-        rule: fg.UpdateRule,
+        update_rule: fg.UpdateRule,
         state_name: str,
         factor: float,
         find_loss: Callable[[fg.Output], Array],
         leaves_out: bool,
     ) -> None:
-        super().__init__(rule)
+        super().__init__(update_rule)
         self._state_name = state_name
         self._factor = factor
         self._find_loss = find_loss
@@ -105,16 +105,16 @@ class WatchedUpdate(UpdateRuleWrapper):
     def __call__(
         self, forward: Forward, state: fg.TrainState, batch: Any, ctx: fg.Context
     ) -> tuple[fg.TrainState, fg.Output]:
-        return self._watch(state, *self.rule(forward, state, batch, ctx))
+        return self._watch(state, *self.update_rule(forward, state, batch, ctx))
 
     def apply_gradients(
         self, state: fg.TrainState, grads: Any, output: fg.Output
     ) -> tuple[fg.TrainState, fg.Output]:
-        return self._watch(state, *self.rule.apply_gradients(state, grads, output))
+        return self._watch(state, *self.update_rule.apply_gradients(state, grads, output))
 
-    def rewrap(self, rule: fg.UpdateRule) -> "WatchedUpdate":
+    def rewrap(self, update_rule: fg.UpdateRule) -> "WatchedUpdate":
         return WatchedUpdate(
-            rule, self._state_name, self._factor, self._find_loss, self._leaves_out
+            update_rule, self._state_name, self._factor, self._find_loss, self._leaves_out
         )
 
     def _watch(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import StateError
+from fulgurite.plugins import TrainingLength
 
 from fulgurite_testing.compare import as_plain_array
 
@@ -88,7 +89,7 @@ class InMemoryCheckpointer:
             pending_actions=tuple(rest["pending_actions"]),
             host_states=rest["host_states"],
             metrics=rest["metrics"],
-            requested_length=tuple(rest["requested_length"]),
+            requested_length=TrainingLength(*rest["requested_length"]),
         )
 
     @fg.hookimpl

@@ -99,13 +99,13 @@ def _trace_step(subject: PluginUnderTest, plugins: list[Any], times: int) -> lis
     engine = tiny_engine(*plugins, *subject.other_plugins())
     batch = next(iter(engine.iter_batches(subject.data(), epochs=1)))
     program = Program(engine.services, as_model_init(subject.model), (batch,), None)
-    program.select_update_rule(0, StepRange(0, 8))
+    update_rule = program.update_rule.for_step(0, StepRange(0, 8))
     nothing_due = jnp.zeros(len(engine.due_names), bool)
 
     def trace() -> ClosedJaxpr:
         # A new step for each trace: it keeps the trace of a batch that it knows.
-        step = TrainStep(engine.services, program.step.update_rule)
-        make_jaxpr = eqx.filter_make_jaxpr(step.__call__)
+        step = TrainStep(engine.services, update_rule, [])
+        make_jaxpr = eqx.filter_make_jaxpr(functools.partial(step, step_number=1))
         return make_jaxpr(program.state_spec, batch, nothing_due)[0]
 
     with engine.sharding.mesh_context():

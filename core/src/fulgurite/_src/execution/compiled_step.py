@@ -13,8 +13,9 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
 from fulgurite._src.data.sources import ArrayData
+from fulgurite._src.execution.batch_buffer import BatchBuffer
 from fulgurite._src.execution.debugging import has_invalid_numbers, is_debugging_numbers
-from fulgurite._src.execution.executables import compile_lowered
+from fulgurite._src.execution.executables import choose_compiler_options, compile_lowered
 from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite._src.model.output import Output
 from fulgurite._src.training.services import Services
@@ -28,14 +29,6 @@ from fulgurite._src.tree.specs import (
     shape_spec,
 )
 from fulgurite.errors import DataError
-
-# XLA's default scheduler on CPU wakes another thread for every few kernels that are ready at once.
-# That costs a step with a small state more than it gains: 0.88 against 0.79 of a hand-written one.
-# Large ones and convolutions gain.
-_SMALL_STATE_BYTES = 2**20
-_SMALL_STEP_OPTIONS: dict[str, Any] = {
-    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-}
 
 
 class StepResults(NamedTuple):
@@ -80,67 +73,17 @@ class Dispatch(NamedTuple):
         executable: of the step.
         arguments: all but what is due.
         output_layout: what the arrays are that leave the step.
+        steps_done: the number of updates before the first of the steps.
     """
 
     executable: jax.stages.Compiled
     arguments: tuple[Any, ...]
     output_layout: OutputLayout
-
-
-class BatchBuffer:
-    """The batches of one dispatch, each copied as it comes.
-
-    Args:
-        size: the largest number of batches.
-        is_stacked: whether the batches lie along a new first axis.
-    """
-
-    def __init__(self, size: int, *, is_stacked: bool) -> None:
-        self._size = size
-        self._is_stacked = is_stacked
-        self._treedef: Any = None
-        self._leaves: list[Any] = []
-        self.first: Any = None
-        self.count = 0
-
-    def add(self, batch: Any) -> None:
-        """Add a batch of the shapes of those before."""
-        leaves, treedef = jax.tree.flatten(batch)
-        if self.count == 0:
-            self.first = batch
-            self._treedef = treedef
-            self._leaves = [self._allocate(leaf) for leaf in leaves]
-        for place, leaf in zip(self._leaves, leaves, strict=True):
-            if isinstance(place, list):
-                place.append(leaf)
-            else:
-                place[self.count] = leaf
-        self.count += 1
-
-    def get_batches(self) -> Any:
-        """Return the one batch, or all along a new first axis. What is past their number is never
-        read."""
-        if not self._is_stacked:
-            return self.first
-        stacked = [self._stack(place) for place in self._leaves]
-        return jax.tree.unflatten(self._treedef, stacked)
-
-    def _allocate(self, leaf: Any) -> Any:
-        """Return a place for one leaf of all batches; a list, for those on the device."""
-        if not self._is_stacked or isinstance(leaf, jax.Array):
-            return []
-        # In the dtype of the device: to cast what is past the last batch might overflow.
-        return np.empty((self._size, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
-
-    def _stack(self, place: Any) -> Any:
-        if isinstance(place, list):
-            place = put_beside(place, place[0])
-            return jnp.stack([*place, *[place[-1]] * (self._size - len(place))])
-        return place
+    steps_done: Any
 
 
 class CompiledStep:
-    """Run up to `steps_per_execution` steps in one dispatch of one executable.
+    """Run up to `steps_per_execution` steps of one update rule in one dispatch of one executable.
 
     Several steps run in a loop whose trip count is an argument, over a buffer of
     `steps_per_execution` batches. A trigger that splits a dispatch therefore needs no other
@@ -180,8 +123,7 @@ class CompiledStep:
         self._output_layouts: dict[Any, OutputLayout] = {}
         # Set by the trace, which knows it first.
         self._traced_output_layout: OutputLayout | None = None
-        # What was compiled for each rule, which is kept, so that no other one gets its id.
-        self._compiled_specs: dict[int, tuple[Any, list[Any]]] = {}
+        self._compiled_specs: list[Any] = []
         self._returns = returns
 
     def make_buffer(self) -> BatchBuffer:
@@ -191,56 +133,48 @@ class CompiledStep:
         size = max(self.steps_per_execution, 2) if self._runs_in_loop else 1
         return BatchBuffer(size, is_stacked=self._runs_in_loop)
 
-    def __call__(
-        self, flat: FlatState, batches: BatchBuffer, due: np.ndarray, resident: Any = None
-    ) -> tuple[FlatState, StepResults]:
-        """Run one step for each batch, and return the state and the last step's results.
-
-        Args:
-            flat: the state before; consumed.
-            batches: from `make_buffer`, with one batch and more.
-            due: what is due after the last of the steps, in the order of `Services.due_names`.
-            resident: the arrays on the device that indexed batches are gathered from.
-        """
-        return self.run(self.prepare(flat, batches, due, resident), due)
-
     def prepare(
-        self, flat: FlatState, batches: BatchBuffer, due: np.ndarray, resident: Any = None
+        self,
+        flat: FlatState,
+        batches: BatchBuffer,
+        due: np.ndarray,
+        steps_done: Any,
+        device_arrays: Any = None,
     ) -> Dispatch:
-        """Return everything that `run` needs: batches that are checked, and an executable.
+        """Return a step for each batch, ready to `run`: with checked batches and an executable.
 
         If it raises, the state is still there.
 
         Args:
             flat: the state before.
-            batches: as of a call.
+            batches: from `make_buffer`, with one batch and more.
             due: of the shape of what `run` takes.
-            resident: as of a call.
+            steps_done: the number of updates before, for errors; it may be on the device still.
+            device_arrays: the arrays on the device that indexed batches are gathered from.
         """
-        rule = self._step.update_rule
         place = flat.arrays[0].sharding if flat.arrays else None
-        key = id(rule), place, is_debugging_numbers(), *shape_signature(batches.first)
+        key = place, is_debugging_numbers(), *shape_signature(batches.first)
         executable = self._executables.get(key)
         if executable is None:
-            self._check_new_batch(batches.first)
+            self._check_new_batch(batches.first, steps_done)
         stacked = batches.get_batches()
         if self._sharding.mesh is None:
             stacked = put_beside(stacked, flat)
         buffer = self._sharding.shard_batch(stacked, is_stacked=self._runs_in_loop)
-        arguments = (flat.arrays, flat.packed, resident, buffer, np.int32(batches.count))
+        arguments = (flat.arrays, flat.packed, device_arrays, buffer, np.int32(batches.count))
         if executable is None:
-            executable = self._compile(batches.first, (*arguments, due))
+            executable = self._compile(batches.first, (*arguments, due), steps_done)
             self._executables[key] = executable
             assert self._traced_output_layout is not None
             self._output_layouts[key] = self._traced_output_layout
-        return Dispatch(executable, arguments, self._output_layouts[key])
+        return Dispatch(executable, arguments, self._output_layouts[key], steps_done)
 
     def run(self, dispatch: Dispatch, due: np.ndarray) -> tuple[FlatState, StepResults]:
         """Run the steps of a dispatch, and return the state and the last step's results.
 
         Args:
             dispatch: from `prepare`; its state is consumed.
-            due: as of a call.
+            due: what is due after the last of the steps, in the order of `Services.due_names`.
         """
         arrays, packed, results = dispatch.executable(*dispatch.arguments, due)
         results = results._replace(output_layout=dispatch.output_layout)
@@ -257,7 +191,7 @@ class CompiledStep:
 
         Args:
             dispatch: that was run; its state is not donated while the numbers are debugged.
-            due: as of a call.
+            due: as of `run`.
             flat: the state after it.
             results: of its last step.
         """
@@ -267,16 +201,16 @@ class CompiledStep:
         if not is_nonfinite and not has_invalid_numbers((numbers, flat.arrays)):
             return
         arguments = jax.tree.map(jnp.asarray, (*dispatch.arguments, due))
-        arrays, packed, resident, buffer, count, flags = arguments
-        steps_done = int(self._step.steps_done)
+        arrays, packed, device_arrays, buffer, count, flags = arguments
         for index in range(int(count)):
-            # Errors name the step by it.
-            self._step.steps_done = steps_done + index
+            step_number = int(dispatch.steps_done) + index + 1
             batch = buffer
             if self._runs_in_loop:
                 batch = jax.tree.map(lambda leaf, index=index: leaf[index], buffer)
             with self._sharding.mesh_context():
-                arrays, packed, _ = self._run_single_step(resident, batch, flags, arrays, packed)
+                arrays, packed, _ = self._run_single_step(
+                    step_number, device_arrays, batch, flags, arrays, packed
+                )
 
     def get_output(self, results: StepResults) -> Output:
         """Return the output of a step: loss, metrics and losses, and the fields asked for."""
@@ -292,41 +226,48 @@ class CompiledStep:
         assert results.output_layout is not None
         return jax.tree.unflatten(results.output_layout.media, results.media)
 
-    def _check_new_batch(self, batch: Any) -> None:
+    def _check_new_batch(self, batch: Any, steps_done: Any) -> None:
         """Check a batch of new shapes: that it divides by the devices, and is alike on all
         processes."""
-        where = f"the batch for step {self._step.step_number}"
+        where = f"the batch for step {int(steps_done) + 1}"
         self._sharding.check_batch(batch, where)
         self._sharding.check_same(
             "batches of new shapes", lambda: {"what they train on": where}, batch
         )
 
-    def _compile(self, batch: Any, arguments: Any) -> jax.stages.Compiled:
+    def _compile(self, batch: Any, arguments: Any, steps_done: Any) -> jax.stages.Compiled:
         """Compile the step for batches of these shapes, within the cap on compilations."""
         batch_spec = shape_spec(batch)
-        update_rule = self._step.update_rule
-        _, specs = self._compiled_specs.setdefault(id(update_rule), (update_rule, []))
-        self._check_spec(batch_spec, specs)
+        step_number = int(steps_done) + 1
+        self._check_spec(batch_spec, f"the batch for step {step_number}")
         shardings = self._layout.shardings
         out_shardings = None if shardings is None else (*shardings, self._sharding.replicated)
         # JAX takes the trace of an equal function where that one is alive still, and methods of one
-        # object are equal; this one traces the rule that holds now.
+        # object are equal. A `partial` equals no other one, so the trace is made here, and sets
+        # `_traced_output_layout`.
         donated = () if is_debugging_numbers() else 0
-        run = jax.jit(partial(self._run), donate_argnums=donated, out_shardings=out_shardings)
+        run = jax.jit(
+            partial(self._run, step_number), donate_argnums=donated, out_shardings=out_shardings
+        )
         state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
         with self._services.timings.time("compile"), self._sharding.mesh_context():
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
             traced = run.trace(*state_and_data, buffer_spec, count, due)
             lowered = traced.lower()
-            options = _choose_compiler_options(lowered, arguments[0])
+            options = choose_compiler_options(lowered, arguments[0])
             compiled = compile_lowered(lowered, arguments, options)
-        specs.append(batch_spec)
+        self._compiled_specs.append(batch_spec)
         self._services.compilations.report("step", batch_spec, compiled, traced.jaxpr)
         return compiled
 
-    def _check_spec(self, spec: Any, specs: list[Any]) -> None:
-        """Check a new batch spec against those that may be and those that were compiled before."""
-        where = f"the batch for step {self._step.step_number}"
+    def _check_spec(self, spec: Any, where: str) -> None:
+        """Check a new batch spec against those that may be and those that were compiled before.
+
+        Args:
+            spec: the shapes of the batch.
+            where: which batch it is, for errors.
+        """
+        specs = self._compiled_specs
         if jax.tree.structure(spec) not in self._batch_structures:
             text, known = format_tree(spec), ""
             if specs:
@@ -340,41 +281,68 @@ class CompiledStep:
         _warn_of_other_dtypes(where, spec, specs)
         self._services.compilations.check_limit(where, spec, specs)
 
+    # The rest is traced. You can skip `_run` and `_run_fused_steps`, which only repeat, and read
+    # `_run_single_step`: what a dispatch does for each of its batches.
+
     def _run(
-        self, arrays: Any, packed: Any, resident: Any, buffer: Any, count: Any, due: Any
-    ) -> Any:
+        self,
+        step_number: int,
+        arrays: Any,
+        packed: Any,
+        device_arrays: Any,
+        buffer: Any,
+        count: Any,
+        due: Any,
+    ) -> tuple[Any, Any, StepResults]:
+        """Run the steps of a dispatch: the function that is compiled. Its arguments are those of
+        `Dispatch` and what is due, the state first, because that is donated."""
         if not self._runs_in_loop:
-            return self._run_single_step(resident, buffer, due, arrays, packed)
-        return self._run_fused_steps(resident, buffer, count, due, arrays, packed)
+            return self._run_single_step(step_number, device_arrays, buffer, due, arrays, packed)
+        return self._run_fused_steps(step_number, device_arrays, buffer, count, due, arrays, packed)
 
     def _run_fused_steps(
-        self, resident: Any, buffer: Any, count: Any, due: Any, arrays: Any, packed: Any
-    ) -> Any:
-        # Traced once, to learn the shape of its output and to be the loop's body.
+        self,
+        step_number: int,
+        device_arrays: Any,
+        buffer: Any,
+        count: Any,
+        due: Any,
+        arrays: Any,
+        packed: Any,
+    ) -> tuple[Any, Any, StepResults]:
+        """Run the step on the first `count` batches of a buffer, in a loop on the device."""
+        # The step is traced before the loop, once: a loop begins with results of the shapes that it
+        # ends with, and only a trace tells these. The trace then is the body of the loop.
         first = jax.tree.map(lambda leaf: leaf[0], buffer)
         # A function equal to no other one, as in `_compile`.
-        jaxpr, shapes = jax.make_jaxpr(partial(self._run_single_step), return_shape=True)(
-            resident, first, due, arrays, packed
+        run_single_step = partial(self._run_single_step, step_number)
+        jaxpr, shapes = jax.make_jaxpr(run_single_step, return_shape=True)(
+            device_arrays, first, due, arrays, packed
         )
-        run_single_step = jaxpr_as_fun(jaxpr)
+        run_traced_step = jaxpr_as_fun(jaxpr)
         result_tree = jax.tree.structure(shapes)
 
         def body(index: Any, carry: Any) -> Any:
             arrays, packed, _ = carry
             batch = jax.tree.map(lambda leaf: leaf[index], buffer)
+            # A dispatch ends where something is due, so that it is due at its last step alone.
             due_now = due & (index == count - 1)
-            leaves = jax.tree.leaves((resident, batch, due_now, arrays, packed))
-            return jax.tree.unflatten(result_tree, run_single_step(*leaves))
+            leaves = jax.tree.leaves((device_arrays, batch, due_now, arrays, packed))
+            return jax.tree.unflatten(result_tree, run_traced_step(*leaves))
 
         results = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[2])
         return jax.lax.fori_loop(0, count, body, (arrays, packed, results))
 
     def _run_single_step(
-        self, resident: Any, batch: Any, due: Any, arrays: Any, packed: Any
+        self, step_number: int, device_arrays: Any, batch: Any, due: Any, arrays: Any, packed: Any
     ) -> tuple[Any, Any, StepResults]:
+        """Run the step on one batch: unflatten the state, train, and flatten what leaves."""
         state = self._layout.unflatten_traced(FlatState(arrays, packed))
-        state, output = self._step(state, ArrayData.gather(resident, batch), due)
+        batch = ArrayData.gather(device_arrays, batch)
+        state, output = self._step(state, batch, due, step_number=step_number)
         flat = self._layout.flatten_traced(state)
+        # Numbers leave packed in a few vectors, as those of the state do. What they are is known
+        # from here on, so the trace notes it for the host.
         leaves, output_tree = jax.tree.flatten((output.loss, output.metrics, output.losses))
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         packing = VectorPacking(shape_spec(leaves))
@@ -389,8 +357,8 @@ class CompiledStep:
 
 
 def _warn_of_other_dtypes(where: str, spec: Any, known_specs: list[Any]) -> None:
-    """Warn of a batch with a dtype that no batch of its structure before it had: training goes on
-    with it, in another precision."""
+    """Warn of a batch with a dtype that no batch of its structure before it had: training
+    continues with it, in another precision."""
     alike = [
         known for known in known_specs if jax.tree.structure(known) == jax.tree.structure(spec)
     ]
@@ -406,12 +374,3 @@ def _warn_of_other_dtypes(where: str, spec: Any, known_specs: list[Any]) -> None
                 "it as it is; cast it where the batch is made if that is a mistake",
                 stacklevel=2,
             )
-
-
-def _choose_compiler_options(lowered: Any, arrays: list[Any]) -> dict[str, Any] | None:
-    """Return options for a step on a small state without convolutions; None for the default."""
-    if sum(array.nbytes for array in arrays) >= _SMALL_STATE_BYTES:
-        return None
-    if "stablehlo.convolution" in lowered.as_text():
-        return None
-    return _SMALL_STEP_OPTIONS.get(jax.default_backend())

@@ -55,6 +55,4 @@ def _reserve_plugins(engine: EngineView, request: FitRequest) -> AbstractContext
         engine: the engine that trains.
         request: what `fit` was asked for.
     """
-    steps, epochs = request.length
-    length = f"{epochs} epochs" if steps is None else f"{steps} steps"
-    return engine.plugins.reserve(f"the fit of {length}", engine.run_dir)
+    return engine.plugins.reserve(f"the fit of {request.length.describe()}", engine.run_dir)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from fulgurite._src.callbacks import RUNTIME_ERRORS, callback_error_context
 from fulgurite._src.data.readers import BatchItem
 from fulgurite._src.evaluation.evaluator import EvaluationResult
-from fulgurite._src.execution.compiled_step import BatchBuffer, Dispatch, StepResults
+from fulgurite._src.execution.batch_buffer import BatchBuffer
+from fulgurite._src.execution.compiled_step import Dispatch, StepResults
 from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite._src.fit.plan import FitPlan
 from fulgurite._src.fit.records import (
@@ -84,7 +85,7 @@ class Loop:
         step: the number of updates that were dispatched.
         metrics: the newest metrics by source.
         stop_reason: why training ends before its planned end.
-        requested_length: the steps and epochs to train, one of them None.
+        requested_length: how long to train.
         dispatcher: hands records to the loggers.
         run: what plugins see.
         resumed_from: the snapshot that the fit goes on from, or None.
@@ -132,10 +133,10 @@ class Loop:
         self.run = Run(self)
         self._sync = engine.sharding.sync
         self._timings = engine.plugins.timings
-        self._resident = engine.sharding.replicate(plan.device_arrays)
+        self._device_arrays = engine.sharding.replicate(plan.device_arrays)
         self._flat = plan.program.layout.flatten_on_host(plan.state)
         self._state: TrainState | None = None
-        self._epochs = plan.requested_length[1]
+        self._epochs = plan.requested_length.epochs
         self._signals = signals
         self._data_position = None
         self._pending_actions: tuple[str, ...] = ()
@@ -150,7 +151,7 @@ class Loop:
         }
         self._due_names = engine.due_names
         self._scheduler = Scheduler(self._actions, self.step, self._due_names, self._sync, signals)
-        self._compiled_step = plan.program.get_compiled_step(self._choose_steps_per_execution(plan))
+        self._steps_per_execution = self._choose_steps_per_execution(plan)
         self._loop_state = LoopState.STEPPING
         self._last_dispatch: tuple[StepResults | None, Any] = (None, None)
         self._do_records_change_host_states = has_logger_with_host_state(engine.plugins)
@@ -438,7 +439,8 @@ class Loop:
         wait_seconds = 0.0
         dispatch_seconds = 0.0
         self._state = None
-        self.program.select_update_rule(self.step, self.step_range)
+        update_rule = self.program.update_rule.for_step(self.step, self.step_range)
+        self._compiled_step = self.program.get_compiled_step(self._steps_per_execution, update_rule)
         target = self._scheduler.next_due(self.step, self.step_range)
         while True:
             started = perf_counter()
@@ -496,9 +498,8 @@ class Loop:
         if self.step == self._first_step:
             # There is nothing to save yet.
             self._loop_state = LoopState.STEPPING
-        self.program.step.steps_done = self.step
         due = self._scheduler.nothing_due
-        return self._compiled_step.prepare(self._flat, batches, due, self._resident)
+        return self._compiled_step.prepare(self._flat, batches, due, self.step, self._device_arrays)
 
     def _run(self, dispatch: Dispatch, num_steps: int, *, is_due: bool) -> None:
         """Hand the steps of a dispatch to the device."""

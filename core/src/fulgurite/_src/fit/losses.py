@@ -174,8 +174,7 @@ def try_padding(
     if not answers:
         return []
     where = f"{type(state.module).__name__}.training_step does not use ctx.mask"
-    is_standard = services.compute_update.__qualname__ == "Engine.train_step"
-    messages = _judge_padding(answers, where, is_standard)
+    messages = _judge_padding(answers, where, services.custom_train_step is None)
     # Not before: a step that was refused is refused again in the next fit.
     program.has_tried_padding = True
     return messages

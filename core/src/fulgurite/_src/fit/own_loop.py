@@ -73,14 +73,17 @@ class OwnLoop:
             check_one_of(name, RETURNABLE, "Engine.step: returns")
         batch = as_arrays(batch)
         program = self._get_program(state, batch)
-        compiled_step = program.get_compiled_step(1, tuple(returns))
-        program.select_update_rule(state.step, UnboundedRange(0))
+        # On the device: whoever needs the number waits. It travels packed, and so is not consumed.
+        steps_done: Any = state.step
+        update_rule = program.update_rule.for_step(steps_done, UnboundedRange(0))
+        compiled_step = program.get_compiled_step(1, update_rule, tuple(returns))
         nothing_due = np.zeros(len(self._services.due_names), bool)
         batches = compiled_step.make_buffer()
         batches.add(batch)
-        # The number travels packed, and so is not consumed.
-        with callback_error_context(lambda: f"training step {int(state.step) + 1}"):
-            flat, results = compiled_step(program.layout.flatten(state), batches, nothing_due)
+        with callback_error_context(lambda: f"training step {int(steps_done) + 1}"):
+            flat = program.layout.flatten(state)
+            dispatch = compiled_step.prepare(flat, batches, nothing_due, steps_done)
+            flat, results = compiled_step.run(dispatch, nothing_due)
             return program.layout.unflatten(flat), compiled_step.get_output(results)
 
     def check_finite(self, state: TrainState) -> None:

@@ -19,7 +19,7 @@ from fulgurite._src.execution.program import Program
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.losses import try_losses, try_padding
 from fulgurite._src.fit.run import EngineView
-from fulgurite._src.fit.snapshot import InitFrom, Resume, Snapshot
+from fulgurite._src.fit.snapshot import InitFrom, Resume, Snapshot, TrainingLength
 from fulgurite._src.fit.start import (
     check_starting_point,
     fill_missing_state,
@@ -53,7 +53,7 @@ class FitRequest:
         data: the data source of training.
         state: a state to continue from, or None.
         start_step: the step of that state, else 0.
-        length: the steps and epochs to train, one of them None.
+        length: how long to train.
         steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
         resume: the argument of `fit`.
         init_from: the argument of `fit`.
@@ -63,7 +63,7 @@ class FitRequest:
     data: Any
     state: TrainState | None
     start_step: int
-    length: tuple[int | None, int | None]
+    length: TrainingLength
     steps_per_execution: StepsPerExecution
     resume: Resume
     init_from: InitFrom
@@ -78,7 +78,7 @@ class FitPlan:
         data_iterator: where batches come from.
         state: to train from; consumed.
         step_range: its start is earlier than `state.step` in a resumed fit.
-        requested_length: the steps and epochs to train, one of them None; with epochs, the end
+        requested_length: how long to train; with epochs, the end
             follows from the ends of epochs as far as they are known.
         steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
         device_arrays: the arrays on the device that indexed batches are gathered from, or None.
@@ -91,7 +91,7 @@ class FitPlan:
     data_iterator: BatchIterator
     state: TrainState
     step_range: StepRange
-    requested_length: tuple[int | None, int | None]
+    requested_length: TrainingLength
     steps_per_execution: StepsPerExecution
     device_arrays: Any
     resumed_from: Snapshot | None
@@ -126,7 +126,7 @@ def check_request(
         data=get_split(data, "train"),
         state=state,
         start_step=start_step,
-        length=settings.choose_length(steps, epochs),
+        length=TrainingLength(*settings.choose_length(steps, epochs)),
         steps_per_execution=steps_per_execution or settings.steps_per_execution,
         resume=resume,
         init_from=init_from,

@@ -21,7 +21,7 @@ from fulgurite._src.fit.records import (
     RecordStream,
 )
 from fulgurite._src.fit.scheduler import BoundAction
-from fulgurite._src.fit.snapshot import PathLike, Snapshot
+from fulgurite._src.fit.snapshot import PathLike, Snapshot, TrainingLength
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.redact import redact_text
 from fulgurite._src.sharding import ShardingStrategy
@@ -142,7 +142,7 @@ class LoopView(Protocol):
     metrics: dict[str, dict[str, Any]]
     step: int
     step_range: StepRange
-    requested_length: tuple[int | None, int | None]
+    requested_length: TrainingLength
     resumed_from: Snapshot | None
     resume: Any
     stop_reason: str | None
@@ -253,7 +253,7 @@ class Run:
         update_rule: how a batch becomes an update.
         timings: where the wall time went so far.
         resume: what `fit(resume=...)` was.
-        requested_length: the steps and epochs that the fit was asked for, one of them None.
+        requested_length: how long the fit was asked to train.
         module_text: the module as text, in which everything that is no array shows by its value.
         run_dir: the directory of the run, as the plugin that opened it in `fit_context` set it;
             None without one.

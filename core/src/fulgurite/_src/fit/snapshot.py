@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 from fulgurite._src.fit.records import Record, RecordKind, check_json_value
 from fulgurite._src.plugins.manager import PluginManager
@@ -99,6 +99,31 @@ Resume = CheckpointSource | int | None
 """What `Engine.fit(resume=...)` takes: besides, a step, "auto", "latest", "best" and "never"."""
 
 
+class TrainingLength(NamedTuple):
+    """How long a fit trains: a number of steps or of epochs; the other is None.
+
+    Example:
+        class Announcement:
+            @fg.hookimpl
+            def on_fit_start(self, run):
+                print("training for", run.requested_length.describe())
+
+
+        engine = fg.Engine(steps=100, plugins=[Announcement()])
+
+    Attributes:
+        steps: the number of updates.
+        epochs: the number of passes over the data.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+
+    def describe(self) -> str:
+        """Return the length in words, such as `100 steps`."""
+        return f"{self.epochs} epochs" if self.steps is None else f"{self.steps} steps"
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Everything that a run needs to continue from where it was.
@@ -118,7 +143,7 @@ class Snapshot:
         host_states: what plugins keep on the host: `{"version": int, "state": JSON}` by plugin
             name.
         metrics: the newest metrics by source.
-        requested_length: the steps and epochs, one of them None, that the fit was to take.
+        requested_length: how long the fit was to train, if that is known.
         history: the exact scalars of the run that `run.history` holds, oldest first.
         stop_reason: why an action has ended training at this step, which is the planned end since.
         is_latest: whether its run has no later one.
@@ -134,7 +159,7 @@ class Snapshot:
     pending_actions: tuple[str, ...] = ()
     host_states: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    requested_length: tuple[int | None, int | None] | None = None
+    requested_length: TrainingLength | None = None
     history: tuple[Record, ...] = ()
     stop_reason: str | None = None
     is_latest: bool = True

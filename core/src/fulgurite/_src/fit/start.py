@@ -14,15 +14,21 @@ import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
-from fulgurite._src.execution.program import (
-    Program,
+from fulgurite._src.execution.build import (
     build_module,
     get_state_shardings,
     init_plugin_states,
     with_shardings,
 )
+from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.run import EngineView, FitResult
-from fulgurite._src.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
+from fulgurite._src.fit.snapshot import (
+    CheckpointRef,
+    CheckpointSource,
+    InitFrom,
+    Resume,
+    Snapshot,
+)
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.rng import make_root_key
 from fulgurite._src.training.state import ModelInit, TrainState, as_model_init

@@ -133,13 +133,17 @@ def describe_decayed_buffers(program: Program) -> list[str]:
     Args:
         program: the training program.
     """
-    rule = program.update_rule
-    without_gradient = program.list_without_gradient() if isinstance(rule, GradientUpdate) else []
-    if not without_gradient or not isinstance(rule, GradientUpdate):
+    update_rule = program.update_rule
+    without_gradient = (
+        program.list_without_gradient() if isinstance(update_rule, GradientUpdate) else []
+    )
+    if not without_gradient or not isinstance(update_rule, GradientUpdate):
         return []
     module = program.state_spec.module
-    params = eqx.filter(module, rule.spec.param_mask(module))
-    are_changed = jax.device_get(jax.jit(partial(_update_without_gradient, rule, module, params))())
+    params = eqx.filter(module, update_rule.spec.param_mask(module))
+    are_changed = jax.device_get(
+        jax.jit(partial(_update_without_gradient, update_rule, module, params))()
+    )
     paths = [path for path, _ in leaves_with_paths(params)]
     changed = [
         path
@@ -155,18 +159,18 @@ def describe_decayed_buffers(program: Program) -> list[str]:
     ]
 
 
-def _update_without_gradient(rule: GradientUpdate, module: Any, params: Any) -> list[Any]:
+def _update_without_gradient(update_rule: GradientUpdate, module: Any, params: Any) -> list[Any]:
     """Return which parameters an optimizer changes if all are ones and have a gradient of zero;
     traced.
 
     Args:
-        rule: with the optimizer.
+        update_rule: with the optimizer.
         module: the module, as shapes.
         params: what is updated of it.
     """
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), params)
     zeros = jax.tree.map(jnp.zeros_like, ones)
-    optimizer = optax.with_extra_args_support(rule.spec.optimizer)
+    optimizer = optax.with_extra_args_support(update_rule.spec.optimizer)
     value = jnp.zeros(())
 
     def count_a_step(leaf: Any) -> Any:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from fulgurite._src.identity import ByIdentity
 from fulgurite._src.metrics.base import CollectingMetric, Metric, RunningMetric
 from fulgurite._src.metrics.basic import Mean, SumOfMeans
 from fulgurite._src.metrics.weights import find_weight
@@ -93,11 +94,10 @@ def group_by_weight(
         terms: scalars of a loss, by name.
         weights: what each term is a mean over, by name. Those that are one object are one weight.
     """
-    groups: dict[int, tuple[Any, list[str]]] = {}
+    groups: dict[ByIdentity, list[str]] = {}
     for name in terms:
-        _, names = groups.setdefault(id(weights[name]), (weights[name], []))
-        names.append(name)
-    return list(groups.values())
+        groups.setdefault(ByIdentity(weights[name]), []).append(name)
+    return [(weight.value, names) for weight, names in groups.items()]
 
 
 def sum_values(values: Iterable[Any]) -> Any:

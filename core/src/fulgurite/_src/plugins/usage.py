@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, overload
 
+from fulgurite._src.identity import ByIdentity
 from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite.errors import PluginError
 
@@ -92,7 +93,7 @@ class _User:
         return f"{self.what} ({place}, thread {self.thread!r})"
 
 
-_users: dict[int, _User] = {}
+_users: dict[ByIdentity, _User] = {}
 """By the identity of an engine's plugin manager or of a plugin, which may be equal to others and
 need not be hashable."""
 _lock = threading.Lock()
@@ -120,8 +121,9 @@ def reserve(
     try:
         with _lock:
             _check_unused(manager, plugins, user)
-            _users[id(manager)] = user
-            _users.update({id(entry.plugin): user for entry in plugins.values()})
+            _users[ByIdentity(manager)] = user
+            for entry in plugins.values():
+                _users[ByIdentity(entry.plugin)] = user
         for entry in plugins.values():
             _drop_fit_state(entry.plugin)
         yield
@@ -132,7 +134,7 @@ def reserve(
 
 
 def _check_unused(manager: Any, plugins: Mapping[str, RegisteredPlugin], user: _User) -> None:
-    other = _users.get(id(manager))
+    other = _users.get(ByIdentity(manager))
     if other is not None:
         raise PluginError(
             f"the engine is in use by {other}, so {user} cannot use it at the same time: their "
@@ -140,7 +142,7 @@ def _check_unused(manager: Any, plugins: Mapping[str, RegisteredPlugin], user: _
             "its own"
         )
     for name, entry in plugins.items():
-        other = _users.get(id(entry.plugin))
+        other = _users.get(ByIdentity(entry.plugin))
         if other is not None:
             raise PluginError(
                 f"plugin {name!r} ({entry.distribution}): this instance is in use by {other}, so "

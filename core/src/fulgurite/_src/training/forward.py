@@ -73,22 +73,8 @@ def forward(
     output = output.replace(weight=as_weight(output.weight, where))
     output = sharding.constrain_output(output)
     terms, weights = _collect_loss_terms(plugins, module, output, batch, ctx, where)
-    is_stated = output.weight is not None
-    bare_terms = [name for name in terms if name not in weights]
-    if bare_terms:
-        weight = get_weight(output, batch, ctx)
-        weights |= dict.fromkeys(bare_terms, weight)
-        output = output.replace(weight=weight)
-    if is_stated:
-        bare_terms = []
-    if ctx.training:
-        # Every batch has examples, but perhaps none with a token.
-        terms = {
-            name: value if name in bare_terms else jnp.where(weights[name] == 0, 0, value)
-            for name, value in terms.items()
-        }
-    total = sum_values(terms.values()) if terms else None
-    check_unique_names(terms, output.metrics)
+    output = _add_up(output, terms, weights, batch, ctx)
+    check_unique_names(output.losses, output.metrics)
     model_state = output.model_state
     if model_state is None:
         model_state = ctx.model_state
@@ -101,13 +87,40 @@ def forward(
     media = {}
     if output.media and ctx.media_due is not None:
         media = render_if_due(output.media, ctx.media_due)
+    return output.replace(model_state=model_state, media=media)
+
+
+def _add_up(
+    output: Output, terms: dict[str, Array], weights: dict[str, Array], batch: Any, ctx: Context
+) -> Output:
+    """Return the output with all terms of the loss, their weights, and their sum as its loss.
+
+    Args:
+        output: of the module's step.
+        terms: by name.
+        weights: of those terms that bring one.
+        batch: the batch without its mask.
+        ctx: the context of the step.
+    """
+    is_stated = output.weight is not None
+    bare_terms = [name for name in terms if name not in weights]
+    if bare_terms:
+        weight = get_weight(output, batch, ctx)
+        weights = weights | dict.fromkeys(bare_terms, weight)
+        output = output.replace(weight=weight)
+    if is_stated:
+        bare_terms = []
+    if ctx.training:
+        # Every batch has examples, but perhaps none with a token.
+        terms = {
+            name: value if name in bare_terms else jnp.where(weights[name] == 0, 0, value)
+            for name, value in terms.items()
+        }
     return output.replace(
-        loss=total,
+        loss=sum_values(terms.values()) if terms else None,
         losses=terms,
         loss_weights=weights,
         bare_terms=tuple(bare_terms),
-        model_state=model_state,
-        media=media,
     )
 
 

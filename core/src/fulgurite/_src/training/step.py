@@ -33,7 +33,7 @@ class StepOutcome(NamedTuple):
     """What a step leaves before its metrics are merged into the window.
 
     Attributes:
-        state: the state after the update, with the step count and the window of before.
+        state: the state after the update, with the step count and the previous window.
         output: of the forward pass, with gradients and updates.
         metrics: to be merged over the window, by name.
         running_metrics: carried from step to step, by name.
@@ -50,38 +50,32 @@ class StepOutcome(NamedTuple):
 
 
 class TrainStep:
-    """The traced step of an engine.
+    """The traced step of an engine by one update rule.
 
     Example:
         from fulgurite.plugins import Program, TrainStep, as_model_init
 
         batch = next(iter(engine.iter_batches(data, epochs=1)))
         program = Program(engine.services, as_model_init(model), (batch,), None)
-        step = TrainStep(engine.services, program.update_rule)
+        step = TrainStep(engine.services, program.update_rule, finite_check_names=[])
 
-    Attributes:
-        update_rule: the rule that holds; another one is another executable.
-        finite_check_names: what was checked to be finite, by index; known once the step was traced.
-        steps_done: the number of updates before the next step; it may be on the device still.
+    Args:
+        services: of the engine.
+        update_rule: how a batch becomes an update; another rule is another executable.
+        finite_check_names: what was checked to be finite, by index; the trace adds to it.
     """
 
-    def __init__(self, services: Services, update_rule: UpdateRule) -> None:
-        self.update_rule = update_rule
-        self.finite_check_names: list[str] = []
-        self.steps_done: Any = 0
+    def __init__(
+        self, services: Services, update_rule: UpdateRule, finite_check_names: list[str]
+    ) -> None:
         self._services = services
         self._plugins = services.plugins
-        # For each rule, which is kept, so that no other one gets its id.
-        self._updates: dict[int, tuple[UpdateRule, CachedTrace]] = {}
-
-    @property
-    def step_number(self) -> int:
-        """The number of the step that is being traced, for notes on errors. Waits for the device if
-        `steps_done` is there."""
-        return int(self.steps_done) + 1
+        self._update_rule = update_rule
+        self._finite_check_names = finite_check_names
+        self._traced_update = CachedTrace(self._update)
 
     def __call__(
-        self, state: TrainState, batch: Any, due: Bool[Array, " names"]
+        self, state: TrainState, batch: Any, due: Bool[Array, " names"], *, step_number: int
     ) -> tuple[TrainState, Output]:
         """Return the state after one more update, and the step's output.
 
@@ -89,55 +83,59 @@ class TrainStep:
             state: the state before.
             batch: arrays with a leading example axis, in a `MaskedBatch` or `Batch` or not.
             due: what is due after this step, in the order of `Services.due_names`.
+            step_number: of the step that is traced, for errors.
         """
-        record = self.update(state, batch, due)
-        new = record.state
-        window = state.metric_window.add(record.metrics, record.running_metrics)
+        outcome = self.update(state, batch, due, step_number=step_number)
+        new = outcome.state
+        window = state.metric_window.add(outcome.metrics, outcome.running_metrics)
         check_same_structure(state.metric_window, window, "the metrics of the training step")
         policy = self._services.settings.on_nonfinite
         if policy == "skip":
-            new, window = self._undo_if_bad(state, record, window)
+            new, window = self._undo_if_bad(state, outcome, window)
         nonfinite = state.nonfinite
         if policy != "ignore":
             nonfinite = nonfinite.update(
-                state.step + 1, record.is_bad, record.term_index, policy == "skip"
+                state.step + 1, outcome.is_bad, outcome.term_index, policy == "skip"
             )
         new = new.replace(step=state.step + 1, metric_window=window, nonfinite=nonfinite)
-        return new, record.output
+        return new, outcome.output
 
     def _undo_if_bad(
-        self, state: TrainState, record: StepOutcome, window: MetricWindow
+        self, state: TrainState, outcome: StepOutcome, window: MetricWindow
     ) -> tuple[TrainState, MetricWindow]:
         """Return state and window after the step, or those before it if it was not finite.
 
         The states of plugins that are `kept_on_skip` stay those after it.
         """
-        new_states = record.state.plugin_states
+        new_states = outcome.state.plugin_states
         kept_states = {}
         for plugin in self._plugins.hooks.init_plugin_state.plugins:
             if plugin.name in new_states and getattr(plugin.plugin, "kept_on_skip", False):
                 kept_states[plugin.name] = new_states[plugin.name]
 
         def select(before: Any, after: Any) -> Any:
-            return jnp.where(record.is_bad, before, after) if eqx.is_array(after) else after
+            return jnp.where(outcome.is_bad, before, after) if eqx.is_array(after) else after
 
-        new = jax.tree.map(select, state, record.state)
-        window = select_tree(record.is_bad, state.metric_window, window)
+        new = jax.tree.map(select, state, outcome.state)
+        window = select_tree(outcome.is_bad, state.metric_window, window)
         return new.replace(plugin_states={**new.plugin_states, **kept_states}), window
 
-    def update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepOutcome:
+    def update(
+        self, state: TrainState, batch: Any, due: Bool[Array, " names"], *, step_number: int
+    ) -> StepOutcome:
         """Run the step up to its metrics; the arguments are those of `__call__`.
 
         It is traced once for each kind of batch: building the program, which must know the metrics
         before there can be a window for them, and compiling the step share the trace.
         """
-        rule = self.update_rule
-        _, update = self._updates.setdefault(id(rule), (rule, CachedTrace(self._update)))
         window = state.metric_window
-        outcome = update(state.replace(metric_window=MetricWindow.zeros({}, {})), batch, due)
+        state = state.replace(metric_window=MetricWindow.zeros({}, {}))
+        outcome = self._traced_update(state, batch, due, step_number=step_number)
         return outcome._replace(state=outcome.state.replace(metric_window=window))
 
-    def _update(self, state: TrainState, batch: Any, due: Bool[Array, " names"]) -> StepOutcome:
+    def _update(
+        self, state: TrainState, batch: Any, due: Bool[Array, " names"], step_number: int
+    ) -> StepOutcome:
         batch, mask, spec, num_examples = split_batch(batch)
         ctx = Context(
             self._services.make_rng_streams(state.key),
@@ -149,7 +147,7 @@ class TrainStep:
             num_examples=num_examples,
             due_flags=dict(zip(self._services.due_names, due, strict=True)),
             rng_step=state.step,
-            step_number=self.step_number,
+            step_number=step_number,
             plugin_states=state.plugin_states,
         )
         batch = self.transform_batch(batch, ctx)
@@ -157,7 +155,7 @@ class TrainStep:
         check_same_structure(_get_user_fields(state), _get_user_fields(new), "the training step")
         updated_module = new.module
         new = self._after_update(new, output, ctx)
-        checked = output.replace(grads=None) if self.update_rule.checks_gradients else output
+        checked = output.replace(grads=None) if self._update_rule.checks_gradients else output
         is_bad, term_index, names = state.nonfinite.check(
             checked, updated_module, new.module, is_sharded=self._services.sharding.mesh is not None
         )
@@ -173,18 +171,18 @@ class TrainStep:
     def _find_offset(self, names: list[str]) -> int:
         """Return where these names begin among `finite_check_names`, to which they are added if
         they are new: batches of another structure may have other loss terms."""
-        for start in range(0, len(self.finite_check_names) - len(names) + 1):
-            if self.finite_check_names[start : start + len(names)] == names:
+        for start in range(0, len(self._finite_check_names) - len(names) + 1):
+            if self._finite_check_names[start : start + len(names)] == names:
                 return start
-        self.finite_check_names += names
-        return len(self.finite_check_names) - len(names)
+        self._finite_check_names += names
+        return len(self._finite_check_names) - len(names)
 
     def transform_batch(self, batch: Any, ctx: Context) -> Any:
         """Return a batch as plugins change it; the arguments are those of their hook."""
         return self._plugins.hooks.transform_batch.fold(
             "batch",
             batch,
-            self.step_number,
+            ctx.step_number,
             per_plugin=lambda plugin: {"ctx": ctx.for_plugin(plugin.name)},
             accept=_check_is_batch,
         )
@@ -192,17 +190,21 @@ class TrainStep:
     def _compute_update(
         self, state: TrainState, batch: Any, ctx: Context
     ) -> tuple[TrainState, Output]:
-        """Run `Engine.train_step`, and check what it returns."""
+        """Run the update rule, or what a subclass of the engine does instead, and check what it
+        returns."""
         # Copies: a model state can be updated once, and the engine needs the one from before too.
         ctx = replace(ctx, model_state=copy_model_state(ctx.model_state))
-        rule = StepRule(self.update_rule, ctx)
+        update_rule = StepRule(self._update_rule, ctx)
         state = state.replace(model_state=copy_model_state(state.model_state))
-        with batch_error_context(self._describe_step(), batch):
-            answer = self._services.compute_update(state, batch, ctx, rule)
+        custom_train_step = self._services.custom_train_step
+        with batch_error_context(self._describe_step(ctx), batch):
+            if custom_train_step is None:
+                function = f"the update rule {type(self._update_rule).__name__}"
+                answer: Any = update_rule(self._services.forward, state, batch, ctx)
+            else:
+                function = custom_train_step.__qualname__
+                answer = custom_train_step(state, batch, ctx, update_rule)
             is_pair = isinstance(answer, tuple) and len(answer) == 2
-            function = self._services.compute_update.__qualname__
-            if function == "Engine.train_step":
-                function = f"the update rule {type(self.update_rule).__name__}"
             if not is_pair or not isinstance(answer[1], Output):
                 raise ModelError(
                     f"{function} returned {type(answer).__name__}: return (state, fg.Output(...))"
@@ -217,12 +219,12 @@ class TrainStep:
             output = output.replace(raw_grads=output.grads)
         return new, output
 
-    def _describe_step(self) -> str:
+    def _describe_step(self, ctx: Context) -> str:
         """Name the step for an error about its batch."""
         names = [repr(plugin.name) for plugin in self._plugins.hooks.transform_batch.plugins]
         if not names:
-            return f"training step {self.step_number}"
-        return f"training step {self.step_number}, its batch transformed by {', '.join(names)},"
+            return f"training step {ctx.step_number}"
+        return f"training step {ctx.step_number}, its batch transformed by {', '.join(names)},"
 
     def _after_update(self, state: TrainState, output: Output, ctx: Context) -> TrainState:
         """Fold the module through the plugins, each of which writes its own state."""
@@ -250,7 +252,7 @@ class TrainStep:
         module = self._plugins.hooks.after_update.fold(
             "module",
             state.module,
-            self.step_number,
+            ctx.step_number,
             per_plugin=get_arguments,
             accept=accept,
             output=output,
@@ -272,7 +274,7 @@ class TrainStep:
             return {"state": plugin_state, "ctx": ctx.for_plugin(name)}
 
         answers = self._plugins.hooks.step_metrics.each(
-            self.step_number,
+            ctx.step_number,
             per_plugin=get_arguments,
             output=output,
             grads=output.grads,

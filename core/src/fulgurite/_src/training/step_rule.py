@@ -44,12 +44,12 @@ class StepRule(UpdateRuleWrapper):
     from before the step. A forward pass that read that one would undo what came between.
 
     Args:
-        rule: the rule within.
+        update_rule: the rule within.
         ctx: the context of the step.
     """
 
-    def __init__(self, rule: UpdateRule, ctx: Context) -> None:
-        super().__init__(rule)
+    def __init__(self, update_rule: UpdateRule, ctx: Context) -> None:
+        super().__init__(update_rule)
         self._before = ctx.model_state
         # A copy, because `train_step` may use up the other.
         self._arrays_before = jax.tree.leaves(ctx.model_state)
@@ -67,7 +67,7 @@ class StepRule(UpdateRuleWrapper):
                     "the one to read to state.replace(model_state=...)"
                 )
         ctx = replace(ctx, model_state=copy_model_state(state.model_state))
-        return _separate(self.rule(forward, state, batch, ctx))
+        return _separate(self.update_rule(forward, state, batch, ctx))
 
     def apply_gradients(
         self, state: TrainState, grads: PyTree, output: Output
@@ -84,12 +84,12 @@ class StepRule(UpdateRuleWrapper):
                         "the train state by the one from before the step, which the forward pass "
                         "read: call it with ctx.fork(name, model_state=state.model_state)"
                     )
-        return _separate(self.rule.apply_gradients(state, grads, output))
+        return _separate(self.update_rule.apply_gradients(state, grads, output))
 
 
 def _separate(answer: Any) -> Any:
     """Return what a rule returned with model states of their own in state and output, so that `set`
-    on one leaves the other alone. What is no such pair is for the engine to refuse."""
+    on one leaves the other alone. Anything but such a pair is for the engine to refuse."""
     if not isinstance(answer, tuple) or not isinstance(answer[0], TrainState):
         return answer
     state, *output = answer

@@ -1,6 +1,7 @@
 """Functions of trees that are traced once for each kind of arguments."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,17 +23,19 @@ class CachedTrace:
 
     Args:
         function: of trees of arrays and of anything else; what it does depends on nothing but them.
+            Keyword arguments say what its errors name, and those of the first call are used.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._traces: dict[Any, _Trace] = {}
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **notes: Any) -> Any:
         leaves, treedef = jax.tree.flatten(arguments)
         key = treedef, tuple(map(leaf_signature, leaves))
         if key not in self._traces:
-            self._traces[key] = _Trace(self._function, leaves, treedef)
+            function = partial(self._function, **notes)
+            self._traces[key] = _Trace(function, leaves, treedef)
         return self._traces[key](leaves)
 
 
@@ -41,7 +44,7 @@ class _Trace:
 
     Args:
         function: the function.
-        leaves: of the arguments, of which everything that is no array is kept.
+        leaves: of the arguments, of which everything that is not an array is kept.
         treedef: of the arguments.
     """
 

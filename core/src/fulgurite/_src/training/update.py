@@ -12,6 +12,7 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
+from fulgurite._src.identity import ByIdentity
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.module import OptimizerSpec, is_floating_array
 from fulgurite._src.model.output import Output
@@ -39,7 +40,7 @@ class UpdateRule:
                 return super().apply_gradients(state, grads, output, loss)
 
 
-        rule = HalvedUpdate(fg.OptimizerSpec(optax.adam(1e-3)))
+        update_rule = HalvedUpdate(fg.OptimizerSpec(optax.adam(1e-3)))
 
     Attributes:
         checks_gradients: whether the rule itself looks whether gradients are finite. Then the
@@ -129,7 +130,7 @@ class UpdateRuleWrapper(UpdateRule):
     """Passes everything on to another rule. A subclass overrides what it changes, and `rewrap`.
 
     Args:
-        rule: the rule within.
+        update_rule: the rule within.
 
     Example:
         class HalvedLoss(fg.UpdateRuleWrapper):
@@ -138,52 +139,55 @@ class UpdateRuleWrapper(UpdateRule):
                     output = forward(*args)
                     return output.replace(loss=output.loss / 2)
 
-                return self.rule(forward_halved, state, batch, ctx)
+                return self.update_rule(forward_halved, state, batch, ctx)
 
-            def rewrap(self, rule):
-                return HalvedLoss(rule)
+            def rewrap(self, update_rule):
+                return HalvedLoss(update_rule)
 
 
         class HalfLoss:
             @fg.hookimpl
-            def wrap_update_rule(self, rule):
-                return HalvedLoss(rule)
+            def wrap_update_rule(self, update_rule):
+                return HalvedLoss(update_rule)
 
 
         engine = fg.Engine(steps=100, plugins=[HalfLoss()])
     """
 
-    def __init__(self, rule: UpdateRule) -> None:
-        self.rule = rule
-        self.checks_gradients = rule.checks_gradients
-        self.needs_mean_loss = rule.needs_mean_loss
-        # By the identity of the rule within: another object would be another executable.
-        self._rewrapped: dict[int, Self] = {}
+    def __init__(self, update_rule: UpdateRule) -> None:
+        self.update_rule = update_rule
+        self.checks_gradients = update_rule.checks_gradients
+        self.needs_mean_loss = update_rule.needs_mean_loss
+        # Each time the same object for the same rule: another one would be another executable.
+        self._rewrapped: dict[ByIdentity, Self] = {}
 
     def init(self, module: PyTree) -> PyTree:
-        return self.rule.init(module)
+        return self.update_rule.init(module)
 
     def trainable_mask(self, module: PyTree) -> PyTree[bool]:
-        return self.rule.trainable_mask(module)
+        return self.update_rule.trainable_mask(module)
 
     def list_optimizers(self) -> dict[str, OptimizerSpec]:
-        return self.rule.list_optimizers()
+        return self.update_rule.list_optimizers()
 
     def apply_gradients(
         self, state: TrainState, grads: PyTree, output: Output
     ) -> tuple[TrainState, Output]:
-        return self.rule.apply_gradients(state, grads, output)
+        return self.update_rule.apply_gradients(state, grads, output)
 
     def for_step(self, step: int, step_range: StepRange) -> UpdateRule:
-        rule = self.rule.for_step(step, step_range)
-        if rule is self.rule:
+        update_rule = self.update_rule.for_step(step, step_range)
+        if update_rule is self.update_rule:
             return self
-        return self._rewrapped.setdefault(id(rule), self.rewrap(rule))
+        key = ByIdentity(update_rule)
+        if key not in self._rewrapped:
+            self._rewrapped[key] = self.rewrap(update_rule)
+        return self._rewrapped[key]
 
     def finalize(self, state: TrainState) -> TrainState:
-        return self.rule.finalize(state)
+        return self.update_rule.finalize(state)
 
-    def rewrap(self, rule: UpdateRule) -> Self:
+    def rewrap(self, update_rule: UpdateRule) -> Self:
         """Return a wrapper like this one around another rule."""
         raise NotImplementedError
 

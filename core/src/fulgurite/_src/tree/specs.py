@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from fulgurite._src.identity import ByIdentity
 from fulgurite._src.tree.paths import is_array_like, leaves_with_paths
 from fulgurite.errors import ModelError
 
@@ -51,19 +52,6 @@ def tree_signature(tree: PyTree) -> Any:
     return treedef, tuple(map(leaf_signature, leaves))
 
 
-class _Identity:
-    """A key that equals those of the same object alone, which it keeps alive."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self._value is other._value
-
-    def __hash__(self) -> int:
-        return object.__hash__(self._value)
-
-
 def leaf_signature(leaf: Any) -> Any:
     """Return a hashable key of a leaf: shape and dtype of an array, else its value or identity."""
     if is_array_like(leaf):
@@ -71,7 +59,7 @@ def leaf_signature(leaf: Any) -> Any:
     try:
         hash(leaf)
     except TypeError:
-        return _Identity(leaf)
+        return ByIdentity(leaf)
     # With the type, because 1, 1.0 and True are equal.
     return type(leaf), leaf
 
