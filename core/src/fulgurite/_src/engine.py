@@ -47,7 +47,7 @@ from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.ending import ResultKeeper
 from fulgurite._src.fit.loop import Loop
 from fulgurite._src.fit.losses import try_losses, try_padding
-from fulgurite._src.fit.run import FitResult
+from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.scheduler import BoundAction, collect_actions
 from fulgurite._src.fit.signals import StopRequests, raise_unanswered
 from fulgurite._src.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume

@@ -24,7 +24,8 @@ from fulgurite._src.execution.program import (
     init_plugin_states,
     with_shardings,
 )
-from fulgurite._src.fit.run import EngineView, FitResult
+from fulgurite._src.fit.engine_view import EngineView
+from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.snapshot import CheckpointRef, CheckpointSource, InitFrom, Resume, Snapshot
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.rng import make_root_key
