@@ -12,7 +12,6 @@ from fulgurite._src.callbacks import RUNTIME_ERRORS
 from fulgurite._src.data.readers import BatchItem
 from fulgurite._src.execution.compiled_step import (
     BatchBuffer,
-    CompiledStep,
     Dispatch,
     StepResults,
 )
@@ -35,16 +34,16 @@ class StepDispatcher:
 
     Args:
         fit: the running fit.
-        compiled_step: runs a dispatch.
+        steps_per_execution: the largest number of steps in one dispatch.
         device_arrays: the arrays on the device that indexed batches are gathered from, or None.
     """
 
-    def __init__(self, fit: RunningFit, compiled_step: CompiledStep, device_arrays: Any) -> None:
+    def __init__(self, fit: RunningFit, steps_per_execution: int, device_arrays: Any) -> None:
         self._fit = fit
         self._progress = fit.progress
         self._state = fit.state
         self._scheduler = fit.scheduler
-        self._compiled_step = compiled_step
+        self._compiled_step = fit.program.get_compiled_step(steps_per_execution)
         self._device_arrays = device_arrays
         # What was dispatched, in words, and an array of each.
         self._in_flight: deque[tuple[str, Any]] = deque()

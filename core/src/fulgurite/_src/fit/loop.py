@@ -49,11 +49,9 @@ class Loop:
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         epoch_end = ScheduledAction(EPOCH_END_ACTION, EveryEpoch(), self._call_on_epoch_end)
         self.fit = _assemble_fit(engine, plan, signals, epoch_end)
-        num_steps = _choose_steps_per_execution(plan, self.fit.scheduler)
+        steps_per_execution = _choose_steps_per_execution(plan, self.fit.scheduler)
         device_arrays = engine.sharding.replicate(plan.device_arrays)
-        self._dispatcher = StepDispatcher(
-            self.fit, plan.program.get_compiled_step(num_steps), device_arrays
-        )
+        self._dispatcher = StepDispatcher(self.fit, steps_per_execution, device_arrays)
         self._train_metrics = TrainMetrics(self.fit, int(plan.state.nonfinite.skipped))
         self._start_messages = plan.messages
         self.run = Run(self.fit, self._dispatcher)
