@@ -6,6 +6,7 @@ from functools import partial
 
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.fit.actions import ScheduledAction
+from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.dispatcher import StepDispatcher
 from fulgurite._src.fit.due import DuePoint
 from fulgurite._src.fit.engine_view import EngineView
@@ -24,7 +25,6 @@ from fulgurite._src.fit.scheduler import (
 from fulgurite._src.fit.signals import StopRequests
 from fulgurite._src.fit.snapshot import Snapshot, read_shared
 from fulgurite._src.fit.start import FitPlan
-from fulgurite._src.fit.state import CurrentState
 from fulgurite._src.fit.train_metrics import TrainMetrics
 from fulgurite._src.triggers import EveryEpoch
 

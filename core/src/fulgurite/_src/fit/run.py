@@ -124,7 +124,7 @@ class Run(RunView):
     def log_text(
         self, source: str, values: dict[str, Any], *, stream: RecordStream = "exact"
     ) -> None:
-        """Pass texts by name to the loggers; the arguments are those of `log_scalars`. Registered
+        """Pass strings by name to the loggers; the arguments are those of `log_scalars`. Registered
         secrets in them become `***`."""
         self._emit("text", source, values, stream)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.execution.program import Program
+from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.progress import Progress
 from fulgurite._src.fit.records import RecordDispatcher
@@ -19,7 +20,6 @@ from fulgurite._src.fit.snapshot import (
     copy_host,
     has_logger_with_host_state,
 )
-from fulgurite._src.fit.state import CurrentState
 from fulgurite._src.timing import Timings
 from fulgurite._src.waits import WaitAbandoned
 from fulgurite.errors import StateError
