@@ -11,7 +11,8 @@ from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite._src.fit.lambda_plugin import LambdaPlugin
 from fulgurite._src.fit.records import History, Record
-from fulgurite._src.fit.run import FitResult, LoggedRun, Run
+from fulgurite._src.fit.result import FitResult
+from fulgurite._src.fit.run import LoggedRun, Run
 from fulgurite._src.fit.schedule import Schedule
 from fulgurite._src.fit.signals import forget_stop_request
 from fulgurite._src.fit.snapshot import CheckpointRef, Snapshot

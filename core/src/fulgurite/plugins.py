@@ -12,6 +12,7 @@ from fulgurite._src.evaluation.batch_metrics import as_numbers
 from fulgurite._src.evaluation.evaluator import EvaluationResult, MetricFunctions
 from fulgurite._src.execution.flops import count_flops
 from fulgurite._src.execution.program import Program
+from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.monitor import (
     check_metric_exists,
     check_metric_measured,
@@ -20,7 +21,6 @@ from fulgurite._src.fit.monitor import (
     read_measured_metric,
 )
 from fulgurite._src.fit.records import RecordDispatcher, RecordKind
-from fulgurite._src.fit.run import EngineView
 from fulgurite._src.fit.scheduler import EPOCH_END_ACTION, BoundAction
 from fulgurite._src.fit.snapshot import SHARED_HOST_STATE, CheckpointSource, TrainingLength
 from fulgurite._src.foreign_names import hint_at_arguments, hint_at_class_arguments

@@ -27,7 +27,7 @@ from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.fit import run_fit
 from fulgurite._src.fit.own_loop import OwnLoop
 from fulgurite._src.fit.plan import check_request
-from fulgurite._src.fit.run import FitResult
+from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.scheduler import BoundAction, collect_actions
 from fulgurite._src.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume
 from fulgurite._src.fit.start import load_weights

@@ -18,8 +18,10 @@ from jaxtyping import Array, Int, Key, PyTree
 
 from fulgurite._src.evaluation.evaluator import Evaluator
 from fulgurite._src.fit.actions import ScheduledAction
+from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.records import Record
-from fulgurite._src.fit.run import EngineView, FitResult, LoggedRun, Run
+from fulgurite._src.fit.result import FitResult
+from fulgurite._src.fit.run import LoggedRun, Run
 from fulgurite._src.fit.snapshot import CheckpointSource, Snapshot
 from fulgurite._src.metrics.base import CollectingMetric, Metric, RunningMetric
 from fulgurite._src.model.context import Context

@@ -111,9 +111,9 @@ class Program:
             self.state_spec = with_shardings(self.state_spec, self._shardings)
         # Once per program: a module of 196 arrays takes 60 ms to print, and every fit describes it.
         self.module_text = eqx.tree_pformat(self.state_spec.module, struct_as_array=True)
-        self._close_window = _close_window
+        self._mark_as_closed = _jitted_mark_as_closed
         if self._shardings is not None:
-            self._close_window = jax.jit(
+            self._mark_as_closed = jax.jit(
                 _mark_as_closed,
                 static_argnums=0,
                 out_shardings=services.sharding.replicated,
@@ -230,7 +230,7 @@ class Program:
         close a window, which nobody knows before the step is dispatched. The metrics are computed
         on the host: a program for 300 of them took 3 s to compile.
         """
-        packed = self._close_window(self.layout.packing, flat.packed)
+        packed = self._mark_as_closed(self.layout.packing, flat.packed)
         return FlatState(flat.arrays, packed), flat.packed
 
     def read_window(self, values: Vectors, previous: dict[str, Any]) -> dict[str, Any] | None:
@@ -333,4 +333,4 @@ def _mark_as_closed(packing: VectorPacking, packed: Vectors) -> Vectors:
 
 
 # Without shardings, the programs of all engines share it.
-_close_window = jax.jit(_mark_as_closed, static_argnums=0)
+_jitted_mark_as_closed = jax.jit(_mark_as_closed, static_argnums=0)

@@ -25,8 +25,8 @@ class ResultKeeper(AbstractContextManager["ResultKeeper", None]):
             return
         result = None
         # Nobody wants what a trial has trained.
-        if self.loop is not None and self.loop.engine.fast_dev_run is None:
-            result = self.loop.result
+        if self.loop is not None and self.loop.fit.engine.fast_dev_run is None:
+            result = self.loop.fit.result
         notes = "; ".join(getattr(error, "__notes__", []))
         reason = f"{format_error(error)}{notes and f' ({notes})'}"
         if result is not None:
@@ -45,4 +45,4 @@ class ResultKeeper(AbstractContextManager["ResultKeeper", None]):
         """Return whether an error holds what the fit in the block has trained."""
         if not isinstance(error, SaveError) or self.loop is None:
             return False
-        return error.result.history is self.loop.dispatcher.history
+        return error.result.history is self.loop.fit.records.history

@@ -4,9 +4,10 @@ from contextlib import AbstractContextManager, ExitStack
 
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.ending import ResultKeeper
+from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.loop import Loop
 from fulgurite._src.fit.plan import FitRequest, plan_fit
-from fulgurite._src.fit.run import EngineView, FitResult
+from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.signals import StopRequests, raise_unanswered
 from fulgurite._src.fit.start import restore_host_states
 from fulgurite._src.sharding import SINGLE_PROCESS

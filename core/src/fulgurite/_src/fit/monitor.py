@@ -10,8 +10,9 @@ from dataclasses import replace
 from itertools import islice
 
 from fulgurite._src.fit.actions import ActionStage
+from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.lambda_plugin import LambdaPlugin
-from fulgurite._src.fit.run import EngineView, Run
+from fulgurite._src.fit.run import Run
 from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.triggers import StepRange, Trigger, is_exact
 from fulgurite.errors import ConfigurationError, did_you_mean

@@ -17,8 +17,8 @@ from fulgurite._src.evaluation.loss_trial import choose_sample
 from fulgurite._src.evaluation.padding_trial import choose_examples
 from fulgurite._src.execution.program import Program
 from fulgurite._src.execution.program_cache import ProgramCache
+from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.losses import try_losses, try_padding
-from fulgurite._src.fit.run import EngineView
 from fulgurite._src.fit.snapshot import InitFrom, Resume, Snapshot, TrainingLength
 from fulgurite._src.fit.start import (
     check_starting_point,

@@ -302,6 +302,8 @@ class RecordDispatcher:
             reported once and left out from then on.
         num_records: how many records came about so far.
         attempt: the number of this start of the run, from 1.
+        is_exact: whether what is emitted now may be exact; not what an action does that runs by the
+            clock.
 
     Args:
         plugins: whose loggers get the records.
@@ -320,6 +322,7 @@ class RecordDispatcher:
         self.messages: list[str] = []
         self.num_records = 0
         self.attempt = 1
+        self.is_exact = True
         self._plugins = plugins
         self._loggers = loggers
         self._is_closed = False
@@ -345,6 +348,48 @@ class RecordDispatcher:
             if name not in self._closed_loggers:
                 self._closed_loggers.add(name)
                 self._call(hook, step)
+
+    def notify(self, source: str, message: str, step: int) -> None:
+        """Tell the user something, in one sentence; see `Run.notify`.
+
+        Args:
+            source: who says it, a plugin's name.
+            message: the sentence.
+            step: at which it is said.
+        """
+        message = redact_text(message)
+        self.messages.append(message)
+        self.emit("text", source, {"message": message}, step, "telemetry")
+
+    def emit(
+        self,
+        kind: RecordKind,
+        source: str,
+        values: dict[str, Any],
+        step: int,
+        stream: RecordStream,
+    ) -> None:
+        """Pass values by name to the loggers, after the records already emitted.
+
+        Args:
+            kind: the kind of the record.
+            source: where the values come from.
+            values: by name; those on the device are copied to the host in the background.
+            step: the number of completed updates.
+            stream: of the record, unless it cannot be exact now.
+        """
+        writable = self.validate(kind, source, values)
+        if writable is None:
+            return
+        if not self.is_exact:
+            stream = "telemetry"
+        arrays = [leaf for leaf in jax.tree.leaves(writable) if isinstance(leaf, jax.Array)]
+
+        def finish() -> Record:
+            on_host = jax.device_get(writable) if arrays else writable
+            return Record(kind, source, step, on_host, stream)
+
+        self.enqueue(arrays, finish)
 
     def enqueue(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
         """Pass on a record once the values in it are computed.

@@ -2,10 +2,9 @@
 processes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -223,18 +222,37 @@ class Scheduler:
             if action.stage in ("log", "evaluate") and not is_exact(action.trigger)
         ]
 
-    def find_uneven_spacing(
+    def describe_uneven_spacing(
         self, step: int, expected: StepRange, actual: StepRange
-    ) -> dict[str, tuple[EvenlySpaced, list[int]]]:
-        """Return the actions that are spaced evenly over a fit whose end has moved, and that by the
-        new end would have run at other steps so far: by name their trigger, and the steps at which
-        they run from now on. An action is returned once.
+    ) -> list[str]:
+        """Return a sentence about each action that is spaced evenly over a fit whose end has moved,
+        and that by the new end would have run at other steps so far. It is told once of an action.
 
         Args:
             step: the present one, at which no action has run yet.
             expected: the step range so far.
             actual: the step range from now on.
         """
+        if actual.stop == expected.stop:
+            return []
+        was = "was not known before the first epoch had ended"
+        if expected.stop is not None:
+            was = f"was expected at step {expected.stop} until an epoch had another length"
+        sentences = []
+        for name, (trigger, steps) in self._find_uneven_spacing(step, expected, actual).items():
+            times = "once more" if len(steps) == 1 else f"{len(steps)} more times"
+            sentences.append(
+                f"{trigger!r} of {name} is not even over this fit, whose end {was}. It is step "
+                f"{actual.stop} now; if it stays there, the action runs {times}, next at step "
+                f"{steps[0]}. Give steps= for an end that is known"
+            )
+        return sentences
+
+    def _find_uneven_spacing(
+        self, step: int, expected: StepRange, actual: StepRange
+    ) -> dict[str, tuple[EvenlySpaced, list[int]]]:
+        """Return the actions of which `describe_uneven_spacing` tells: by name their trigger, and
+        the steps at which they run from now on."""
         uneven = {}
         for action in self._actions:
             for part in getattr(action.trigger, "parts", (action.trigger,)):
@@ -358,46 +376,6 @@ class Scheduler:
         flags = [name in due for name in self._due_names]
         flags[self._due_names.index("log")] = bool(due & self._closing_names)
         return np.asarray(flags)
-
-
-class DuePoint:
-    """The actions that are due at one step, in order.
-
-    What is due is looked up anew after each action: a stop request makes everything due that waits
-    for the end.
-
-    Attributes:
-        window_is_closed: whether an action that closes the metric window has had its turn.
-
-    Args:
-        actions: all actions of the fit, in order.
-        is_due: whether an action is due.
-    """
-
-    def __init__(
-        self, actions: Sequence[BoundAction], is_due: Callable[[BoundAction], Any]
-    ) -> None:
-        self._actions = list(actions)
-        self._is_due = is_due
-        self._done: set[str] = set()
-        self.window_is_closed = False
-
-    def take_next(self) -> BoundAction | None:
-        """Return the next action to run, which counts as done from now on; None at the end."""
-        for action in self._actions:
-            if action.name not in self._done and self._is_due(action):
-                self._done.add(action.name)
-                return action
-        return None
-
-    def list_remaining(self, action: BoundAction) -> tuple[str, ...]:
-        """Return the names of what is due behind an action that was taken."""
-        later = self._actions[self._actions.index(action) + 1 :]
-        return tuple(
-            action.name
-            for action in later
-            if action.name not in self._done and self._is_due(action)
-        )
 
 
 def _list_steps(trigger: Trigger, step_range: StepRange, after: int, last: int) -> list[int]:

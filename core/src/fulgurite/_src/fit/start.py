@@ -21,7 +21,8 @@ from fulgurite._src.execution.build import (
     with_shardings,
 )
 from fulgurite._src.execution.program import Program
-from fulgurite._src.fit.run import EngineView, FitResult
+from fulgurite._src.fit.engine_view import EngineView
+from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.snapshot import (
     CheckpointRef,
     CheckpointSource,

@@ -1,0 +1,60 @@
+"""The metrics of training: what the loggers and `run.metrics` get of each metric window."""
+
+from time import monotonic
+
+import jax
+
+from fulgurite._src.fit.records import Record
+from fulgurite._src.fit.running import RunningFit
+from fulgurite._src.timing import StepRate
+from fulgurite._src.training.nonfinite import SkippedSteps
+
+
+class TrainMetrics:
+    """Logs each metric window, and notices a fit of which every step was skipped.
+
+    Args:
+        fit: the running fit.
+        num_skipped: how many steps were skipped before it.
+    """
+
+    def __init__(self, fit: RunningFit, num_skipped: int) -> None:
+        self._fit = fit
+        self._rate = StepRate()
+        self._skipped = SkippedSteps(fit.progress.step, num_skipped)
+
+    def log_window(self) -> None:
+        """End the metric window at this step, and log its values as soon as they are computed."""
+        fit = self._fit
+        step = fit.progress.step
+        stream = fit.scheduler.log_stream
+        values = fit.state.begin_window()
+
+        def finish() -> Record | None:
+            previous = fit.metrics.get("train", {})
+            metrics = fit.program.read_window(values, previous)
+            if metrics is None:
+                return None
+            metrics = fit.records.select_writable("train", metrics)
+            fit.metrics["train"] = previous | metrics
+            if "skipped_steps" in metrics:
+                self._skipped.note(step, int(metrics["skipped_steps"]))
+            return Record("scalars", "train", step, metrics, stream)
+
+        steps_per_second = self._rate(step, monotonic())
+        if steps_per_second is not None:
+            speed = {"steps_per_second": steps_per_second}
+            fit.records.emit("scalars", "train", speed, step, "telemetry")
+        fit.records.enqueue(jax.tree.leaves(values), finish)
+
+    def notify_if_all_skipped(self) -> None:
+        """Tell the user if the fit has trained nothing, because every step was skipped."""
+        fit = self._fit
+        if fit.engine.on_nonfinite != "skip":
+            return
+        self._skipped.note(fit.progress.step, int(fit.state.read().nonfinite.skipped))
+        if self._skipped.are_all:
+            fit.notify(
+                f"nothing was trained: each of the {self._skipped.num_steps} steps was skipped, "
+                "because it was not finite. Engine(on_nonfinite='raise') says what of it"
+            )
