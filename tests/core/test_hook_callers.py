@@ -213,19 +213,22 @@ def test_fold_hands_on_what_accept_returns() -> None:
 
 def test_chain_applies_transformations_in_order_and_keeps_their_places() -> None:
     def add(self: Any, mine: float) -> optax.GradientTransformation:
-        return optax.stateless(lambda updates, _: updates + mine)
+        def add_to(updates: Any, params: Any) -> Any:
+            return updates + mine
+
+        return optax.stateless(add_to)
 
     plugins = manage(
         plugin("adds", transform=add),
         plugin("none", transform=lambda self: None),
         plugin("scales", transform=lambda self: optax.scale(2.0)),
     )
-    chained = plugins.hooks.transform.chain(mine=3.0)
+    chained: Any = plugins.hooks.transform.chain(mine=3.0)
     state = chained.init(jnp.zeros(()))
     updates, _ = chained.update(jnp.ones(()), state)
     assert float(updates) == 8
     # The identity that is always there, and one place for each plugin.
-    assert len(state) == 4  # type: ignore[arg-type]
+    assert len(state) == 4
 
 
 def test_wrap_puts_the_first_plugin_outermost() -> None:
