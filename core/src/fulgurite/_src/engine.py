@@ -37,6 +37,7 @@ from fulgurite._src.evaluation.evaluator import (
 )
 from fulgurite._src.evaluation.loss_trial import choose_sample
 from fulgurite._src.evaluation.padding_trial import choose_examples
+from fulgurite._src.evaluation.prediction import PredictionRunner
 from fulgurite._src.evaluation.runner import EvaluationRunner
 from fulgurite._src.evaluation.target import apply_module_view, as_eval_target
 from fulgurite._src.evaluation.totals import EvaluationTotals
@@ -302,7 +303,7 @@ class Engine:
         self.due_names = self.services.settings.due_names
         self._programs: dict[Any, Program] = {}
         self._step_program: Program | None = None
-        self._evaluation_runners: dict[Any, EvaluationRunner] = {}
+        self._evaluation_runners: dict[Any, EvaluationRunner | PredictionRunner] = {}
 
     @hide_internal_frames
     @hint_at_arguments(
@@ -602,9 +603,10 @@ class Engine:
         model = model if weights is None else self.load_weights(model, weights)
         spec = Evaluator("predict", get_split(data, "predict"), num_batches)
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
-        return self._get_runner(spec).predict(
-            target, spec.data, self._min_with_dev_run(num_batches), callback
+        runner: PredictionRunner = _get_or_build(
+            self._evaluation_runners, "predict", lambda: PredictionRunner(self.services)
         )
+        return runner.predict(target, spec.data, self._min_with_dev_run(num_batches), callback)
 
     @hide_internal_frames
     @_use_device

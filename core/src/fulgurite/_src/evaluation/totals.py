@@ -9,7 +9,7 @@ import jax
 
 from fulgurite._src.evaluation.batch_metrics import as_numbers, compute_collected
 from fulgurite._src.evaluation.evaluator import EvaluationResult, Evaluator
-from fulgurite._src.evaluation.program import CarryLayout
+from fulgurite._src.evaluation.program import Carry
 from fulgurite._src.metrics.base import CollectingMetric, Metric, MetricAccumulator, flatten_nested
 
 
@@ -51,7 +51,6 @@ class EvaluationTotals:
         evaluator: what is evaluated.
         num_batches: how many batches there were.
         carries: by structure of the batches, what one of them hands to the next.
-        layouts: by structure of the batches, how that is laid out.
         parts: the collecting metrics of each batch, on the host.
         pending: those of the newest batches.
         shown: the media of the first batch.
@@ -59,8 +58,7 @@ class EvaluationTotals:
 
     evaluator: Evaluator
     num_batches: int = 0
-    carries: Mapping[Any, list[Any]] = field(default_factory=dict)
-    layouts: Mapping[Any, CarryLayout] = field(default_factory=dict)
+    carries: Mapping[Any, Carry] = field(default_factory=dict)
     parts: tuple[dict[str, CollectingMetric], ...] = ()
     pending: tuple[Pending, ...] = ()
     shown: Mapping[str, Any] = field(default_factory=dict)
@@ -98,9 +96,6 @@ class EvaluationTotals:
         for part in (*self.parts, *(batch.read() for batch in self.pending)):
             for name, metric in part.items():
                 parts.setdefault(name, []).append(metric)
-        accumulators: list[MetricAccumulator] = [
-            self.layouts[structure].unflatten(jax.device_get(carry))[0]
-            for structure, carry in self.carries.items()
-        ]
+        accumulators = [carry.read() for carry in self.carries.values()]
         accumulator = reduce(MetricAccumulator.merge, accumulators, MetricAccumulator({}, {}))
         return accumulator, {name: first.merge(*more) for name, (first, *more) in parts.items()}
