@@ -1,16 +1,19 @@
 """Metrics that are merged exactly on the device: `fg.metrics.Mean.from_values(values, mask)`."""
 
+from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.base import (
     CollectingMetric,
     Mask,
     Metric,
-    MetricAccumulator,
     RunningMetric,
+    StepMetrics,
     Value,
     Values,
     apply_mask,
     as_class_indices,
     flatten_nested,
+    is_metric,
+    sort_by_kind,
     to_float,
 )
 from fulgurite._src.metrics.basic import (
@@ -26,7 +29,7 @@ from fulgurite._src.metrics.basic import (
 )
 from fulgurite._src.metrics.conversion import (
     as_loss_metric,
-    as_metric,
+    as_mean,
     as_metrics,
     group_by_weight,
     split_loss,
@@ -56,6 +59,7 @@ __all__ = [
     "Mode",
     "RunningMetric",
     "Std",
+    "StepMetrics",
     "Sum",
     "SumOfMeans",
     "Value",
@@ -63,17 +67,19 @@ __all__ = [
     "apply_mask",
     "as_class_indices",
     "as_loss_metric",
-    "as_metric",
+    "as_mean",
     "as_metrics",
     "find_mode",
     "flatten_nested",
     "group_by_weight",
     "is_better",
     "is_beyond",
+    "is_metric",
     "note_weight",
     "rank",
     "resolve_mode",
     "share_weight",
+    "sort_by_kind",
     "split_loss",
     "sum_values",
     "to_float",

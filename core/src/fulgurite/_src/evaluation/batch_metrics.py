@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from fulgurite._src.evaluation.evaluator import Evaluator, MetricFunctions
-from fulgurite._src.metrics.base import CollectingMetric, Metric, RunningMetric, flatten_nested
+from fulgurite._src.metrics.base import CollectingMetric, Metric, flatten_nested, sort_by_kind
 from fulgurite._src.metrics.basic import Mean
-from fulgurite._src.metrics.conversion import GetWeight, as_metric, to_number
+from fulgurite._src.metrics.conversion import GetWeight, as_metrics, to_number
 from fulgurite._src.metrics.weights import collect_weights, find_weight
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import Media, render_if_due
@@ -45,17 +45,13 @@ def collect_batch_metrics(
     with collect_weights():
         values = _choose_values(evaluator, output, batch, ctx, get_default_weight)
         values |= _collect_plugin_metrics(plugins, module, output, batch, ctx)
-        merged: dict[str, Metric] = {}
-        collected: dict[str, CollectingMetric] = {}
-        for name, value in values.items():
-            if isinstance(value, CollectingMetric):
-                collected[name] = value
-            elif isinstance(value, RunningMetric):
-                # An evaluation has no order of steps: its value is the mean over the batches.
-                merged[name] = _as_mean(value.compute(), get_default_weight())
-            else:
-                merged[name] = as_metric(name, value, get_default_weight)
-    return merged, collected
+        kinds = sort_by_kind(as_metrics(values, get_default_weight))
+        # An evaluation has no order of steps: the value of these is the mean over the batches.
+        means = {
+            name: _as_mean(metric.compute(), get_default_weight())
+            for name, metric in kinds.running.items()
+        }
+    return kinds.merged | means, kinds.collected
 
 
 def choose_media(

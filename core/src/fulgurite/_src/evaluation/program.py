@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.execution.debugging import has_invalid_numbers, is_debugging_numbers
 from fulgurite._src.execution.flat_state import VectorPacking
-from fulgurite._src.metrics.base import MetricAccumulator
+from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.columns import find_columns
 from fulgurite._src.training.compilations import Compilations
 from fulgurite._src.tree.specs import (

@@ -16,7 +16,7 @@ from fulgurite._src.evaluation.batch_metrics import (
 from fulgurite._src.evaluation.evaluator import Evaluator
 from fulgurite._src.evaluation.program import EvaluationCarry
 from fulgurite._src.execution.debugging import check_jit_can_compile
-from fulgurite._src.metrics.base import MetricAccumulator
+from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import MEDIA_ACTION
 from fulgurite._src.model.mode import training_mode

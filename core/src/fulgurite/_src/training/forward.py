@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fulgurite._src.data.sources import Batch, MaskedBatch
-from fulgurite._src.metrics.base import CollectingMetric, flatten_nested
+from fulgurite._src.metrics.base import flatten_nested
 from fulgurite._src.metrics.basic import Mean
 from fulgurite._src.metrics.conversion import as_metrics, split_loss, sum_values
 from fulgurite._src.metrics.weights import collect_weights
@@ -193,14 +193,8 @@ def collect_metrics(output: Output, batch: Any, ctx: Context) -> dict[str, Any]:
     with collect_weights():
         output = output.resolve()
         get_step_weight = cache(partial(get_weight, output, batch, ctx))
-        collecting = {
-            name: value
-            for name, value in output.metrics.items()
-            if isinstance(value, CollectingMetric)
-        }
-        metrics = {name: value for name, value in output.metrics.items() if name not in collecting}
         losses = collect_losses(output, get_step_weight)
-        return losses | as_metrics(metrics, get_step_weight) | collecting
+        return losses | as_metrics(output.metrics, get_step_weight)
 
 
 def get_weight(output: Output, batch: Any, ctx: Context) -> Array:
