@@ -29,7 +29,7 @@ LAYERS: Sequence[str] = """
     training.compilations training.nonfinite training.metric_window training.state training.update training.services
     training.step_rule training.forward training.trace training.step
     execution.debugging execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.compiled_step execution.program
-    evaluation.evaluator evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.totals evaluation.step evaluation.feed evaluation.prediction evaluation.evaluation_pass evaluation.trials evaluation.runner
+    evaluation.evaluation evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.totals evaluation.step evaluation.feed evaluation.prediction evaluation.evaluation_pass evaluation.trials evaluation.runner
     fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.run fit.monitor fit.without_effect fit.start fit.losses fit.loop fit.ending
     hookspecs
     engine

@@ -28,7 +28,7 @@ from fulgurite._src.data.sources import (
     has_unequal_batches,
     may_pad,
 )
-from fulgurite._src.evaluation.evaluator import (
+from fulgurite._src.evaluation.evaluation import (
     EvaluationResult,
     Evaluator,
     MetricFunctions,

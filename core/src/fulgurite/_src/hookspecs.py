@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key, PyTree
 
-from fulgurite._src.evaluation.evaluator import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluator
 from fulgurite._src.fit.actions import ScheduledAction
 from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.run import EngineView, FitResult, LoggedRun, Run

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
-from fulgurite._src.evaluation.evaluator import Evaluator, MetricFunctions
+from fulgurite._src.evaluation.evaluation import Evaluator, MetricFunctions
 from fulgurite._src.metrics.base import CollectingMetric, Metric, flatten_nested, sort_by_kind
 from fulgurite._src.metrics.basic import Mean
 from fulgurite._src.metrics.conversion import GetWeight, as_metrics, to_number

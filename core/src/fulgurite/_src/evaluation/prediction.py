@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fulgurite._src.callbacks import callback_error_context
-from fulgurite._src.evaluation.evaluator import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluator
 from fulgurite._src.evaluation.feed import MAX_IN_FLIGHT, BatchFeed, EvalBatch
 from fulgurite._src.evaluation.program import ProgramCache
 from fulgurite._src.evaluation.step import EvaluationStep

@@ -8,8 +8,8 @@ import jax
 
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.data.sources import StatefulSource, as_data
+from fulgurite._src.evaluation.evaluation import Evaluator, ShouldStop, never_stop
 from fulgurite._src.evaluation.evaluation_pass import EvaluationPass
-from fulgurite._src.evaluation.evaluator import Evaluator, ShouldStop, never_stop
 from fulgurite._src.evaluation.feed import BatchFeed
 from fulgurite._src.evaluation.program import EvaluationCarry, EvaluationProgram, ProgramCache
 from fulgurite._src.evaluation.step import EvaluationStep

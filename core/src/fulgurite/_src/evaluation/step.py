@@ -13,7 +13,7 @@ from fulgurite._src.evaluation.batch_metrics import (
     collect_batch_metrics,
     may_have_bare_numbers,
 )
-from fulgurite._src.evaluation.evaluator import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluator
 from fulgurite._src.evaluation.program import EvaluationCarry
 from fulgurite._src.execution.debugging import check_jit_can_compile
 from fulgurite._src.metrics.accumulator import MetricAccumulator

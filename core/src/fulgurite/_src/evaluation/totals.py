@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fulgurite._src.evaluation.batch_metrics import as_numbers, compute_collected
-from fulgurite._src.evaluation.evaluator import EvaluationResult, Evaluator
+from fulgurite._src.evaluation.evaluation import EvaluationResult, Evaluator
 from fulgurite._src.evaluation.program import Carry
 from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.base import CollectingMetric, Metric, flatten_nested

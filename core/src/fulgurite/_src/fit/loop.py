@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fulgurite._src.callbacks import RUNTIME_ERRORS, callback_error_context
 from fulgurite._src.data.readers import BatchItem
-from fulgurite._src.evaluation.evaluator import EvaluationResult
+from fulgurite._src.evaluation.evaluation import EvaluationResult
 from fulgurite._src.execution.compiled_step import BatchBuffer, Dispatch, StepResults
 from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite._src.fit.records import (

@@ -3,7 +3,7 @@ examples, and whether padding counts in them."""
 
 from typing import Any, NamedTuple
 
-from fulgurite._src.evaluation.evaluator import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluator
 from fulgurite._src.evaluation.loss_trial import FIX, Sample, Undecided
 from fulgurite._src.evaluation.padding_trial import FIX as FIX_PADDING, PaddingTrial
 from fulgurite._src.evaluation.step import EvaluationStep

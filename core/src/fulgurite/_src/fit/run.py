@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from fulgurite._src.data.iterator import BatchIterator
-from fulgurite._src.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop
+from fulgurite._src.evaluation.evaluation import EvaluationResult, Evaluator, ShouldStop
 from fulgurite._src.execution.dispatch import StepsPerExecution
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.actions import StopTraining
