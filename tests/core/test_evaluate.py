@@ -592,12 +592,12 @@ def test_data_module_may_lack_unused_parts() -> None:
 
 def test_evaluator_named_train_is_an_error() -> None:
     with pytest.raises(PluginError, match="an evaluator is called 'train'"):
-        fg.Engine(plugins=[Evaluating(fg.Evaluator("train", numbers([0])), trigger=1)])
+        fg.Engine(plugins=[Evaluating(fg.Evaluation("train", numbers([0])), trigger=1)])
 
 
 def test_evaluations_during_fit_equal_evaluate() -> None:
     data = regression(11, 4)
-    specs = [fg.Evaluator("all", data), fg.Evaluator("first", data, num_batches=1)]
+    specs = [fg.Evaluation("all", data), fg.Evaluation("first", data, num_batches=1)]
     plugin = Evaluating(*specs, trigger=2)
     engine = fg.Engine(steps=4, plugins=[plugin])
     result = engine.fit(Linear, regression())
@@ -618,7 +618,7 @@ def test_evaluations_during_fit_equal_evaluate() -> None:
 
 def test_an_evaluation_changes_no_bit_of_training() -> None:
     quiet = fg.Engine(steps=4).fit(Linear, regression())
-    loud = fg.Engine(steps=4, plugins=[Evaluating(fg.Evaluator("all", regression()), trigger=1)])
+    loud = fg.Engine(steps=4, plugins=[Evaluating(fg.Evaluation("all", regression()), trigger=1)])
     assert loud.fit(Linear, regression()).module.weight.tolist() == quiet.module.weight.tolist()
 
 
@@ -629,14 +629,14 @@ def test_evaluation_of_a_module_view() -> None:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
     specs = [
-        fg.Evaluator("now", numbers([0])),
-        fg.Evaluator("twice", numbers([0]), module_view="doubled"),
+        fg.Evaluation("now", numbers([0])),
+        fg.Evaluation("twice", numbers([0]), module_view="doubled"),
     ]
     result = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=2), Views()]).fit(
         Counting, numbers([0])
     )
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (2, 4)
-    unknown = Evaluating(fg.Evaluator("now", numbers([0]), module_view="doubledd"), trigger=2)
+    unknown = Evaluating(fg.Evaluation("now", numbers([0]), module_view="doubledd"), trigger=2)
     with pytest.raises(
         PluginError, match=r"no plugin provides the weights 'doubledd'\. Did you mean 'doubled'"
     ):
@@ -647,7 +647,7 @@ def test_unknown_evaluator_is_an_error_suggesting_a_name() -> None:
     def evaluate(run: fg.Run) -> None:
         run.evaluate("tset")
 
-    plugins = [Evaluating(fg.Evaluator("test", numbers([0])), trigger=2), Act(1, evaluate)]
+    plugins = [Evaluating(fg.Evaluation("test", numbers([0])), trigger=2), Act(1, evaluate)]
     with pytest.raises(PluginError, match=r"no evaluator is called 'tset'\. Did you mean 'test'"):
         fg.Engine(steps=1, plugins=plugins).fit(Counting, numbers([0]))
 
@@ -659,7 +659,7 @@ def test_no_action_is_due_in_an_evaluation() -> None:
             return {"due": jnp.where(ctx.is_due("log") | ctx.is_due("act.act"), 1.0, 0.0)}
 
     act = Act(1, lambda run: None)
-    evaluating = Evaluating(fg.Evaluator("test", regression()), trigger=1)
+    evaluating = Evaluating(fg.Evaluation("test", regression()), trigger=1)
     result = fg.Engine(plugins=[Due(), act, evaluating], steps=2, log_every=1, autoload=False).fit(
         Linear(), regression()
     )
@@ -719,7 +719,7 @@ def test_training_and_evaluations_measure_different_metrics_G25() -> None:
         model, loss, optax.sgd(0.1), metrics={"last": last}, eval_metrics={"error": error}
     )
     engine = fg.Engine(
-        steps=1, plugins=[Evaluating(fg.Evaluator("val", data), trigger=1)], autoload=False
+        steps=1, plugins=[Evaluating(fg.Evaluation("val", data), trigger=1)], autoload=False
     )
     state = engine.init_state(task, data)
     assert engine.get_metric_types(state) == {

@@ -4,7 +4,7 @@ else."""
 from fulgurite import metrics
 from fulgurite._src.data.sources import ArrayData, Batch, DataSource, MaskedBatch
 from fulgurite._src.engine import Engine
-from fulgurite._src.evaluation.evaluation import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite._src.fit.lambda_plugin import LambdaPlugin
@@ -61,8 +61,8 @@ __all__ = [
     "Context",
     "DataSource",
     "Engine",
+    "Evaluation",
     "EvaluationTotals",
-    "Evaluator",
     "EvenlySpaced",
     "Every",
     "EveryEpoch",

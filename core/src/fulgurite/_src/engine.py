@@ -29,8 +29,8 @@ from fulgurite._src.data.sources import (
     may_pad,
 )
 from fulgurite._src.evaluation.evaluation import (
+    Evaluation,
     EvaluationResult,
-    Evaluator,
     MetricFunctions,
     ShouldStop,
     never_stop,
@@ -298,7 +298,7 @@ class Engine:
         plugin_streams = self.plugins.ask("register_rng_streams")
         core_streams = {stream.name: stream for stream in (PARAMS, DEFAULT)}
         self._rng_streams = {**core_streams, **plugin_streams}
-        self.evaluators: dict[str, Evaluator] = self._register_evaluators()
+        self.evaluators: dict[str, Evaluation] = self._register_evaluators()
         self.services = self._build_services()
         self.due_names = self.services.settings.due_names
         self._programs: dict[Any, Program] = {}
@@ -533,13 +533,13 @@ class Engine:
             data: any data source, or an object whose `evaluations[name]` is one.
             name: the name of the evaluation; its random numbers depend on it.
             num_batches: use at most this many batches.
-            metrics: used instead of the module's own, see `Evaluator`.
-            losses: used instead of the module's own, see `Evaluator`.
+            metrics: used instead of the module's own, see `Evaluation`.
+            losses: used instead of the module's own, see `Evaluation`.
             weights: a checkpoint with the weights, or its path; read by the active checkpointer. Of
                 the best one those that were measured, such as an average; see `CheckpointRef.view`.
         """
         model = model if weights is None else self.load_weights(model, weights)
-        spec = Evaluator(
+        spec = Evaluation(
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
@@ -569,11 +569,11 @@ class Engine:
             metrics: as of `evaluate`, the same at each step.
             losses: as of `evaluate`, the same at each step.
         """
-        spec = Evaluator(name, [batch], metrics=metrics, losses=losses)
-        if totals is not None and self._get_runner(spec) is not self._get_runner(totals.evaluator):
+        spec = Evaluation(name, [batch], metrics=metrics, losses=losses)
+        if totals is not None and self._get_runner(spec) is not self._get_runner(totals.evaluation):
             raise ConfigurationError(
-                f"evaluate_step of evaluation {name!r} got totals of {totals.evaluator.name!r}, or "
-                "of other metrics and losses: give each evaluation totals of its own"
+                f"evaluate_step of evaluation {name!r} got totals of {totals.evaluation.name!r}, "
+                "or of other metrics and losses: give each evaluation totals of its own"
             )
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
         return self._get_runner(spec).evaluate(target, spec.data, None, totals=totals)
@@ -601,7 +601,7 @@ class Engine:
             callback: called with the predictions of each batch, which are not kept then.
         """
         model = model if weights is None else self.load_weights(model, weights)
-        spec = Evaluator("predict", get_split(data, "predict"), num_batches)
+        spec = Evaluation("predict", get_split(data, "predict"), num_batches)
         target = as_eval_target(_unwrap_result(model), self._make_root_key())
         runner: PredictionRunner = _get_or_build(
             self._evaluation_runners, "predict", lambda: PredictionRunner(self.services)
@@ -841,7 +841,7 @@ class Engine:
 
         self.sharding.check_same(FIT_START, describe, first_batch)
 
-    def _register_evaluators(self) -> dict[str, Evaluator]:
+    def _register_evaluators(self) -> dict[str, Evaluation]:
         evaluators = self.plugins.ask("register_evaluators")
         if "train" in evaluators:
             raise PluginError(
@@ -902,7 +902,7 @@ class Engine:
             **options,
         )
 
-    def _get_runner(self, spec: Evaluator) -> EvaluationRunner:
+    def _get_runner(self, spec: Evaluation) -> EvaluationRunner:
         """Return what runs evaluations of this kind, built at its first use."""
         signatures = [
             None if functions is None else _get_functions_signature(functions)
@@ -916,14 +916,14 @@ class Engine:
             size=16 + len(self.evaluators),
         )
 
-    def _get_evaluator(self, name: str) -> Evaluator:
+    def _get_evaluator(self, name: str) -> Evaluation:
         if name not in self.evaluators:
             raise PluginError(
                 f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
             )
         return self.evaluators[name]
 
-    def _check_evaluator(self, spec: Evaluator, state: TrainState) -> dict[str, type]:
+    def _check_evaluator(self, spec: Evaluation, state: TrainState) -> dict[str, type]:
         target = as_eval_target(self.apply_module_view(state, spec.module_view), state.key)
         return self._get_runner(spec).check(target, spec.data)
 

@@ -86,7 +86,7 @@ class EvaluationPass:
         if structure not in self._carries:
             self._carries[structure] = program.init_carry(arguments)
         carry = self._carries[structure]
-        name = self._totals.evaluator.name
+        name = self._totals.evaluation.name
         program.continue_carry(carry, f"the metrics of batch {batch.index} of {name!r}")
         self._programs.note_compilation(
             self._target, batch.index, program, (*arguments, carry.arrays)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from fulgurite._src.callbacks import callback_error_context
-from fulgurite._src.evaluation.evaluation import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.feed import MAX_IN_FLIGHT, BatchFeed, EvalBatch
 from fulgurite._src.evaluation.program import ProgramCache
 from fulgurite._src.evaluation.step import EvaluationStep
@@ -33,7 +33,7 @@ class PredictionRunner:
     """
 
     def __init__(self, services: Services) -> None:
-        self._step = EvaluationStep(services, Evaluator("predict", ()), "predict_step")
+        self._step = EvaluationStep(services, Evaluation("predict", ()), "predict_step")
         self._programs = ProgramCache(services.compilations, "predict", self._make_program)
 
     def predict(

@@ -8,7 +8,7 @@ import jax
 
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.data.sources import StatefulSource, as_data
-from fulgurite._src.evaluation.evaluation import Evaluator, ShouldStop, never_stop
+from fulgurite._src.evaluation.evaluation import Evaluation, ShouldStop, never_stop
 from fulgurite._src.evaluation.evaluation_pass import EvaluationPass
 from fulgurite._src.evaluation.feed import BatchFeed
 from fulgurite._src.evaluation.program import EvaluationCarry, EvaluationProgram, ProgramCache
@@ -21,20 +21,20 @@ from fulgurite.errors import DataError, EvaluationInterrupted
 
 
 class EvaluationRunner:
-    """Runs evaluations as an `Evaluator` says, on any module and data.
+    """Runs evaluations as an `Evaluation` says, on any module and data.
 
     The program is compiled once for each structure of them.
 
     Args:
         services: what the engine provides.
-        evaluator: what to evaluate; its data is not looked at.
+        evaluation: what to evaluate; its data is not looked at.
     """
 
-    def __init__(self, services: Services, evaluator: Evaluator) -> None:
-        self._evaluator = evaluator
-        self._step = EvaluationStep(services, evaluator, "validation_step")
+    def __init__(self, services: Services, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        self._step = EvaluationStep(services, evaluation, "validation_step")
         self._programs = ProgramCache(
-            services.compilations, f"evaluate.{evaluator.name}", self._make_program
+            services.compilations, f"evaluate.{evaluation.name}", self._make_program
         )
         self._warnings = ResultWarnings(self._step, services.compilations)
 
@@ -58,7 +58,7 @@ class EvaluationRunner:
         Raises:
             EvaluationInterrupted: `should_stop()` was true.
         """
-        totals = totals or EvaluationTotals(self._evaluator)
+        totals = totals or EvaluationTotals(self._evaluation)
         with callback_error_context(lambda: self._step.failed_batch_name):
             feed = BatchFeed(self._step, target, data)
             evaluation_pass = EvaluationPass(self._programs, feed, target, totals)
@@ -66,7 +66,7 @@ class EvaluationRunner:
                 for batch in batches:
                     if should_stop():
                         raise EvaluationInterrupted(
-                            f"evaluation {self._evaluator.name!r} was given up before batch "
+                            f"evaluation {self._evaluation.name!r} was given up before batch "
                             f"{batch.index}: training is to stop"
                         )
                     self._warnings.warn_of_bare_numbers(target, feed, batch)
@@ -92,7 +92,7 @@ class EvaluationRunner:
         source = as_data(data).source
         if isinstance(source, Iterator) and not isinstance(source, StatefulSource):
             raise DataError(
-                f"the data of evaluator {self._evaluator.name!r} is an iterator "
+                f"the data of evaluator {self._evaluation.name!r} is an iterator "
                 f"({type(source).__name__}), which its first evaluation uses up: pass what can be "
                 "iterated again, such as fg.ArrayData, a list, or an object with __iter__"
             )

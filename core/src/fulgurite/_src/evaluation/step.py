@@ -13,7 +13,7 @@ from fulgurite._src.evaluation.batch_metrics import (
     collect_batch_metrics,
     may_have_bare_numbers,
 )
-from fulgurite._src.evaluation.evaluation import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.program import EvaluationCarry
 from fulgurite._src.execution.debugging import check_jit_can_compile
 from fulgurite._src.metrics.accumulator import MetricAccumulator
@@ -32,7 +32,7 @@ class EvaluationStep:
     """A step of a module on the batches of an evaluation.
 
     Attributes:
-        evaluator: what is evaluated.
+        evaluation: what is evaluated.
         plugins: those of the engine.
         sharding: where arrays lie.
         batch_index: the number of the batch at hand, for errors.
@@ -41,13 +41,13 @@ class EvaluationStep:
 
     Args:
         services: what the engine provides.
-        evaluator: what is evaluated; its data is not looked at.
+        evaluation: what is evaluated; its data is not looked at.
         step: of the module, or a function `step(module, batch, ctx)`.
     """
 
-    def __init__(self, services: Services, evaluator: Evaluator, step: Step) -> None:
+    def __init__(self, services: Services, evaluation: Evaluation, step: Step) -> None:
         check_jit_can_compile()
-        self.evaluator = evaluator
+        self.evaluation = evaluation
         self.plugins = services.hooks
         self.sharding = services.sharding
         self.batch_index = 0
@@ -59,7 +59,7 @@ class EvaluationStep:
     @property
     def batch_name(self) -> str:
         """The batch at hand as errors name it: `batch 3 of 'test'`."""
-        return f"batch {self.batch_index} of {self.evaluator.name!r}"
+        return f"batch {self.batch_index} of {self.evaluation.name!r}"
 
     @property
     def failed_batch_name(self) -> str:
@@ -67,7 +67,7 @@ class EvaluationStep:
         previous batches when an error arrives."""
         is_exact = jax.default_backend() == "cpu"
         which = "batch" if is_exact else "one of the batches up to"
-        return f"{which} {self.batch_index} of {self.evaluator.name!r}"
+        return f"{which} {self.batch_index} of {self.evaluation.name!r}"
 
     def run(self, sharding: ShardingStrategy, module: Any, batch: Any, ctx: Context) -> Output:
         """Return the output of the step; traced.
@@ -99,11 +99,11 @@ class EvaluationStep:
         """
         with self.open_context(target, batch, device_arrays, index) as (module, batch, ctx):
             output = self.run(self.sharding, module, batch, ctx)
-            self.may_have_bare_numbers |= may_have_bare_numbers(self.evaluator, output)
+            self.may_have_bare_numbers |= may_have_bare_numbers(self.evaluation, output)
             metrics, collected = collect_batch_metrics(
-                self.evaluator, self.plugins, module, output, batch, ctx
+                self.evaluation, self.plugins, module, output, batch, ctx
             )
-            media = choose_media(self.evaluator, output, batch, ctx, index == 0)
+            media = choose_media(self.evaluation, output, batch, ctx, index == 0)
         accumulator = MetricAccumulator.from_metrics(metrics)
         names = dict.fromkeys(collected)
         if carry is not None:
@@ -143,10 +143,10 @@ class EvaluationStep:
             mask=mask,
             spec=spec,
             num_examples=num_examples,
-            rng_path=((self.evaluator.name, index),),
+            rng_path=((self.evaluation.name, index),),
             due_flags=due_flags,
-            rng_step=step if self.evaluator.new_rng_each_time else None,
-            evaluation=self.evaluator.name,
+            rng_step=step if self.evaluation.new_rng_each_time else None,
+            evaluation=self.evaluation.name,
         )
         with training_mode(False, module) as module, batch_error_context(self.batch_name, batch):
             yield module, batch, ctx

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fulgurite._src.evaluation.batch_metrics import as_numbers, compute_collected
-from fulgurite._src.evaluation.evaluation import EvaluationResult, Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult
 from fulgurite._src.evaluation.program import Carry
 from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.base import CollectingMetric, Metric, flatten_nested
@@ -49,7 +49,7 @@ class EvaluationTotals:
         print(totals.compute()["loss"])
 
     Attributes:
-        evaluator: what is evaluated.
+        evaluation: what is evaluated.
         num_batches: how many batches there were.
         carries: by structure of the batches, what one of them hands to the next.
         parts: the collecting metrics of each batch, on the host.
@@ -57,7 +57,7 @@ class EvaluationTotals:
         shown: the media of the first batch.
     """
 
-    evaluator: Evaluator
+    evaluation: Evaluation
     num_batches: int = 0
     carries: Mapping[Any, Carry] = field(default_factory=dict)
     parts: tuple[dict[str, CollectingMetric], ...] = ()
@@ -86,7 +86,7 @@ class EvaluationTotals:
             values |= compute_collected(name, metric)
         # Summed up here and not for each batch: each term may weigh examples in its own way, so the
         # sums of the batches have no weight that fits.
-        losses = self.evaluator.losses or {}
+        losses = self.evaluation.losses or {}
         if "loss" in losses or (losses and "loss" not in values):
             values["loss"] = sum(values[name] for name in losses)
         return EvaluationResult(as_numbers(values), media)

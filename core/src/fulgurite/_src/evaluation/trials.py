@@ -81,7 +81,7 @@ class StepTrials:
             with self._step.open_context(target, batch, None, index) as (module, batch, ctx):
                 ctx = _hide_media(ctx)
                 output = self._step.run(sharding, module, batch, ctx)
-                return collect_bare_numbers(self._step.evaluator, output, batch, ctx)
+                return collect_bare_numbers(self._step.evaluation, output, batch, ctx)
 
         def run(*arguments: Any) -> Any:
             target_parts, batch = self._prepare(target, transform_batch, *arguments)
@@ -120,7 +120,7 @@ class StepTrials:
             with self._step.open_context(target, batch, None, index) as (module, batch, ctx):
                 ctx = _hide_media(ctx)
                 output = self._step.run(sharding, module, batch, ctx)
-                return collect_losses_and_bare_metrics(self._step.evaluator, output, batch, ctx)
+                return collect_losses_and_bare_metrics(self._step.evaluation, output, batch, ctx)
 
         with sharding.mesh_context():
             leaves = sharding.put_on_mesh(target.leaves)
@@ -182,7 +182,7 @@ class ResultWarnings:
 
     def __init__(self, step: EvaluationStep, compilations: Compilations) -> None:
         self._step = step
-        self._name = step.evaluator.name
+        self._name = step.evaluation.name
         self._trials = StepTrials(step)
         self._compilations = compilations
         # By target, how often its bare numbers are to be tried yet; and those tried with padding.

@@ -3,7 +3,7 @@ examples, and whether padding counts in them."""
 
 from typing import Any, NamedTuple
 
-from fulgurite._src.evaluation.evaluation import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.loss_trial import FIX, Sample, Undecided
 from fulgurite._src.evaluation.padding_trial import FIX as FIX_PADDING, PaddingTrial
 from fulgurite._src.evaluation.step import EvaluationStep
@@ -123,7 +123,7 @@ def _try_means(
     """
     if sample is None:
         return None
-    step = EvaluationStep(services, Evaluator("losses", ()), run_training_losses)
+    step = EvaluationStep(services, Evaluation("losses", ()), run_training_losses)
     try:
         return _Outcome(
             StepTrials(step).try_means(target, sample, device_arrays, program.step.transform_batch)
@@ -231,7 +231,7 @@ def _try_padding(
     `try_padding`."""
     if examples is None:
         return None
-    step = EvaluationStep(services, Evaluator("padding", ()), run_training_losses)
+    step = EvaluationStep(services, Evaluation("padding", ()), run_training_losses)
     try:
         trial = StepTrials(step).try_padding(
             target, examples, device_arrays, program.step.transform_batch

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from fulgurite._src.data.iterator import BatchIterator
-from fulgurite._src.evaluation.evaluation import EvaluationResult, Evaluator, ShouldStop
+from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult, ShouldStop
 from fulgurite._src.execution.dispatch import StepsPerExecution
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.actions import StopTraining
@@ -61,7 +61,7 @@ class EngineView(Protocol):
     sharding: ShardingStrategy
     actions: list[BoundAction]
     due_names: tuple[str, ...]
-    evaluators: dict[str, Evaluator]
+    evaluators: dict[str, Evaluation]
     services: Services
 
     @property

@@ -163,6 +163,11 @@ class CollectingMetric(eqx.Module):
 class StepMetrics(NamedTuple):
     """What a step measured, by kind and by name.
 
+    Example:
+        kinds = fg.metrics.sort_by_kind({"loss": fg.metrics.Mean.from_values(1.0), "rate": 0.1})
+        kinds.merged["loss"].compute()  # 1.0
+        kinds.bare  # {"rate": 0.1}
+
     Attributes:
         merged: in any order, over the steps of a window or the batches of an evaluation.
         running: carried from step to step, in their order.
@@ -181,9 +186,6 @@ def sort_by_kind(values: Mapping[str, Any]) -> StepMetrics:
 
     Args:
         values: metrics and numbers by name.
-
-    Example:
-        fg.metrics.sort_by_kind({"loss": fg.metrics.Mean.from_values(1.0), "rate": 0.1}).bare
     """
     metrics = StepMetrics({}, {}, {}, {})
     for name, value in values.items():
