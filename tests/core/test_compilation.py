@@ -171,7 +171,7 @@ def test_one_executable_per_shape_and_none_compiled_again_by_another_fit() -> No
     assert len(events.compiled) == 2
     padded = Events()
     fg.Engine(steps=4, plugins=[padded]).fit(Classifier, classes(20, 8, remainder="pad"))
-    assert [(spec.batch["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [
+    assert [(spec.value["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [
         ((8, 4), (8,))
     ]
 

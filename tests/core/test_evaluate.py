@@ -92,7 +92,7 @@ class Padded:
                 )
                 for name, array in part.items()
             }
-            yield fg.MaskedBatch(filled, np.arange(4) < 4 - missing)
+            yield fg.Batch(filled, np.arange(4) < 4 - missing)
 
 
 def examples() -> dict[str, np.ndarray]:
@@ -235,7 +235,7 @@ def test_scalar_metric_is_weighted_by_examples_and_an_error_for_a_padded_batch()
             "loss": 4,
             "mean": 4,
         }
-    padded = [fg.MaskedBatch((np.asarray([1, 3, 0], np.float32),), np.asarray([True, True, False]))]
+    padded = [fg.Batch((np.asarray([1, 3, 0], np.float32),), np.asarray([True, True, False]))]
     assert fg.Engine().evaluate(task, padded) == {"loss": 2, "mean": 2}
     for loss, metric in ((mean, masked), (masked, mean)):
         task = fg.Task(lambda x: x, loss=loss, metrics={"mean": metric})
@@ -423,7 +423,7 @@ def test_change_of_structure_between_batches_is_an_error_naming_the_batch() -> N
 def test_the_last_batch_alone_may_be_padded() -> None:
     data = [
         *numbers([1, 2]),
-        fg.MaskedBatch(np.asarray([3, 0], np.float32), np.asarray([True, False])),
+        fg.Batch(np.asarray([3, 0], np.float32), np.asarray([True, False])),
     ]
     assert (
         fg.Engine().evaluate(Counting(), data, metrics={"mean": lambda preds, batch: preds})["mean"]
@@ -433,7 +433,7 @@ def test_the_last_batch_alone_may_be_padded() -> None:
 
 @pytest.mark.parametrize("mask", [np.asarray([True]), np.asarray([1, 0]), np.ones((2, 1), bool)])
 def test_mask_of_wrong_shape_for_its_batch_is_an_error(mask: Any) -> None:
-    data = [fg.MaskedBatch(np.zeros(2, np.float32), mask)]
+    data = [fg.Batch(np.zeros(2, np.float32), mask)]
     engine = fg.Engine(steps=1)
     for call in (engine.fit, engine.evaluate, engine.predict):
         with pytest.raises(
@@ -540,9 +540,7 @@ def test_a_task_is_evaluated_with_its_mask() -> None:
         loss=lambda preds, batch: preds,
         metrics={"twice": lambda preds, batch: preds},
     )
-    data = [
-        fg.MaskedBatch((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))
-    ]
+    data = [fg.Batch((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))]
     assert fg.Engine().evaluate(task, data) == {"loss": 3, "twice": 3}
     assert fg.Engine().predict(task, data).tolist() == [2, 4]
 

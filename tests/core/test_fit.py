@@ -555,7 +555,7 @@ def test_masked_examples_count_nothing(weight: float, expected: tuple[float, flo
     rows = np.asarray([[1, 1], [2, 2]], np.float32)
     everyone = fg.Engine(steps=1).fit(task(weight=weight), [(rows,)])
     masked = fg.Engine(steps=1).fit(
-        task(weight=weight), [fg.MaskedBatch((rows,), np.asarray([True, False]))]
+        task(weight=weight), [fg.Batch((rows,), np.asarray([True, False]))]
     )
     losses = everyone.metrics["train"]["loss"], masked.metrics["train"]["loss"]
     assert losses == pytest.approx(expected)

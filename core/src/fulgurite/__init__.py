@@ -2,7 +2,8 @@
 else."""
 
 from fulgurite import metrics
-from fulgurite._src.data.sources import ArrayData, Batch, DataSource, MaskedBatch
+from fulgurite._src.data.batch import Batch
+from fulgurite._src.data.sources import ArrayData, DataSource
 from fulgurite._src.engine import Engine
 from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.totals import EvaluationTotals
@@ -75,7 +76,6 @@ __all__ = [
     "History",
     "LambdaPlugin",
     "LoggedRun",
-    "MaskedBatch",
     "Media",
     "Module",
     "NonFinitePolicy",

@@ -563,7 +563,7 @@ class Engine:
 
         Args:
             model: as of `evaluate`; may be another one at each step.
-            batch: a tree of arrays with a leading example axis, or an `fg.MaskedBatch`.
+            batch: a tree of arrays with a leading example axis, or an `fg.Batch`.
             totals: what the step before returned; None begins an evaluation.
             name: as of `evaluate`, the same at each step.
             metrics: as of `evaluate`, the same at each step.

@@ -4,11 +4,11 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+from fulgurite._src.data.batch import as_batch
 from fulgurite._src.evaluation.feed import MAX_IN_FLIGHT, BatchFeed, EvalBatch
 from fulgurite._src.evaluation.program import Carry, EvaluationProgram, ProgramCache
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.totals import EvaluationTotals, Pending
-from fulgurite._src.training.forward import split_batch
 
 
 class EvaluationPass:
@@ -81,7 +81,7 @@ class EvaluationPass:
             batch: the batch.
             arguments: of the program, but for the carry.
         """
-        structure = split_batch(batch.value).structure
+        structure = as_batch(batch.value).structure
         program = self._programs.get(self._target, batch.value)
         if structure not in self._carries:
             self._carries[structure] = program.init_carry(arguments)

@@ -3,11 +3,12 @@ devices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from fulgurite._src.data.batch import Batch, as_batch
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.sources import (
     get_array_data_spec,
@@ -16,7 +17,6 @@ from fulgurite._src.data.sources import (
 )
 from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
-from fulgurite._src.training.forward import BatchParts, split_batch
 from fulgurite._src.tree.specs import (
     describe_structures,
     format_tree,
@@ -103,19 +103,19 @@ class BatchFeed:
             data_iterator: gives the batches.
             first_index: the number of the first batch.
         """
-        known = [split_batch(example) for example in get_batch_examples(self._data)]
+        known = [as_batch(example) for example in get_batch_examples(self._data)]
         signatures: set[Any] = set()
         for index, batch in enumerate(self._iter_aligned(data_iterator), first_index):
             self._step.batch_index = index
             signature = shape_signature(batch)
             if signature not in signatures:
-                parts = split_batch(batch)
-                known = known or [parts._replace(value=shape_spec(parts.value))]
+                parts = as_batch(batch)
+                known = known or [replace(parts, value=shape_spec(parts.value))]
                 self._check_structure(parts, known)
                 signatures.add(signature)
             yield EvalBatch(index, batch, signature)
 
-    def _check_structure(self, parts: BatchParts, known: list[BatchParts]) -> None:
+    def _check_structure(self, parts: Batch, known: list[Batch]) -> None:
         """Raise a `DataError` for a batch whose structure is not one of those known."""
         if parts.structure in [other.structure for other in known]:
             return

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fulgurite._src.data.batch import as_batch
 from fulgurite._src.data.sources import ArrayData
 from fulgurite._src.evaluation.batch_metrics import (
     choose_media,
@@ -22,7 +23,7 @@ from fulgurite._src.model.media import MEDIA_ACTION
 from fulgurite._src.model.mode import training_mode
 from fulgurite._src.model.output import Output
 from fulgurite._src.sharding import ShardingStrategy
-from fulgurite._src.training.forward import Step, forward, split_batch
+from fulgurite._src.training.forward import Step, forward
 from fulgurite._src.training.services import Services
 from fulgurite._src.tree.specs import check_same_structure
 from fulgurite._src.tree.typecheck import batch_error_context
@@ -130,7 +131,7 @@ class EvaluationStep:
             index: the number of the batch.
         """
         module, model_state, key, step = target
-        batch, mask, spec, num_examples = split_batch(ArrayData.gather(device_arrays, batch))
+        parts = as_batch(ArrayData.gather(device_arrays, batch))
         # Media are shown of the first batch; nothing else is due in an evaluation.
         due_flags: dict[str, Any] = {name: jnp.asarray(False) for name in self._due_names}
         if MEDIA_ACTION in due_flags:
@@ -140,13 +141,14 @@ class EvaluationStep:
             step,
             training=False,
             model_state=model_state,
-            mask=mask,
-            spec=spec,
-            num_examples=num_examples,
+            mask=parts.mask,
+            spec=parts.spec,
+            num_examples=parts.num_examples,
             rng_path=((self.evaluation.name, index),),
             due_flags=due_flags,
             rng_step=step if self.evaluation.new_rng_each_time else None,
             evaluation=self.evaluation.name,
         )
-        with training_mode(False, module) as module, batch_error_context(self.batch_name, batch):
-            yield module, batch, ctx
+        value = parts.value
+        with training_mode(False, module) as module, batch_error_context(self.batch_name, value):
+            yield module, value, ctx

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fulgurite._src.data.sources import ArrayData, Batch, MaskedBatch
+from fulgurite._src.data.batch import Batch
+from fulgurite._src.data.sources import ArrayData
 from fulgurite._src.evaluation.batch_metrics import (
     collect_bare_numbers,
     collect_losses_and_bare_metrics,
@@ -166,8 +167,7 @@ class StepTrials:
         batch = ArrayData.gather(device_arrays, batch)
         if transform_batch is not None:
             with self._step.open_context(target_parts, batch, None, 0) as (_, value, ctx):
-                value = Batch(transform_batch(value, ctx), spec=ctx.spec)
-            batch = value if ctx.mask is None else MaskedBatch(value, ctx.mask)
+                batch = Batch(transform_batch(value, ctx), ctx.mask, spec=ctx.spec)
         return target_parts, batch
 
 
