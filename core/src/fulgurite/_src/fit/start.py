@@ -253,21 +253,21 @@ def plan_step_range(
 
 
 def check_known_batches(
-    sharding: ShardingStrategy, batches: BatchIterator, step: int, stop: int | None
+    sharding: ShardingStrategy, data_iterator: BatchIterator, step: int, stop: int | None
 ) -> None:
     """Raise `DataError` if a batch that the fit will come to does not divide by the devices, as far
     as that is known before it is read.
 
     Args:
         sharding: of the engine.
-        batches: of the fit.
+        data_iterator: of the fit.
         step: that of the state which the fit begins with.
         stop: the last step of the fit, as far as it is known.
     """
     if sharding.mesh is None:
         return
     failure = None
-    for number, batch in batches.iter_known_batches():
+    for number, batch in data_iterator.iter_known_batches():
         if stop is not None and step + number >= stop:
             continue
         try:
