@@ -40,8 +40,8 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     not consumed.
 
     Example:
-        with BatchIterator(ArrayData(arrays, 32), seed=0, epochs=1) as data_iterator:
-            for item in data_iterator:
+        with BatchIterator(ArrayData(arrays, 32), seed=0, epochs=1) as batches:
+            for item in batches:
                 print(item.batch, item.epoch_end)
 
     Attributes:
