@@ -234,7 +234,7 @@ class Patience:
 
     @fg.hookimpl
     def register_evaluators(self):
-        return [fg.Evaluator("validation", self.data)]
+        return [fg.Evaluation("validation", self.data)]
 
     @fg.hookimpl
     def register_actions(self):

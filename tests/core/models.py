@@ -103,12 +103,12 @@ class Act:
 class Evaluating:
     """A plugin that runs its evaluations at a trigger and keeps what it is told of them."""
 
-    def __init__(self, *specs: fg.Evaluator, trigger: fg.Trigger | int) -> None:
+    def __init__(self, *specs: fg.Evaluation, trigger: fg.Trigger | int) -> None:
         self.specs, self.trigger = specs, trigger
         self.results: list[tuple[int, str, dict[str, Any]]] = []
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
+    def register_evaluators(self) -> list[fg.Evaluation]:
         return list(self.specs)
 
     @fg.hookimpl

@@ -145,7 +145,7 @@ def test_the_static_part_of_a_batch_reaches_the_step() -> None:
             return optax.sgd(1.0)
 
     x = np.ones((4, 3), np.float32)
-    batches = [fg.Batch({"x": x}, "small"), fg.Batch({"x": x}, "large")]
+    batches = [fg.Batch({"x": x}, spec="small"), fg.Batch({"x": x}, spec="large")]
     data = fg.DataSource(batches, prefetch=0, batch_examples=tuple(batches))
     engine = fg.Engine(steps=2, autoload=False)
     make: Any = Scaled

@@ -28,7 +28,7 @@ def test_a_broken_evaluator_that_is_due_late_fails_before_the_first_step(
     fast_dev_run: int | None,
 ) -> None:
     steps: list[int] = []
-    evaluating = Evaluating(fg.Evaluator("test", numbers([0])), trigger=50)
+    evaluating = Evaluating(fg.Evaluation("test", numbers([0])), trigger=50)
     engine = fg.Engine(
         steps=100,
         fast_dev_run=fast_dev_run,
@@ -54,7 +54,7 @@ def test_a_metric_that_cannot_be_merged_is_found_before_the_first_step() -> None
             return self.values.sum()
 
     metrics = {"grows": lambda preds, batch, mask: Growing(batch)}
-    evaluating = Evaluating(fg.Evaluator("test", numbers([1, 2]), metrics=metrics), trigger=50)
+    evaluating = Evaluating(fg.Evaluation("test", numbers([1, 2]), metrics=metrics), trigger=50)
     with pytest.raises(Exception, match="grows"):
         fg.Engine(steps=100, plugins=[evaluating, observe_steps(steps)], autoload=False).fit(
             Counting, numbers([0])
@@ -82,14 +82,14 @@ def test_the_check_reads_one_batch_and_leaves_a_stateful_source_as_it_was() -> N
             self.next = state
 
     largest = {"sum": lambda preds, batch, mask: fg.metrics.Sum.from_values(batch, mask)}
-    evaluating = Evaluating(fg.Evaluator("test", Stream(), metrics=largest), trigger=2)
+    evaluating = Evaluating(fg.Evaluation("test", Stream(), metrics=largest), trigger=2)
     fg.Engine(steps=4, plugins=[evaluating], autoload=False).fit(Counting, numbers([0]))
     assert [metrics["sum"] for _, _, metrics in evaluating.results] == [6, 6]
 
 
 def test_an_iterator_is_refused_as_the_data_of_an_evaluator() -> None:
     data = (np.zeros(1, np.float32) for _ in range(3))
-    evaluating = Evaluating(fg.Evaluator("test", data), trigger=200)
+    evaluating = Evaluating(fg.Evaluation("test", data), trigger=200)
     with pytest.raises(DataError, match=r"'test' is an iterator \(generator\).*iterated again"):
         fg.Engine(steps=1, plugins=[evaluating], autoload=False).fit(Counting, numbers([0]))
     assert next(data) is not None
@@ -107,7 +107,7 @@ def test_a_trial_runs_every_action_once_whatever_its_trigger() -> None:
         Act(1, note("each"), instance="each"),
         Act(fg.At(1), note("early"), instance="early"),
     ]
-    evaluating = Evaluating(fg.Evaluator("test", numbers([1], [2], [3])), trigger=5000)
+    evaluating = Evaluating(fg.Evaluation("test", numbers([1], [2], [3])), trigger=5000)
     engine = fg.Engine(steps=9999, fast_dev_run=2, plugins=[*plugins, evaluating], autoload=False)
     engine.fit(Counting, numbers([0]))
     assert sorted(ran) == [("clock", 2), ("each", 1), ("each", 2), ("early", 1), ("rare", 2)]
@@ -124,7 +124,7 @@ def test_only_what_a_trial_does_not_reach_is_added() -> None:
 
 def test_executables_of_evaluations_and_predictions_are_told_by_name() -> None:
     events = Events()
-    evaluating = Evaluating(fg.Evaluator("test", numbers([1, 2], [3])), trigger=2)
+    evaluating = Evaluating(fg.Evaluation("test", numbers([1, 2], [3])), trigger=2)
     engine = fg.Engine(steps=4, plugins=[evaluating, events], autoload=False)
     result = engine.fit(Counting, numbers([0]))
     names = [name for name, _, _ in events.compiled]

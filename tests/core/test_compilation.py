@@ -140,7 +140,7 @@ def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(
     results = []
     for every, log in ((2, 3), (5, 1), (3, 12)):
         events, everything = Events(), Everything(every)
-        evaluating = Evaluating(fg.Evaluator("test", classes(20, 8)), trigger=every)
+        evaluating = Evaluating(fg.Evaluation("test", classes(20, 8)), trigger=every)
         engine = fg.Engine(
             steps=13,
             steps_per_execution=steps_per_execution,
@@ -171,7 +171,7 @@ def test_one_executable_per_shape_and_none_compiled_again_by_another_fit() -> No
     assert len(events.compiled) == 2
     padded = Events()
     fg.Engine(steps=4, plugins=[padded]).fit(Classifier, classes(20, 8, remainder="pad"))
-    assert [(spec.batch["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [
+    assert [(spec.value["x"].shape, spec.mask.shape) for _, spec, _ in padded.compiled] == [
         ((8, 4), (8,))
     ]
 
@@ -339,7 +339,7 @@ def test_nothing_is_compiled_after_the_first_dispatches() -> None:
     snapshots: list[list[str]] = []
     with counted() as compilations:
         plugins = [
-            Evaluating(fg.Evaluator("test", classes(20, 8)), trigger=2),
+            Evaluating(fg.Evaluation("test", classes(20, 8)), trigger=2),
             Act(fg.Every(2), lambda run: snapshots.append(list(compilations))),
         ]
         fg.Engine(steps=10, log_every=2, plugins=plugins).fit(Classifier, classes(64))

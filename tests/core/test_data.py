@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite import ArrayData, DataSource, MaskedBatch
-from fulgurite._src.data.sources import IndexedBatch
+from fulgurite import ArrayData, Batch, DataSource
+from fulgurite._src.data.batch import IndexedBatch
 from fulgurite.errors import ConfigurationError, DataError
 from fulgurite.plugins import BatchItem, BatchIterator
 from hypothesis import given, strategies as st
@@ -37,9 +37,9 @@ def test_remainder_is_kept_dropped_or_padded() -> None:
     assert lists(ArrayData(numbers, 2, remainder="drop")) == [[1, 2], [3, 4]]
     assert lists(ArrayData(numbers, 2)) == [[1, 2], [3, 4], [5]]
     padded = list(ArrayData(numbers, 2, remainder="pad"))
-    assert lists(batch.batch for batch in padded) == [[1, 2], [3, 4], [5, 0]]
+    assert lists(batch.value for batch in padded) == [[1, 2], [3, 4], [5, 0]]
     assert lists(batch.mask for batch in padded) == [[True, True], [True, True], [True, False]]
-    assert all(isinstance(batch, MaskedBatch) and batch.mask.dtype == bool for batch in padded)
+    assert all(isinstance(batch, Batch) and batch.mask.dtype == bool for batch in padded)
     assert [
         len(ArrayData(numbers, 2, remainder=remainder)) for remainder in ("drop", "keep", "pad")
     ] == [2, 3, 3]
@@ -154,7 +154,7 @@ def test_arrays_are_converted_to_jax_dtypes_once() -> None:
     assert all(
         np.shares_memory(batch[name], data.arrays[name]) for batch in data for name in arrays
     )
-    assert dtypes(next(iter(ArrayData(arrays, 4, shuffle=True, remainder="pad"))).batch) == narrow
+    assert dtypes(next(iter(ArrayData(arrays, 4, shuffle=True, remainder="pad"))).value) == narrow
     assert dtypes(ArrayData(arrays, 4, on_device=True).device_arrays) == narrow
     assert np.shares_memory(next(iter(ArrayData(data.arrays, 4)))["f"], data.arrays["f"])
     with jax.enable_x64(True):
@@ -169,7 +169,7 @@ def test_dtypes_and_padding_of_every_kind() -> None:
         "h": np.ones((3, 2), jnp.bfloat16),
         "c": np.ones(3, np.complex64),
     }
-    last = list(ArrayData(arrays, 2, remainder="pad"))[-1].batch
+    last = list(ArrayData(arrays, 2, remainder="pad"))[-1].value
     assert {name: leaf.dtype for name, leaf in last.items()} == {
         name: leaf.dtype for name, leaf in arrays.items()
     }
@@ -236,10 +236,10 @@ def test_invalid_arguments_are_errors(make: Callable[[], Any], message: str) -> 
 
 
 def test_masked_batch_is_a_pytree_for_every_transformation() -> None:
-    batch = MaskedBatch({"x": np.arange(3.0)}, np.array([True, True, False]))
+    batch = Batch({"x": np.arange(3.0)}, np.array([True, True, False]))
     assert jax.eval_shape(lambda batch: batch, batch).mask.shape == (3,)
     assert jax.tree.map(lambda leaf: None, batch).mask is None
-    assert jax.vmap(lambda masked: jnp.where(masked.mask, masked.batch["x"], 9))(
+    assert jax.vmap(lambda masked: jnp.where(masked.mask, masked.value["x"], 9))(
         batch
     ).tolist() == [0, 1, 9]
 
@@ -707,10 +707,10 @@ def test_a_memory_map_stays_on_disk_and_is_converted_batch_by_batch(tmp_path: Pa
         data = ArrayData({"x": mapped}, 4, **options)
         assert isinstance(data.arrays["x"], np.memmap) and data.arrays["x"].dtype == ">f8"
         batches = list(data)
-        first = batches[0].batch if options == {"remainder": "pad"} else batches[0]
+        first = batches[0].value if options == {"remainder": "pad"} else batches[0]
         assert first["x"].dtype == np.float32 and first["x"].dtype.isnative
         in_memory = next(iter(ArrayData({"x": np.asarray(numbers, np.float32)}, 4, **options)))
-        in_memory = in_memory.batch if options == {"remainder": "pad"} else in_memory
+        in_memory = in_memory.value if options == {"remainder": "pad"} else in_memory
         assert np.array_equal(first["x"], in_memory["x"])
     device_data = ArrayData({"x": mapped}, 4, on_device=True)
     assert device_data.device_arrays["x"].tolist() == numbers.tolist()

@@ -92,7 +92,7 @@ class Padded:
                 )
                 for name, array in part.items()
             }
-            yield fg.MaskedBatch(filled, np.arange(4) < 4 - missing)
+            yield fg.Batch(filled, np.arange(4) < 4 - missing)
 
 
 def examples() -> dict[str, np.ndarray]:
@@ -235,7 +235,7 @@ def test_scalar_metric_is_weighted_by_examples_and_an_error_for_a_padded_batch()
             "loss": 4,
             "mean": 4,
         }
-    padded = [fg.MaskedBatch((np.asarray([1, 3, 0], np.float32),), np.asarray([True, True, False]))]
+    padded = [fg.Batch((np.asarray([1, 3, 0], np.float32),), np.asarray([True, True, False]))]
     assert fg.Engine().evaluate(task, padded) == {"loss": 2, "mean": 2}
     for loss, metric in ((mean, masked), (masked, mean)):
         task = fg.Task(lambda x: x, loss=loss, metrics={"mean": metric})
@@ -423,7 +423,7 @@ def test_change_of_structure_between_batches_is_an_error_naming_the_batch() -> N
 def test_the_last_batch_alone_may_be_padded() -> None:
     data = [
         *numbers([1, 2]),
-        fg.MaskedBatch(np.asarray([3, 0], np.float32), np.asarray([True, False])),
+        fg.Batch(np.asarray([3, 0], np.float32), np.asarray([True, False])),
     ]
     assert (
         fg.Engine().evaluate(Counting(), data, metrics={"mean": lambda preds, batch: preds})["mean"]
@@ -433,7 +433,7 @@ def test_the_last_batch_alone_may_be_padded() -> None:
 
 @pytest.mark.parametrize("mask", [np.asarray([True]), np.asarray([1, 0]), np.ones((2, 1), bool)])
 def test_mask_of_wrong_shape_for_its_batch_is_an_error(mask: Any) -> None:
-    data = [fg.MaskedBatch(np.zeros(2, np.float32), mask)]
+    data = [fg.Batch(np.zeros(2, np.float32), mask)]
     engine = fg.Engine(steps=1)
     for call in (engine.fit, engine.evaluate, engine.predict):
         with pytest.raises(
@@ -540,9 +540,7 @@ def test_a_task_is_evaluated_with_its_mask() -> None:
         loss=lambda preds, batch: preds,
         metrics={"twice": lambda preds, batch: preds},
     )
-    data = [
-        fg.MaskedBatch((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))
-    ]
+    data = [fg.Batch((np.asarray([1, 2, np.nan], np.float32),), np.asarray([True, True, False]))]
     assert fg.Engine().evaluate(task, data) == {"loss": 3, "twice": 3}
     assert fg.Engine().predict(task, data).tolist() == [2, 4]
 
@@ -592,12 +590,12 @@ def test_data_module_may_lack_unused_parts() -> None:
 
 def test_evaluator_named_train_is_an_error() -> None:
     with pytest.raises(PluginError, match="an evaluator is called 'train'"):
-        fg.Engine(plugins=[Evaluating(fg.Evaluator("train", numbers([0])), trigger=1)])
+        fg.Engine(plugins=[Evaluating(fg.Evaluation("train", numbers([0])), trigger=1)])
 
 
 def test_evaluations_during_fit_equal_evaluate() -> None:
     data = regression(11, 4)
-    specs = [fg.Evaluator("all", data), fg.Evaluator("first", data, num_batches=1)]
+    specs = [fg.Evaluation("all", data), fg.Evaluation("first", data, num_batches=1)]
     plugin = Evaluating(*specs, trigger=2)
     engine = fg.Engine(steps=4, plugins=[plugin])
     result = engine.fit(Linear, regression())
@@ -618,7 +616,7 @@ def test_evaluations_during_fit_equal_evaluate() -> None:
 
 def test_an_evaluation_changes_no_bit_of_training() -> None:
     quiet = fg.Engine(steps=4).fit(Linear, regression())
-    loud = fg.Engine(steps=4, plugins=[Evaluating(fg.Evaluator("all", regression()), trigger=1)])
+    loud = fg.Engine(steps=4, plugins=[Evaluating(fg.Evaluation("all", regression()), trigger=1)])
     assert loud.fit(Linear, regression()).module.weight.tolist() == quiet.module.weight.tolist()
 
 
@@ -629,14 +627,14 @@ def test_evaluation_of_a_module_view() -> None:
             return {"doubled": jax.tree.map(lambda leaf: 2 * leaf, state.module)}
 
     specs = [
-        fg.Evaluator("now", numbers([0])),
-        fg.Evaluator("twice", numbers([0]), module_view="doubled"),
+        fg.Evaluation("now", numbers([0])),
+        fg.Evaluation("twice", numbers([0]), module_view="doubled"),
     ]
     result = fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=2), Views()]).fit(
         Counting, numbers([0])
     )
     assert (result.metrics["now"]["updates"], result.metrics["twice"]["updates"]) == (2, 4)
-    unknown = Evaluating(fg.Evaluator("now", numbers([0]), module_view="doubledd"), trigger=2)
+    unknown = Evaluating(fg.Evaluation("now", numbers([0]), module_view="doubledd"), trigger=2)
     with pytest.raises(
         PluginError, match=r"no plugin provides the weights 'doubledd'\. Did you mean 'doubled'"
     ):
@@ -647,7 +645,7 @@ def test_unknown_evaluator_is_an_error_suggesting_a_name() -> None:
     def evaluate(run: fg.Run) -> None:
         run.evaluate("tset")
 
-    plugins = [Evaluating(fg.Evaluator("test", numbers([0])), trigger=2), Act(1, evaluate)]
+    plugins = [Evaluating(fg.Evaluation("test", numbers([0])), trigger=2), Act(1, evaluate)]
     with pytest.raises(PluginError, match=r"no evaluator is called 'tset'\. Did you mean 'test'"):
         fg.Engine(steps=1, plugins=plugins).fit(Counting, numbers([0]))
 
@@ -659,7 +657,7 @@ def test_no_action_is_due_in_an_evaluation() -> None:
             return {"due": jnp.where(ctx.is_due("log") | ctx.is_due("act.act"), 1.0, 0.0)}
 
     act = Act(1, lambda run: None)
-    evaluating = Evaluating(fg.Evaluator("test", regression()), trigger=1)
+    evaluating = Evaluating(fg.Evaluation("test", regression()), trigger=1)
     result = fg.Engine(plugins=[Due(), act, evaluating], steps=2, log_every=1, autoload=False).fit(
         Linear(), regression()
     )
@@ -719,7 +717,7 @@ def test_training_and_evaluations_measure_different_metrics_G25() -> None:
         model, loss, optax.sgd(0.1), metrics={"last": last}, eval_metrics={"error": error}
     )
     engine = fg.Engine(
-        steps=1, plugins=[Evaluating(fg.Evaluator("val", data), trigger=1)], autoload=False
+        steps=1, plugins=[Evaluating(fg.Evaluation("val", data), trigger=1)], autoload=False
     )
     state = engine.init_state(task, data)
     assert engine.get_metric_types(state) == {

@@ -36,7 +36,7 @@ def test_totals_over_many_steps_are_those_of_one_evaluation_and_of_numpy() -> No
     arrays["tokens"] = np.random.default_rng(0).integers(1, 5, 69)
     batches: list[Any] = list(fg.ArrayData(arrays, 8))
     batches[-1]["y"] = np.where(np.arange(5) < 2, batches[-1]["y"], 1e9).astype(np.float32)
-    batches[-1] = fg.MaskedBatch(batches[-1], np.arange(5) < 2)
+    batches[-1] = fg.Batch(batches[-1], np.arange(5) < 2)
     engine = fg.Engine(steps=1, autoload=False)
     state, _ = engine.step(engine.init_state(Weighted, batches[:1]), batches[0])
     weight = np.asarray(state.module.weight, np.float64)

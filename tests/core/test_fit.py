@@ -220,7 +220,7 @@ def test_the_seed_decides_parameters_and_order() -> None:
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_n_steps_are_exactly_n_updates(steps_per_execution: int) -> None:
-    evaluating = Evaluating(fg.Evaluator("test", numbers([0, 0])), trigger=3)
+    evaluating = Evaluating(fg.Evaluation("test", numbers([0, 0])), trigger=3)
     result = fg.Engine(steps=11, steps_per_execution=steps_per_execution, plugins=[evaluating]).fit(
         Counting, numbers([0], [0])
     )
@@ -375,7 +375,7 @@ def test_fast_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_
             observed.append(record)
 
     largest = {"largest": lambda preds, batch: fg.metrics.Max.from_values(batch)}
-    spec = fg.Evaluator("test", numbers([1], [2], [6]), metrics=largest)
+    spec = fg.Evaluation("test", numbers([1], [2], [6]), metrics=largest)
     evaluating = Evaluating(spec, trigger=fg.AtEnd())
     engine = fg.Engine(
         steps=1000, fast_dev_run=2, run_dir=str(tmp_path / "run"), plugins=[Logger(), evaluating]
@@ -555,7 +555,7 @@ def test_masked_examples_count_nothing(weight: float, expected: tuple[float, flo
     rows = np.asarray([[1, 1], [2, 2]], np.float32)
     everyone = fg.Engine(steps=1).fit(task(weight=weight), [(rows,)])
     masked = fg.Engine(steps=1).fit(
-        task(weight=weight), [fg.MaskedBatch((rows,), np.asarray([True, False]))]
+        task(weight=weight), [fg.Batch((rows,), np.asarray([True, False]))]
     )
     losses = everyone.metrics["train"]["loss"], masked.metrics["train"]["loss"]
     assert losses == pytest.approx(expected)

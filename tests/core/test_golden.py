@@ -66,8 +66,8 @@ class Evaluator:
     calls: Calls
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("test", numbers([0], [0]))]
+    def register_evaluators(self) -> list[fg.Evaluation]:
+        return [fg.Evaluation("test", numbers([0], [0]))]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

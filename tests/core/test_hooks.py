@@ -539,12 +539,12 @@ def test_plugin_may_leave_optimizers_to_the_module() -> None:
 def test_evaluators_are_run_by_name() -> None:
     calls: list[Any] = []
     answers: list[Any] = []
-    spec = fg.Evaluator("test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds})
+    spec = fg.Evaluation("test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds})
     evaluators = plugin(
         "evaluating",
         register_evaluators=lambda self: [
             spec,
-            fg.Evaluator("short", numbers([2, 4], [9]), num_batches=1, metrics=spec.metrics),
+            fg.Evaluation("short", numbers([2, 4], [9]), num_batches=1, metrics=spec.metrics),
         ],
         on_evaluate_end=lambda self, run, name, metrics: calls.append((run.step, name, metrics)),
     )
@@ -674,7 +674,7 @@ def test_averaging_does_not_change_training() -> None:
 
 def test_module_views_are_evaluated_by_name() -> None:
     data = regression(24, 8)
-    spec = fg.Evaluator("averaged", data, module_view="averaged")
+    spec = fg.Evaluation("averaged", data, module_view="averaged")
     evaluating = plugin("evaluating", register_evaluators=lambda self: [spec])
     answers: list[Any] = []
     act = Act(fg.At(6), lambda run: answers.append(run.evaluate("averaged")))

@@ -207,8 +207,8 @@ def test_record_is_independent_of_later_changes_to_its_values() -> None:
 def test_changing_evaluation_metrics_does_not_change_their_record() -> None:
     class Greedy:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
-            return [fg.Evaluator("test", numbers([0]))]
+        def register_evaluators(self) -> list[fg.Evaluation]:
+            return [fg.Evaluation("test", numbers([0]))]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
@@ -233,8 +233,8 @@ def test_time_driven_records_are_telemetry() -> None:
 
     class Specs:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
-            return [fg.Evaluator("test", numbers([0]))]
+        def register_evaluators(self) -> list[fg.Evaluation]:
+            return [fg.Evaluation("test", numbers([0]))]
 
     clocked, logger = Act(fg.Every(2) | fg.FirstStepsAfterStart(1), act, "evaluate"), Logger()
     plugins = [logger, Specs(), clocked, Act(2, act, instance="exact")]
@@ -324,10 +324,10 @@ def test_steps_per_second_are_telemetry_from_the_second_window_on() -> None:
 def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
     class Evaluating:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
+        def register_evaluators(self) -> list[fg.Evaluation]:
             return [
-                fg.Evaluator("exact", numbers([0])),
-                fg.Evaluator("loose", numbers([0]), exact=False),
+                fg.Evaluation("exact", numbers([0])),
+                fg.Evaluation("loose", numbers([0]), exact=False),
             ]
 
     def evaluate(run: fg.Run) -> None:
@@ -612,7 +612,7 @@ def test_names_of_plugins_actions_and_evaluators_can_be_written(name: str) -> No
     for make in (
         lambda: engine(type("Unnamed", (Logger,), {"plugin_name": name})()),
         lambda: fg.ScheduledAction(name, 1, id),
-        lambda: fg.Evaluator(name, []),
+        lambda: fg.Evaluation(name, []),
         lambda: fg.LambdaPlugin(name=name),
     ):
         with pytest.raises(FulguriteError, match="which cannot be written: "):

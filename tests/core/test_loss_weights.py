@@ -246,8 +246,8 @@ def test_a_loss_that_is_no_mean_is_refused_by_accumulation_in_each_fit_of_an_eng
 def test_a_message_of_an_evaluation_in_a_fit_is_one_of_the_fit() -> None:
     class Evaluation:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
-            return [fg.Evaluator("test", [X, X])]
+        def register_evaluators(self) -> list[fg.Evaluation]:
+            return [fg.Evaluation("test", [X, X])]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:

@@ -68,7 +68,7 @@ class Modes(Counting):
 
 @pytest.mark.full
 def test_every_nesting_knows_the_mode_of_an_evaluation_between_training_steps() -> None:
-    evaluating = Evaluating(fg.Evaluator("test", numbers([1, 2])), trigger=2)
+    evaluating = Evaluating(fg.Evaluation("test", numbers([1, 2])), trigger=2)
     engine = fg.Engine(steps=4, log_every=1, plugins=[evaluating])
     data = numbers(
         [1, 2], [1, 2, 3]
@@ -285,9 +285,9 @@ def test_evaluations_repeat_their_noise_and_differ_by_name_and_batch() -> None:
 
     data = numbers([0], [0])
     specs = [
-        fg.Evaluator("test", data),
-        fg.Evaluator("other", data),
-        fg.Evaluator("fresh", data, new_rng_each_time=True),
+        fg.Evaluation("test", data),
+        fg.Evaluation("other", data),
+        fg.Evaluation("fresh", data, new_rng_each_time=True),
     ]
     history = (
         fg.Engine(steps=2, plugins=[Evaluating(*specs, trigger=1)]).fit(Noisy, numbers([0])).history

@@ -230,7 +230,7 @@ def test_nothing_of_the_step_or_after_it_is_shown(steps_per_execution: int) -> N
 
 
 def test_an_evaluation_due_at_the_step_does_not_run() -> None:
-    evaluating = Evaluating(fg.Evaluator("test", batches()), trigger=fg.At(2, BAD))
+    evaluating = Evaluating(fg.Evaluation("test", batches()), trigger=fg.At(2, BAD))
     with pytest.raises(NonFiniteError, match=f"step {BAD}"):
         fg.Engine(steps=6, plugins=[evaluating]).fit(Root, batches())
     assert [step for step, _, _ in evaluating.results] == [2]

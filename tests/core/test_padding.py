@@ -150,6 +150,6 @@ def test_an_evaluation_in_which_padding_counts_is_told_once(num_examples: int) -
 
 def test_masked_batches_of_any_source_are_tried() -> None:
     rows = {name: array[:4] for name, array in ARRAYS.items()}
-    batches = [fg.MaskedBatch(rows, np.array([True, True, True, False]))]
+    batches = [fg.Batch(rows, np.array([True, True, True, False]))]
     with pytest.raises(ModelError, match="padding changes the gradient"):
         fg.Engine(steps=1).fit(make("bare"), batches)

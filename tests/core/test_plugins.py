@@ -220,7 +220,7 @@ def test_arguments_may_be_left_out() -> None:
     methods = {
         "on_fit_start": lambda self: observed.append("start"),
         "on_evaluate_end": lambda self, metrics: observed.append(metrics),
-        "register_evaluators": lambda self: [fg.Evaluator("test", numbers([1]))],
+        "register_evaluators": lambda self: [fg.Evaluation("test", numbers([1]))],
     }
     engine(plugin("brief", **methods), Act(fg.At(2), evaluate), steps=2).fit(
         Counting(), numbers([0])
@@ -554,7 +554,7 @@ def test_none_is_no_answer_to_an_exclusive_hook() -> None:
 # ------------------------------------------------------------------------------------------
 
 STREAM = {"register_rng_streams": lambda self: [fg.RngStream("noise", train=True)]}
-EVALUATOR = {"register_evaluators": lambda self: [fg.Evaluator("test", numbers([0]))]}
+EVALUATOR = {"register_evaluators": lambda self: [fg.Evaluation("test", numbers([0]))]}
 TERM = {"loss_terms": lambda self, module: {"l2": jnp.sum(module.weight**2)}}
 VIEW = {"module_views": lambda self, state: {"averaged": state.module}}
 

@@ -29,7 +29,7 @@ class Agreeing:
 def test_agreed_stop_holds_through_an_evaluation() -> None:
     """An evaluation asks between its batches; that the answer is nothing new then takes nothing
     back."""
-    spec = fg.Evaluator("test", numbers([0], [0]))
+    spec = fg.Evaluation("test", numbers([0], [0]))
     evaluating = Evaluating(spec, trigger=4)
     result = fg.Engine(steps=9, plugins=[Agreeing(), evaluating], autoload=False).fit(
         Counting(), numbers([0])

@@ -173,10 +173,10 @@ class Evaluator:
             yield batch
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
+    def register_evaluators(self) -> list[fg.Evaluation]:
         # Its passes are counted.
         data = fg.DataSource(self, prefetch=0)
-        return [fg.Evaluator(self.name, data, check_at_start=False)]
+        return [fg.Evaluation(self.name, data, check_at_start=False)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -491,8 +491,8 @@ def test_timings_say_where_the_time_went() -> None:
             sum(range(1000))
 
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
-            return [fg.Evaluator("test", numbers([0]))]
+        def register_evaluators(self) -> list[fg.Evaluation]:
+            return [fg.Evaluation("test", numbers([0]))]
 
         @fg.hookimpl
         def on_evaluate_end(self) -> None:

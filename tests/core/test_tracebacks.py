@@ -99,7 +99,7 @@ def find_checked_classes() -> list[type]:
     plugins = [plugin for plugin in plugins if plugin.__module__.partition(".")[0] in PACKAGES]
     classes = [plugin for plugin in plugins if hasattr(plugin, "__post_init__")]
     assert len(classes) > 20
-    return [*classes, fg.ArrayData, fg.DataSource, fg.Evaluator, fg.ScheduledAction, fg.Every]
+    return [*classes, fg.ArrayData, fg.DataSource, fg.Evaluation, fg.ScheduledAction, fg.Every]
 
 
 @pytest.mark.parametrize("checked_class", find_checked_classes(), ids=lambda cls: cls.__name__)

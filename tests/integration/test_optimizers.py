@@ -60,8 +60,8 @@ class Test:
     """An evaluation at every second step."""
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("test", points())]
+    def register_evaluators(self) -> list[fg.Evaluation]:
+        return [fg.Evaluation("test", points())]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -56,8 +56,8 @@ class Tally:
     plugin_name: str = field(default="tally", init=False)
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator(self.plugin_name, self.data)]
+    def register_evaluators(self) -> list[fg.Evaluation]:
+        return [fg.Evaluation(self.plugin_name, self.data)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -332,7 +332,7 @@ def pack_padded(batch: oracle.Batch) -> Any:
         name: np.concatenate([array, np.ones_like(array, shape=(8, *array.shape[1:]))])
         for name, array in batch.items()
     }
-    return fg.MaskedBatch(padded, np.arange(len(batch["y"]) + 8) < len(batch["y"]))
+    return fg.Batch(padded, np.arange(len(batch["y"]) + 8) < len(batch["y"]))
 
 
 def pack_foreign(batch: oracle.Batch) -> Any:

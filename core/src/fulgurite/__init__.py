@@ -4,9 +4,10 @@ else."""
 __tracebackhide__ = True
 
 from fulgurite import metrics
-from fulgurite._src.data.sources import ArrayData, Batch, DataSource, MaskedBatch
+from fulgurite._src.data.batch import Batch
+from fulgurite._src.data.sources import ArrayData, DataSource
 from fulgurite._src.engine import Engine
-from fulgurite._src.evaluation.evaluator import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite._src.fit.lambda_plugin import LambdaPlugin
@@ -64,8 +65,8 @@ __all__ = [
     "Context",
     "DataSource",
     "Engine",
+    "Evaluation",
     "EvaluationTotals",
-    "Evaluator",
     "EvenlySpaced",
     "Every",
     "EveryEpoch",
@@ -78,7 +79,6 @@ __all__ = [
     "History",
     "LambdaPlugin",
     "LoggedRun",
-    "MaskedBatch",
     "Media",
     "Module",
     "NonFinitePolicy",

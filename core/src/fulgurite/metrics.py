@@ -4,17 +4,20 @@ All that is about metrics alone is here. What needs a run, such as whether a met
 some step, is in `fulgurite.plugins`.
 """
 
+from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.base import (
     CollectingMetric,
     Mask,
     Metric,
-    MetricAccumulator,
     RunningMetric,
+    StepMetrics,
     Value,
     Values,
     apply_mask,
     as_class_indices,
     flatten_nested,
+    is_metric,
+    sort_by_kind,
     to_float,
 )
 from fulgurite._src.metrics.basic import (
@@ -30,7 +33,7 @@ from fulgurite._src.metrics.basic import (
 )
 from fulgurite._src.metrics.conversion import (
     as_loss_metric,
-    as_metric,
+    as_mean,
     as_metrics,
     group_by_weight,
     split_loss,
@@ -59,6 +62,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "Mean",
     "Min",
     "Std",
+    "StepMetrics",
     "Sum",
     "SumOfMeans",
     # What a metric of your own is written with.
@@ -78,12 +82,14 @@ __all__ = [  # noqa: RUF022 - by subject
     # What a step returns: metrics by name, losses and what they are means over.
     "MetricAccumulator",
     "as_loss_metric",
-    "as_metric",
+    "as_mean",
     "as_metrics",
     "flatten_nested",
     "group_by_weight",
+    "is_metric",
     "note_weight",
     "share_weight",
+    "sort_by_kind",
     "split_loss",
     "sum_values",
 ]

@@ -9,7 +9,7 @@ from fulgurite._src.data.leaves import as_arrays
 from fulgurite._src.data.readers import BatchItem
 from fulgurite._src.data.sources import get_split
 from fulgurite._src.evaluation.batch_metrics import as_numbers
-from fulgurite._src.evaluation.evaluator import EvaluationResult, MetricFunctions
+from fulgurite._src.evaluation.evaluation import EvaluationResult, MetricFunctions
 from fulgurite._src.execution.flops import count_flops
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.engine_view import EngineView

@@ -458,7 +458,7 @@ def test_padding_is_no_part_of_recomputed_statistics(mode: Any) -> None:
     x = np.random.default_rng(0).normal(2, 3, size=(19, 3, 4)).astype(np.float32)
     batches = [x[:8], x[8:16], x[16:]]
     padded = [
-        fg.MaskedBatch(
+        fg.Batch(
             {"x": np.concatenate([rows, np.full((8 - len(rows), 3, 4), np.nan, np.float32)])},
             np.arange(8) < len(rows),
         )
@@ -482,7 +482,7 @@ def test_padding_is_no_part_of_recomputed_statistics(mode: Any) -> None:
 
 def test_padding_of_an_unknown_axis_is_refused() -> None:
     module, state = eqx.nn.make_with_state(Deep)("batch", ("batch", "place"))
-    batch = fg.MaskedBatch({"x": np.ones((8, 5, 3), np.float32)}, np.arange(8) < 6)
+    batch = fg.Batch({"x": np.ones((8, 5, 3), np.float32)}, np.arange(8) < 6)
     with pytest.raises(ModelError, match=r"8 rows has padding.*'batch' of size 8, 'place' of size"):
         recompute_statistics(fg.Engine(steps=1), (module, state), [batch])
 

@@ -43,8 +43,8 @@ class Trying:
         self.look = look
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("val", fg.DataSource(self.data, prefetch=0))]
+    def register_evaluators(self) -> list[fg.Evaluation]:
+        return [fg.Evaluation("val", fg.DataSource(self.data, prefetch=0))]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

@@ -109,10 +109,10 @@ class Scores:
         return iter([np.full(1, self.used_scores[-1], np.float32)])
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
+    def register_evaluators(self) -> list[fg.Evaluation]:
         # Each pass over it takes a score.
         data = fg.DataSource(self, prefetch=0)
-        return [fg.Evaluator(self.name, data, check_at_start=False)]
+        return [fg.Evaluation(self.name, data, check_at_start=False)]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

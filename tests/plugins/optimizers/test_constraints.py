@@ -236,8 +236,8 @@ def test_updates_become_smaller_on_a_plateau() -> None:
 
     class Test:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluator]:
-            return [fg.Evaluator("test", ONE)]
+        def register_evaluators(self) -> list[fg.Evaluation]:
+            return [fg.Evaluation("test", ONE)]
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:

@@ -131,11 +131,7 @@ def test_repetitions_may_share_the_batch() -> None:
     batch = [np.asarray([1, 2, 3, 6], np.float32)]
     result = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), batch)
     assert float(result.module.place) == 2.5
-    part = [
-        fg.MaskedBatch(
-            np.asarray([3, 0, 0, 0], np.float32), np.asarray([True, False, False, False])
-        )
-    ]
+    part = [fg.Batch(np.asarray([3, 0, 0, 0], np.float32), np.asarray([True, False, False, False]))]
     padded = engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), part)
     assert float(padded.module.place) == 1.5, "the second half is padding alone"
     assert padded.metrics["train"]["place/loss"] == 4.5

@@ -445,8 +445,8 @@ class Watching:
             yield batch
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("test", fg.DataSource(self, prefetch=0))]
+    def register_evaluators(self) -> list[fg.Evaluation]:
+        return [fg.Evaluation("test", fg.DataSource(self, prefetch=0))]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

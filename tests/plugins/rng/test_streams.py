@@ -231,10 +231,10 @@ class Evaluations:
     """Runs the evaluation `repeating` and `fresh` every two steps."""
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
+    def register_evaluators(self) -> list[fg.Evaluation]:
         return [
-            fg.Evaluator("repeating", BATCHES),
-            fg.Evaluator("fresh", BATCHES, new_rng_each_time=True),
+            fg.Evaluation("repeating", BATCHES),
+            fg.Evaluation("fresh", BATCHES, new_rng_each_time=True),
         ]
 
     @fg.hookimpl

@@ -112,8 +112,8 @@ class Evaluating:
         self.every = every
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("test", data(shuffle=False))]
+    def register_evaluators(self) -> list[fg.Evaluation]:
+        return [fg.Evaluation("test", data(shuffle=False))]
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:

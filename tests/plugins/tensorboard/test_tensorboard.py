@@ -71,8 +71,8 @@ class Showing:
         ]
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
-        return [fg.Evaluator("test", BATCHES[:2])]
+    def register_evaluators(self) -> list[fg.Evaluation]:
+        return [fg.Evaluation("test", BATCHES[:2])]
 
     def evaluate(self, run: fg.Run) -> None:
         run.evaluate("test")

@@ -12,9 +12,9 @@ import fulgurite._src.hookspecs as hookspecs
 from fulgurite._src.data.sources import (
     get_split,
 )
-from fulgurite._src.evaluation.evaluator import (
+from fulgurite._src.evaluation.evaluation import (
+    Evaluation,
     EvaluationResult,
-    Evaluator,
     MetricFunctions,
     ShouldStop,
     never_stop,
@@ -206,14 +206,14 @@ class Engine(GuardedEngine):
         self._programs = ProgramCache(self.services)
         self._own_loop = OwnLoop(self.services, self._programs)
         self._evaluations = EvaluationService(self.services)
-        self.evaluators: dict[str, Evaluator] = self._evaluations.evaluators
+        self.evaluators: dict[str, Evaluation] = self._evaluations.evaluators
 
     @_entry_point
     @hint_at_arguments(
         FIT_ARGUMENTS,
         "Engine.fit",
         too_many="it trains on one data source, and evaluations are plugins of "
-        "fulgurite-evaluators, fg.Engine(plugins=[Evaluator('val', data, every=100)])",
+        "fulgurite-evaluators, fg.Engine(plugins=[Evaluation('val', data, every=100)])",
     )
     def fit(
         self,
@@ -373,13 +373,13 @@ class Engine(GuardedEngine):
             data: any data source, or an object whose `evaluations[name]` is one.
             name: the name of the evaluation; its random numbers depend on it.
             num_batches: use at most this many batches.
-            metrics: used instead of the module's own, see `Evaluator`.
-            losses: used instead of the module's own, see `Evaluator`.
+            metrics: used instead of the module's own, see `Evaluation`.
+            losses: used instead of the module's own, see `Evaluation`.
             weights: a checkpoint with the weights, or its path; read by the active checkpointer. Of
                 the best one those that were measured, such as an average; see `CheckpointRef.view`.
         """
         model = model if weights is None else self.load_weights(model, weights)
-        spec = Evaluator(
+        spec = Evaluation(
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
         return self._evaluations.evaluate(_unwrap_result(model), spec)
@@ -400,13 +400,13 @@ class Engine(GuardedEngine):
 
         Args:
             model: as of `evaluate`; may be another one at each step.
-            batch: a tree of arrays with a leading example axis, or an `fg.MaskedBatch`.
+            batch: a tree of arrays with a leading example axis, or an `fg.Batch`.
             totals: what the step before returned; None begins an evaluation.
             name: as of `evaluate`, the same at each step.
             metrics: as of `evaluate`, the same at each step.
             losses: as of `evaluate`, the same at each step.
         """
-        spec = Evaluator(name, [batch], metrics=metrics, losses=losses)
+        spec = Evaluation(name, [batch], metrics=metrics, losses=losses)
         return self._evaluations.add_to_totals(_unwrap_result(model), spec, totals)
 
     @_entry_point
@@ -431,7 +431,7 @@ class Engine(GuardedEngine):
             callback: called with the predictions of each batch, which are not kept then.
         """
         model = model if weights is None else self.load_weights(model, weights)
-        spec = Evaluator("predict", get_split(data, "predict"), num_batches)
+        spec = Evaluation("predict", get_split(data, "predict"), num_batches)
         return self._evaluations.predict(_unwrap_result(model), spec, callback)
 
     @_entry_point

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key, PyTree
 
-from fulgurite._src.evaluation.evaluator import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.fit.actions import ScheduledAction
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.records import Record
@@ -130,8 +130,8 @@ def configure_optimizers(module: PyTree) -> dict[str, OptimizerSpec] | None:
     """
 
 
-@hookspec("build", Combine.BY_NAME, list[Evaluator], _ENGINE_BUILT)
-def register_evaluators() -> list[Evaluator] | None:
+@hookspec("build", Combine.BY_NAME, list[Evaluation], _ENGINE_BUILT)
+def register_evaluators() -> list[Evaluation] | None:
     """Declare evaluations, which `run.evaluate(name)` runs."""
 
 

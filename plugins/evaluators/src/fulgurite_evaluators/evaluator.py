@@ -197,7 +197,7 @@ class Evaluator:
         return EvaluationResult(result.metrics, {**media, **result.media})
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluator]:
+    def register_evaluators(self) -> list[fg.Evaluation]:
         """Return the standard evaluation, if there is data for it."""
         if self.data is None:
             return []
@@ -217,8 +217,8 @@ class Evaluator:
     def _is_custom(self) -> bool:
         return self.fn is not None or type(self).evaluate is not Evaluator.evaluate
 
-    def _build_core_evaluator(self, data: Any, module_view: str) -> fg.Evaluator:
-        return fg.Evaluator(
+    def _build_core_evaluator(self, data: Any, module_view: str) -> fg.Evaluation:
+        return fg.Evaluation(
             self.name,
             data,
             num_batches=self.num_batches,

@@ -9,7 +9,7 @@ import fulgurite_losses
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
-from fulgurite.metrics import Metric, note_weight, split_loss, sum_values
+from fulgurite.metrics import is_metric, note_weight, split_loss, sum_values
 from fulgurite.plugins import hide_constructor_frames, scale_loss
 from fulgurite_losses import Examples
 from jaxtyping import Array
@@ -97,7 +97,7 @@ class Loss(Keyed):
 
         losses = jax.tree.leaves(
             jax.tree.map(compute, *[value for value in inputs if value is not None]),
-            is_leaf=lambda node: isinstance(node, Metric),
+            is_leaf=is_metric,
         )
         if not losses:
             raise ConfigurationError(f"{self.describe()}: its keys find no array")

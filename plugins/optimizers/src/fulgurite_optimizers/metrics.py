@@ -8,7 +8,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
-from fulgurite.metrics import MetricAccumulator
+from fulgurite.metrics import MetricAccumulator, sort_by_kind
 from jaxtyping import Array, Bool
 
 Metrics = dict[str, Any]
@@ -69,12 +69,12 @@ class OptionalMetric(fg.metrics.RunningMetric):
 
 def make_optional(metrics: Metrics) -> Metrics:
     """Return metrics of a phase that does not run in every step."""
-    return {
+    running = sort_by_kind(metrics).running
+    optional = {
         name: OptionalMetric(metric=metric, has_run=jnp.bool_(True))
-        if isinstance(metric, fg.metrics.RunningMetric)
-        else metric
-        for name, metric in metrics.items()
+        for name, metric in running.items()
     }
+    return metrics | optional
 
 
 def empty_metrics(specs: Metrics) -> Metrics:

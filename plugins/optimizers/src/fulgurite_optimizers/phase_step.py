@@ -16,7 +16,7 @@ from fulgurite.metrics import (
     ExponentialMovingAverage,
     LastValue,
     as_loss_metric,
-    as_metric,
+    as_mean,
     as_metrics,
     group_by_weight,
     sum_values,
@@ -270,7 +270,7 @@ class PhaseStep:
         if not self.is_only_phase:
             loss = sum_values(part.terms.values())
             metrics = {
-                name: as_metric(name, value, partial(part.weights.__getitem__, name))
+                name: as_mean(name, value, partial(part.weights.__getitem__, name))
                 for name, value in part.terms.items()
                 if name != self.name
             }

@@ -2,6 +2,7 @@
 batches on each."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import fulgurite as fg
@@ -80,8 +81,8 @@ def raise_on_any_process(sync: fg.ProcessSync, failure: Exception | None) -> Non
 
 
 def _describe_batch(batch: Any) -> dict[str, Any]:
-    is_masked = isinstance(batch, fg.MaskedBatch)
-    leaves, structure = jax.tree.flatten(batch.batch if is_masked else batch)
+    batch, mask = _split_mask(batch)
+    leaves, structure = jax.tree.flatten(batch)
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         shapes = [list(leaf.shape) for leaf in leaves]
@@ -89,7 +90,7 @@ def _describe_batch(batch: Any) -> dict[str, Any]:
             f"all arrays of a batch must begin with the same example axis, and these are {shapes}"
         )
     spec = [f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves]
-    return {"size": lengths.pop(), "masked": is_masked, "spec": f"{spec} in {structure}"}
+    return {"size": lengths.pop(), "masked": mask is not None, "spec": f"{spec} in {structure}"}
 
 
 def _gather_batch_infos(
@@ -130,12 +131,20 @@ def _pad_leaf(leaf: Any, num_missing: int) -> Any:
     return np.pad(array, [(0, num_missing)] + [(0, 0)] * (array.ndim - 1))
 
 
-def _pad_batch(batch: Any, size: int) -> fg.MaskedBatch:
-    mask = None
-    if isinstance(batch, fg.MaskedBatch):
-        batch, mask = batch.batch, batch.mask
+def _split_mask(batch: Any) -> tuple[Any, Any]:
+    """Return a batch as it is without a mask, and its mask; None for none."""
+    if not isinstance(batch, fg.Batch):
+        return batch, None
+    has_arrays_only = batch.spec is None and batch.num_examples is None
+    return batch.value if has_arrays_only else replace(batch, mask=None), batch.mask
+
+
+def _pad_batch(batch: Any, size: int) -> fg.Batch:
+    batch, mask = _split_mask(batch)
     leaves, structure = jax.tree.flatten(batch)
     num_missing = size - len(leaves[0])
     mask = np.ones(len(leaves[0]), bool) if mask is None else np.asarray(mask)
     padded = [_pad_leaf(leaf, num_missing) for leaf in leaves]
-    return fg.MaskedBatch(structure.unflatten(padded), np.pad(mask, (0, num_missing)))
+    batch = structure.unflatten(padded)
+    mask = np.pad(mask, (0, num_missing))
+    return replace(batch, mask=mask) if isinstance(batch, fg.Batch) else fg.Batch(batch, mask)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -305,8 +305,9 @@ def _take_batch(engine: fg.Engine, data: Any) -> Any:
     """
     source = make_trial_engine(engine).iter_batches(get_split(data, "train"), steps=1)
     for batch in source:
-        value = batch.batch if isinstance(batch, fg.MaskedBatch) else batch
-        return jax.tree.map(np.asarray, value)
+        if isinstance(batch, fg.Batch):
+            batch = replace(batch, mask=None)
+        return jax.tree.map(np.asarray, batch)
     raise DataError("find_batch_size: the data holds no batch")
 
 

@@ -41,11 +41,11 @@ def iter_ahead(
             on_the_way.append((place(batch), deepcopy(get_state())))
             if len(on_the_way) > _BATCHES_AHEAD:
                 placed, state = on_the_way.popleft()
-                unread.batches.popleft()
+                unread.waiting.popleft()
                 yield placed
         while on_the_way:
             placed, state = on_the_way.popleft()
-            unread.batches.popleft()
+            unread.waiting.popleft()
             yield placed
     finally:
         if has_state and on_the_way:

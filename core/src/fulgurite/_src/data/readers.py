@@ -200,7 +200,7 @@ class ReplayedReader(BatchReader):
         pass
 
     def note_consumed(self, item: BatchItem) -> None:
-        self._unread[0].batches.popleft()
+        self._unread[0].waiting.popleft()
         if item.epoch_end:
             self._unread.popleft()
 
@@ -229,7 +229,7 @@ class ReplayedReader(BatchReader):
         batches = islice(batches, self._limit)
         self._has_begun = True
         for _ in islice(batches, num_skipped):
-            unread.batches.popleft()
+            unread.waiting.popleft()
         self._unread.append(unread)
         return batches
 

@@ -6,7 +6,7 @@ buffers in ``DataSource(source, copy=True)``.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -17,6 +17,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from fulgurite._src.data.ahead import iter_ahead
+from fulgurite._src.data.batch import Batch, IndexedBatch
 from fulgurite._src.data.leaves import (
     as_array,
     as_arrays,
@@ -40,72 +41,6 @@ from fulgurite.errors import (
 Seed = int | tuple[int, ...]
 ResumePromise = Literal["exact", "replay", "restart"]
 """What a run may expect of its data when it resumes, see `DataSource`."""
-
-
-# No array types on the fields of these two: jax also builds them around placeholders.
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class MaskedBatch:
-    """A batch with padding.
-
-    Example:
-        batch = fg.MaskedBatch({"x": np.zeros((4, 3))}, np.array([True, True, True, False]))
-
-    Attributes:
-        batch: a pytree of arrays `(batch, ...)`.
-        mask: bool `(batch,)`, False for padding.
-    """
-
-    batch: Any
-    mask: Any
-
-
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["value", "num_examples"], meta_fields=["spec"]
-)
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """A batch with what its arrays do not say.
-
-    Each `spec` is an executable of its own. A source whose batches differ declares one of each
-    kind: `DataSource(source, batch_examples=...)`.
-
-    Example:
-        batch = fg.Batch({"x": np.zeros((4, 2))}, spec="images")
-        graph = {"nodes": np.zeros((5, 3)), "edges": np.zeros((2, 8), int)}
-        batch = fg.Batch(graph, num_examples=1)
-
-    Attributes:
-        value: a pytree of arrays `(batch, ...)`.
-        spec: something static that the step sees as `ctx.spec`, such as which task the batch is
-            of; hashable, and compared by `==`.
-        num_examples: how much the batch counts in means over batches, where its arrays do not all
-            begin with the axis of the examples.
-    """
-
-    value: Any
-    spec: Hashable = None
-    num_examples: Any = None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class IndexedBatch:
-    """A batch for `ArrayData.gather`.
-
-    The compiled step gathers, so the arrays on the device are an argument of it. A jitted call of
-    its own would spare `Program`, `CompiledStep` and `Loop` that argument. Measured on CPU with a
-    perceptron of 64 inputs and batches of 32, it takes a step from 47 to 70 us. With 50 steps in an
-    execution it costs no time, but it holds 50 batches at once on the device.
-
-    Attributes:
-        indices: the examples, int32 `(batch,)`. The index of padding is the number of examples,
-            which is out of bounds.
-        mask: that of a source that pads, or None.
-    """
-
-    indices: Any
-    mask: Any
 
 
 @runtime_checkable
@@ -141,7 +76,7 @@ class ArrayData:
         shuffle: whether each epoch is in another order.
         seed: for that order; by default the seed of the run.
         remainder: examples that do not fill a batch make a smaller one (`keep`), none (`drop`), or
-            one padded with zeros (`pad`); then every batch is a `MaskedBatch`.
+            one padded with zeros (`pad`); then every batch is a `Batch` with a mask.
         on_device: keep the arrays on the device; batches are `IndexedBatch` then.
         num_examples: the length of the arrays.
     """
@@ -238,7 +173,7 @@ class ArrayData:
             elif mask is None:
                 yield batch
             else:
-                yield MaskedBatch(batch, mask)
+                yield Batch(batch, mask)
 
     def device_put(
         self, sharding: Any = None, *, epoch: int | None = None, seed: Seed | None = None
@@ -283,7 +218,7 @@ class ArrayData:
         value = jax.tree.map(
             lambda array: array.at[batch.indices].get(mode=mode, fill_value=0), device_arrays
         )
-        return value if batch.mask is None else MaskedBatch(value, batch.mask)
+        return value if batch.mask is None else Batch(value, batch.mask)
 
 
 @hide_constructor_frames
@@ -464,7 +399,7 @@ def may_pad(data: Any, batch: Any) -> bool:
         data: a data source.
         batch: its first batch.
     """
-    if not isinstance(batch, MaskedBatch | IndexedBatch) or batch.mask is None:
+    if not isinstance(batch, Batch | IndexedBatch) or batch.mask is None:
         return False
     source = as_data(data).source
     is_full = isinstance(source, ArrayData) and source.num_examples % source.batch_size == 0

@@ -17,10 +17,13 @@ class Unread:
     """The batches of one iterator that were read and not consumed, in order.
 
     Whoever reads it adds batches; whoever consumes them takes them away.
+
+    Attributes:
+        waiting: the batches.
     """
 
     def __init__(self) -> None:
-        self.batches: deque[Any] = deque()
+        self.waiting: deque[Any] = deque()
         # A walk that was abandoned may have left a thread that still waits for a batch.
         self._reading = threading.Lock()
 
@@ -36,9 +39,9 @@ class Unread:
         """
         if is_new_walk:
             with self._reading:
-                waiting = self.batches.copy()
-            while waiting:
-                yield waiting.popleft()
+                first_batches = self.waiting.copy()
+            while first_batches:
+                yield first_batches.popleft()
         while True:
             with self._reading:
                 try:
@@ -46,7 +49,7 @@ class Unread:
                 except StopIteration:
                     return
                 batch = convert(batch)
-                self.batches.append(batch)
+                self.waiting.append(batch)
             yield batch
 
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
-from fulgurite._src.evaluation.evaluator import Evaluator, MetricFunctions
-from fulgurite._src.metrics.base import CollectingMetric, Metric, RunningMetric, flatten_nested
+from fulgurite._src.evaluation.evaluation import Evaluation, MetricFunctions
+from fulgurite._src.metrics.base import CollectingMetric, Metric, flatten_nested, sort_by_kind
 from fulgurite._src.metrics.basic import Mean
-from fulgurite._src.metrics.conversion import GetWeight, as_metric, to_number
+from fulgurite._src.metrics.conversion import GetWeight, as_metrics, to_number
 from fulgurite._src.metrics.weights import collect_weights, find_weight
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import Media, render_if_due
@@ -24,7 +24,7 @@ from fulgurite.errors import ModelError
 
 
 def collect_batch_metrics(
-    evaluator: Evaluator,
+    evaluation: Evaluation,
     plugins: PluginManager,
     module: Any,
     output: Output,
@@ -34,7 +34,7 @@ def collect_batch_metrics(
     """Return the metrics of one batch by name, and those that collect examples; traced.
 
     Args:
-        evaluator: its own metrics and losses replace those of the module's step.
+        evaluation: its own metrics and losses replace those of the module's step.
         plugins: of the engine; they may add metrics.
         module: the module, in inference mode.
         output: what its step returned.
@@ -43,65 +43,61 @@ def collect_batch_metrics(
     """
     get_default_weight = cache(partial(get_weight, output, batch, ctx))
     with collect_weights():
-        values = _choose_values(evaluator, output, batch, ctx, get_default_weight)
+        values = _choose_values(evaluation, output, batch, ctx, get_default_weight)
         values |= _collect_plugin_metrics(plugins, module, output, batch, ctx)
-        merged: dict[str, Metric] = {}
-        collected: dict[str, CollectingMetric] = {}
-        for name, value in values.items():
-            if isinstance(value, CollectingMetric):
-                collected[name] = value
-            elif isinstance(value, RunningMetric):
-                # An evaluation has no order of steps: its value is the mean over the batches.
-                merged[name] = _as_mean(value.compute(), get_default_weight())
-            else:
-                merged[name] = as_metric(name, value, get_default_weight)
-    return merged, collected
+        kinds = sort_by_kind(as_metrics(values, get_default_weight))
+        # An evaluation has no order of steps: the value of these is the mean over the batches.
+        means = {
+            name: _as_mean(metric.compute(), get_default_weight())
+            for name, metric in kinds.running.items()
+        }
+    return kinds.merged | means, kinds.collected
 
 
 def choose_media(
-    evaluator: Evaluator, output: Output, batch: Any, ctx: Context, is_first: Any
+    evaluation: Evaluation, output: Output, batch: Any, ctx: Context, is_first: Any
 ) -> dict[str, Media]:
-    """Return what is shown of a batch, by name: the evaluator's own summaries replace the media of
+    """Return what is shown of a batch, by name: the evaluation's own summaries replace the media of
     the step and of plugins; traced.
 
     Args:
-        evaluator: its summaries are shown whether or not a plugin shows media.
+        evaluation: its summaries are shown whether or not a plugin shows media.
         output: what the module's step returned.
         batch: without its mask.
         ctx: the context of the step.
         is_first: whether it is the first batch; of others nothing is computed.
     """
-    if evaluator.summaries is None:
+    if evaluation.summaries is None:
         return output.media
-    preds = _get_preds(evaluator.name, output)
+    preds = _get_preds(evaluation.name, output)
     functions: dict[str, Any] = {
         name: partial(call_with_mask, function, preds, batch, ctx.mask)
-        for name, function in evaluator.summaries.items()
+        for name, function in evaluation.summaries.items()
     }
     return render_if_due(functions, is_first)
 
 
-def may_have_bare_numbers(evaluator: Evaluator, output: Output) -> bool:
+def may_have_bare_numbers(evaluation: Evaluation, output: Output) -> bool:
     """Return whether losses or metrics may be numbers of which nobody says what they are means
     over.
 
     Args:
-        evaluator: its own functions may return anything.
+        evaluation: its own functions may return anything.
         output: what the step returned.
     """
-    if evaluator.losses is not None or evaluator.metrics is not None or output.bare_terms:
+    if evaluation.losses is not None or evaluation.metrics is not None or output.bare_terms:
         return True
     return output.has_bare_numbers and any(map(_is_number, output.metrics.values()))
 
 
 def collect_bare_numbers(
-    evaluator: Evaluator, output: Output, batch: Any, ctx: Context
+    evaluation: Evaluation, output: Output, batch: Any, ctx: Context
 ) -> dict[str, Any]:
     """Return the numbers of which nobody says what they are means over, each under what it is in a
     sentence; traced.
 
     Args:
-        evaluator: its own metrics and losses replace those of the module's step.
+        evaluation: its own metrics and losses replace those of the module's step.
         output: what the module's step returned.
         batch: without its mask.
         ctx: the context of the step.
@@ -109,10 +105,10 @@ def collect_bare_numbers(
     losses: dict[str, Any] = {name: output.losses[name] for name in output.bare_terms}
     metrics = output.metrics if output.has_bare_numbers else {}
     with collect_weights():
-        if evaluator.losses is not None:
-            losses = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
-        if evaluator.metrics is not None:
-            metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
+        if evaluation.losses is not None:
+            losses = _call_functions(evaluation.name, evaluation.losses, output, batch, ctx)
+        if evaluation.metrics is not None:
+            metrics = _call_functions(evaluation.name, evaluation.metrics, output, batch, ctx)
         labeled = {_label_loss(name): value for name, value in losses.items()}
         labeled |= {f"the metric {name!r}": value for name, value in metrics.items()}
         return {
@@ -123,13 +119,13 @@ def collect_bare_numbers(
 
 
 def collect_losses_and_bare_metrics(
-    evaluator: Evaluator, output: Output, batch: Any, ctx: Context
+    evaluation: Evaluation, output: Output, batch: Any, ctx: Context
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return every loss, and the bare numbers among the metrics, each under what it is in a
     sentence; traced. The arguments are those of `collect_bare_numbers`."""
-    numbers = collect_bare_numbers(evaluator, output, batch, ctx)
+    numbers = collect_bare_numbers(evaluation, output, batch, ctx)
     metrics = {name: value for name, value in numbers.items() if name.startswith("the metric")}
-    if evaluator.losses is not None:
+    if evaluation.losses is not None:
         return {name: value for name, value in numbers.items() if name not in metrics}, metrics
     losses = {_label_loss(name): jnp.asarray(value) for name, value in output.losses.items()}
     return losses, metrics
@@ -164,40 +160,40 @@ def as_numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choose_values(
-    evaluator: Evaluator, output: Output, batch: Any, ctx: Context, get_default_weight: GetWeight
+    evaluation: Evaluation, output: Output, batch: Any, ctx: Context, get_default_weight: GetWeight
 ) -> dict[str, Any]:
-    """Return losses and metrics by name: the evaluator's own replace the module's, by kind."""
+    """Return losses and metrics by name: the evaluation's own replace the module's, by kind."""
     metrics = output.metrics
-    if evaluator.metrics is not None:
-        metrics = _call_functions(evaluator.name, evaluator.metrics, output, batch, ctx)
-    if evaluator.losses is None:
+    if evaluation.metrics is not None:
+        metrics = _call_functions(evaluation.name, evaluation.metrics, output, batch, ctx)
+    if evaluation.losses is None:
         losses: dict[str, Any] = {**collect_losses(output, get_default_weight)}
     else:
-        losses = _call_functions(evaluator.name, evaluator.losses, output, batch, ctx)
+        losses = _call_functions(evaluation.name, evaluation.losses, output, batch, ctx)
     check_unique_names(losses, metrics)
     return losses | metrics
 
 
 def _call_functions(
-    evaluator_name: str, functions: MetricFunctions, output: Output, batch: Any, ctx: Context
+    evaluation_name: str, functions: MetricFunctions, output: Output, batch: Any, ctx: Context
 ) -> dict[str, Any]:
-    """Return what an evaluator's own metrics or losses are for one batch, by name.
+    """Return what an evaluation's own metrics or losses are for one batch, by name.
 
     A function that takes `mask` makes its own metric; for a padded batch without it that is an
     error, because padding would count.
     """
-    preds = _get_preds(evaluator_name, output)
+    preds = _get_preds(evaluation_name, output)
     return {
         name: evaluate_metric_fn(name, function, preds, batch, ctx.mask)
         for name, function in functions.items()
     }
 
 
-def _get_preds(evaluator_name: str, output: Output) -> Any:
+def _get_preds(evaluation_name: str, output: Output) -> Any:
     if output.preds is None:
         raise ModelError(
-            f"evaluator {evaluator_name!r} has metrics, losses or summaries of its own, which take "
-            "predictions: return fg.Output(..., preds=...)"
+            f"evaluator {evaluation_name!r} has metrics, losses or summaries of its own, which "
+            "take predictions: return fg.Output(..., preds=...)"
         )
     return output.preds
 

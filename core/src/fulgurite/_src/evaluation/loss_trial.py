@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fulgurite._src.data.batch import as_batch
 from fulgurite._src.execution.executables import compile_lowered
 from fulgurite._src.execution.flops import uses_low_precision
-from fulgurite._src.training.forward import get_common_length, split_batch
+from fulgurite._src.training.forward import get_common_length
 from fulgurite._src.tree.specs import is_key
 from fulgurite.errors import DataError
 
@@ -87,7 +88,7 @@ def choose_sample(*batches: Any) -> Sample | None:
     if len(rows) < 2:
         return None
     num_nonzero = np.zeros(len(rows), int)
-    for leaf in jax.tree.leaves(split_batch(batch).value):
+    for leaf in jax.tree.leaves(as_batch(batch).value):
         if jnp.ndim(leaf) and not is_key(leaf):
             numbers = np.asarray(leaf)[rows].reshape(len(rows), -1)
             num_nonzero += np.count_nonzero(numbers, axis=1)
@@ -102,7 +103,7 @@ def choose_sample(*batches: Any) -> Sample | None:
 def _list_rows(batch: Any) -> np.ndarray:
     """Return the indices of the examples of a batch that are no padding; none if its arrays do not
     say which they are."""
-    parts = split_batch(batch)
+    parts = as_batch(batch)
     has_arrays = any(jnp.ndim(leaf) for leaf in jax.tree.leaves(parts.value))
     if parts.num_examples is not None or not has_arrays:
         return np.arange(0)

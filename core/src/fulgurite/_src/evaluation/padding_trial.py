@@ -3,6 +3,7 @@ program, and where that is so, tried on a few examples.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,11 +13,11 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Float
 
-from fulgurite._src.data.sources import IndexedBatch, MaskedBatch
+from fulgurite._src.data.batch import Batch, IndexedBatch, as_batch
 from fulgurite._src.evaluation.loss_trial import run_trial
 from fulgurite._src.execution.dataflow import find_dependent_results
 from fulgurite._src.metrics.conversion import sum_values
-from fulgurite._src.training.forward import get_common_length, split_batch
+from fulgurite._src.training.forward import get_common_length
 from fulgurite.errors import DataError
 
 FIX = (
@@ -28,7 +29,7 @@ FIX = (
 ComputeNumbers = Callable[[Any, Any, Any], tuple[dict[str, Any], dict[str, Any]]]
 """`compute_numbers(target, batch, index)` returns the losses and the bare metrics of a step, each
 under what it is in a sentence; another index is another random key."""
-Prepare = Callable[..., tuple[Any, MaskedBatch]]
+Prepare = Callable[..., tuple[Any, Batch]]
 """Called with arrays, traced: returns the target, a tuple that begins with the module, and a batch
 without padding."""
 
@@ -65,7 +66,7 @@ class _GradientChange(NamedTuple):
 
 def has_padding(batch: Any) -> bool:
     """Return whether a batch, as a source yields it, has rows of padding."""
-    mask = batch.mask if isinstance(batch, MaskedBatch | IndexedBatch) else None
+    mask = batch.mask if isinstance(batch, Batch | IndexedBatch) else None
     return mask is not None and not np.all(mask)
 
 
@@ -75,7 +76,7 @@ def choose_examples(batch: Any) -> Any:
     Args:
         batch: as the data source yields it.
     """
-    parts = split_batch(batch)
+    parts = as_batch(batch)
     try:
         get_common_length(parts.value)
     except DataError:
@@ -167,7 +168,7 @@ def _find_numbers_without_mask(
 
     def compute(mask: Any, *arguments: Any) -> dict[str, Any]:
         target, batch = prepare(*arguments)
-        losses, metrics = compute_numbers(target, MaskedBatch(batch.batch, mask), 0)
+        losses, metrics = compute_numbers(target, replace(batch, mask=mask), 0)
         return losses | metrics
 
     mask = jax.ShapeDtypeStruct((size,), bool)
@@ -184,7 +185,7 @@ def _find_numbers_without_mask(
     ]
 
 
-def _pad(batch: MaskedBatch, size: int) -> MaskedBatch:
+def _pad(batch: Batch, size: int) -> Batch:
     """Return a batch of examples with as many rows of zeros behind them, as `ArrayData` pads."""
 
     def pad(leaf: Any) -> Any:
@@ -194,7 +195,7 @@ def _pad(batch: MaskedBatch, size: int) -> MaskedBatch:
         return jnp.concatenate([leaf, leaf if is_key else jnp.zeros_like(leaf)])
 
     mask = jnp.arange(2 * size) < size
-    return MaskedBatch(jax.tree.map(pad, batch.batch), mask)
+    return replace(batch, value=jax.tree.map(pad, batch.value), mask=mask)
 
 
 def _compare_gradients(gradient: Any, padded: Any) -> _GradientChange:

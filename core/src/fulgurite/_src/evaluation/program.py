@@ -1,15 +1,55 @@
-"""The jitted program of a validation step, without modules at its borders."""
+"""The jitted programs of evaluations, without modules at their borders, and what one batch hands to
+the next.
+
+**The carry of an evaluation.** To read what is evaluated you can skip this and read `step.py`. An
+evaluation is a loop over batches whose sums stay on the device:
+
+1. `EvaluationStep.evaluate` takes an `EvaluationCarry`, a tree, and returns the next one.
+2. As a tree of metrics it would cost more to hand over than a small batch costs to compute. So it
+   crosses `jax.jit` as a list of arrays, and a `CarryLayout` turns one into the other.
+3. `Carry` is that list with its layout. There is one for each structure of batches, because batches
+   of another structure may have other metrics; `EvaluationTotals` merges them at the end.
+4. The first batch is handed zeros with `has_batches` false, which it replaces. So the program has
+   one signature, and is compiled once.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
 
+from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.execution.debugging import has_invalid_numbers, is_debugging_numbers
 from fulgurite._src.execution.flat_state import VectorPacking
+from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.columns import find_columns
-from fulgurite._src.tree.specs import is_real_dtype, shape_spec
+from fulgurite._src.training.compilations import Compilations
+from fulgurite._src.tree.specs import (
+    check_same_structure,
+    is_real_dtype,
+    shape_signature,
+    shape_spec,
+)
+
+AnyProgram = TypeVar("AnyProgram")
+
+
+class EvaluationCarry(NamedTuple):
+    """What one batch of an evaluation hands to the next, as a tree.
+
+    Attributes:
+        accumulator: the metrics so far.
+        collected_names: the names of the collecting metrics, with None for each; which there are
+            may not change from batch to batch either.
+        has_batches: whether there was a batch.
+    """
+
+    accumulator: MetricAccumulator
+    collected_names: dict[str, None]
+    has_batches: Bool[Array, ""]
 
 
 class CarryLayout:
@@ -51,6 +91,23 @@ class CarryLayout:
         return self._treedef.unflatten(leaves)
 
 
+class Carry(NamedTuple):
+    """What one batch of an evaluation hands to the next, as it crosses `jax.jit`.
+
+    Attributes:
+        arrays: on the device.
+        layout: of the tree in them.
+    """
+
+    arrays: list[Any]
+    layout: CarryLayout
+
+    def read(self) -> MetricAccumulator:
+        """Return the metrics so far, on the host. Waits for the device."""
+        carry: EvaluationCarry = self.layout.unflatten(jax.device_get(self.arrays))
+        return carry.accumulator
+
+
 class EvaluationProgram:
     """A jitted validation step whose results leave it as lists of arrays.
 
@@ -58,9 +115,7 @@ class EvaluationProgram:
     perceptron.
 
     Attributes:
-        carry_layout: of what one batch hands to the next, once it was traced; set by hand where a
-            batch of another structure came before.
-        carry_zeros: what the first batch of each pass is handed, once there was one.
+        carry_layout: of the carry, once the program was traced, or continues a carry.
         collected_treedef: that of the collecting metrics.
         media_treedef: that of the media.
 
@@ -71,12 +126,13 @@ class EvaluationProgram:
     """
 
     carry_layout: CarryLayout | None = None
-    carry_zeros: list[Any] | None = None
     collected_treedef: Any
     media_treedef: Any
 
     def __init__(self, function: Callable[..., Any], sharding: Any) -> None:
         self._function = function
+        self._sharding = sharding
+        self._zeros: list[Any] | None = None
         self._run = jax.jit(self._call_flat, out_shardings=sharding)
         self.trace = self._run.trace
 
@@ -90,6 +146,39 @@ class EvaluationProgram:
                 self._call_flat(*arguments)
         return results
 
+    def init_carry(self, arguments: tuple[Any, ...]) -> Carry:
+        """Return zeros as the carry for a first batch, which replaces them.
+
+        Args:
+            arguments: of the program, but for the carry.
+        """
+        zeros = self._zeros
+        if zeros is None:
+            specs = jax.eval_shape(self, *arguments, None)[0]
+            on_host = [np.zeros(leaf.shape, leaf.dtype) for leaf in specs]
+            zeros = jax.device_put(on_host, self._sharding)
+            self._zeros = zeros
+        assert self.carry_layout is not None
+        return Carry(zeros, self.carry_layout)
+
+    def continue_carry(self, carry: Carry, where: str) -> None:
+        """Have the program continue what other batches of this structure have summed up, which may
+        have been those of another target.
+
+        Args:
+            carry: of those batches.
+            where: what is wrong if it does not fit, for the error.
+        """
+        if self.carry_layout is None:
+            self.carry_layout = carry.layout
+            return
+        previous, new = carry.layout.spec, self.carry_layout.spec
+        check_same_structure(
+            previous.accumulator.metrics | previous.collected_names,
+            new.accumulator.metrics | new.collected_names,
+            where,
+        )
+
     def _call_flat(self, *arguments: Any) -> tuple[list[Any], list[Any], list[Any]]:
         *others, carry = arguments
         if carry is not None:
@@ -101,3 +190,60 @@ class EvaluationProgram:
         collected_leaves, self.collected_treedef = jax.tree.flatten(collected)
         media_leaves, self.media_treedef = jax.tree.flatten(media)
         return self.carry_layout.flatten(carry), collected_leaves, media_leaves
+
+
+class ProgramCache(Generic[AnyProgram]):
+    """The programs of one kind of step, by target and by structure of the batches.
+
+    Args:
+        compilations: is told of new executables, and says how many there may be.
+        name: how records and errors call the step, such as `evaluate.test`.
+        make_program: returns the program for a target, which is compiled at its first call.
+    """
+
+    def __init__(
+        self,
+        compilations: Compilations,
+        name: str,
+        make_program: Callable[[EvalTarget], AnyProgram],
+    ) -> None:
+        self._compilations = compilations
+        self._name = name
+        self._make_program = make_program
+        self._programs: dict[Any, AnyProgram] = {}
+        # By target, the shapes of the batches that its programs were compiled for.
+        self._batch_specs: dict[Any, dict[Any, Any]] = {}
+
+    def get(self, target: EvalTarget, batch: Any) -> AnyProgram:
+        """Return the program for a target and batches of this structure."""
+        key = target.key, jax.tree.structure(batch)
+        if key not in self._programs:
+            self._programs[key] = self._make_program(target)
+        return self._programs[key]
+
+    def note_compilation(
+        self, target: EvalTarget, index: int, program: Any, arguments: tuple[Any, ...]
+    ) -> None:
+        """Before a program is called: if the batch has new shapes, enforce the limit and notify
+        plugins of the executable.
+
+        Args:
+            target: what is evaluated.
+            index: the number of the batch.
+            program: the program, with `trace`.
+            arguments: of the program; the second is the batch.
+        """
+        batch = arguments[1]
+        signature = shape_signature(batch)
+        specs = self._batch_specs.setdefault(target.key, {})
+        if signature in specs:
+            return
+        batch_spec = shape_spec(batch)
+        where = f"batch {index} of {self._name}"
+        self._compilations.check_limit(where, batch_spec, list(specs.values()))
+        specs[signature] = batch_spec
+        if self._compilations.is_observed:
+            # jax keeps the executable for the call that follows.
+            traced = program.trace(*arguments)
+            compiled = traced.lower().compile()
+            self._compilations.report(self._name, batch_spec, compiled, traced.jaxpr)

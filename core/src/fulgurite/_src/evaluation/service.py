@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from fulgurite._src.evaluation.evaluator import (
+from fulgurite._src.evaluation.evaluation import (
+    Evaluation,
     EvaluationResult,
-    Evaluator,
     MetricFunctions,
     ShouldStop,
 )
+from fulgurite._src.evaluation.prediction import PredictionRunner
 from fulgurite._src.evaluation.runner import EvaluationRunner
 from fulgurite._src.evaluation.target import EvalTarget, apply_module_view, as_eval_target
 from fulgurite._src.evaluation.totals import EvaluationTotals
@@ -43,8 +44,9 @@ class EvaluationService:
         self._services = services
         self.evaluators = _register_evaluators(services.plugins)
         self._runners = RecentCache[EvaluationRunner](16 + len(self.evaluators))
+        self._prediction_runner: PredictionRunner | None = None
 
-    def evaluate(self, model: Any, evaluator: Evaluator) -> dict[str, Any]:
+    def evaluate(self, model: Any, evaluator: Evaluation) -> dict[str, Any]:
         """Return the metrics of a model over one epoch of the evaluator's data."""
         target = self._as_target(model)
         num_batches = self._services.settings.limit_batches(evaluator.num_batches)
@@ -52,7 +54,7 @@ class EvaluationService:
         return runner.evaluate(target, evaluator.data, num_batches).compute()
 
     def add_to_totals(
-        self, model: Any, evaluator: Evaluator, totals: EvaluationTotals | None
+        self, model: Any, evaluator: Evaluation, totals: EvaluationTotals | None
     ) -> EvaluationTotals:
         """Return the totals with those of a model over the evaluator's data.
 
@@ -65,10 +67,10 @@ class EvaluationService:
             ConfigurationError: the totals are those of another kind of evaluation.
         """
         runner = self._get_runner(evaluator)
-        if totals is not None and runner is not self._get_runner(totals.evaluator):
+        if totals is not None and runner is not self._get_runner(totals.evaluation):
             raise ConfigurationError(
                 f"evaluate_step of evaluation {evaluator.name!r} got totals of "
-                f"{totals.evaluator.name!r}, or of other metrics and losses: give each evaluation "
+                f"{totals.evaluation.name!r}, or of other metrics and losses: give each evaluation "
                 "totals of its own"
             )
         return runner.evaluate(self._as_target(model), evaluator.data, None, totals=totals)
@@ -76,19 +78,21 @@ class EvaluationService:
     def predict(
         self,
         model: Any,
-        evaluator: Evaluator,
+        evaluator: Evaluation,
         callback: Callable[[PyTree[np.ndarray]], None] | None,
     ) -> PyTree[np.ndarray]:
         """Return the predictions of a model for every example of the evaluator's data.
 
         Args:
             model: the model.
-            evaluator: its name, data and number of batches are looked at.
+            evaluator: its data and number of batches are looked at.
             callback: called with the predictions of each batch instead; nothing is returned.
         """
         target = self._as_target(model)
         num_batches = self._services.settings.limit_batches(evaluator.num_batches)
-        return self._get_runner(evaluator).predict(target, evaluator.data, num_batches, callback)
+        if self._prediction_runner is None:
+            self._prediction_runner = PredictionRunner(self._services)
+        return self._prediction_runner.predict(target, evaluator.data, num_batches, callback)
 
     def run_evaluator(
         self, name: str, state: TrainState, should_stop: ShouldStop
@@ -117,7 +121,7 @@ class EvaluationService:
             return {name: type(metric) for name, metric in metrics.items()}
         return self._check(self._get_evaluator(source), state)
 
-    def _check(self, evaluator: Evaluator, state: TrainState) -> dict[str, type]:
+    def _check(self, evaluator: Evaluation, state: TrainState) -> dict[str, type]:
         """Trace an evaluation by shape, and return the types of its metrics by name."""
         target = self._view_target(evaluator, state)
         return self._get_runner(evaluator).check(target, evaluator.data)
@@ -125,12 +129,12 @@ class EvaluationService:
     def _as_target(self, model: Any) -> EvalTarget:
         return as_eval_target(model, make_root_key(self._services.settings.seed))
 
-    def _view_target(self, evaluator: Evaluator, state: TrainState) -> EvalTarget:
+    def _view_target(self, evaluator: Evaluation, state: TrainState) -> EvalTarget:
         """Return a state as what an evaluation looks at, by the weights that it chooses."""
         state = apply_module_view(self._services.plugins, state, evaluator.module_view)
         return as_eval_target(state, state.key)
 
-    def _get_runner(self, evaluator: Evaluator) -> EvaluationRunner:
+    def _get_runner(self, evaluator: Evaluation) -> EvaluationRunner:
         """Return what runs evaluations of this kind, built at its first use."""
         key = (
             evaluator.name,
@@ -140,7 +144,7 @@ class EvaluationService:
         )
         return self._runners.get_or_build(key, lambda: EvaluationRunner(self._services, evaluator))
 
-    def _get_evaluator(self, name: str) -> Evaluator:
+    def _get_evaluator(self, name: str) -> Evaluation:
         if name not in self.evaluators:
             raise PluginError(
                 f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
@@ -148,7 +152,7 @@ class EvaluationService:
         return self.evaluators[name]
 
 
-def _register_evaluators(plugins: PluginManager) -> dict[str, Evaluator]:
+def _register_evaluators(plugins: PluginManager) -> dict[str, Evaluation]:
     evaluators = plugins.hooks.register_evaluators.collect_by_name()
     if "train" in evaluators:
         raise PluginError(

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 
 from fulgurite._src.evaluation.batch_metrics import as_numbers, compute_collected
-from fulgurite._src.evaluation.evaluator import EvaluationResult, Evaluator
-from fulgurite._src.evaluation.program import CarryLayout
-from fulgurite._src.metrics.base import CollectingMetric, Metric, MetricAccumulator, flatten_nested
+from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult
+from fulgurite._src.evaluation.program import Carry
+from fulgurite._src.metrics.accumulator import MetricAccumulator
+from fulgurite._src.metrics.base import CollectingMetric, Metric, flatten_nested
 
 
 @dataclass(frozen=True)
@@ -48,19 +49,17 @@ class EvaluationTotals:
         print(totals.compute()["loss"])
 
     Attributes:
-        evaluator: what is evaluated.
+        evaluation: what is evaluated.
         num_batches: how many batches there were.
         carries: by structure of the batches, what one of them hands to the next.
-        layouts: by structure of the batches, how that is laid out.
         parts: the collecting metrics of each batch, on the host.
         pending: those of the newest batches.
         shown: the media of the first batch.
     """
 
-    evaluator: Evaluator
+    evaluation: Evaluation
     num_batches: int = 0
-    carries: Mapping[Any, list[Any]] = field(default_factory=dict)
-    layouts: Mapping[Any, CarryLayout] = field(default_factory=dict)
+    carries: Mapping[Any, Carry] = field(default_factory=dict)
     parts: tuple[dict[str, CollectingMetric], ...] = ()
     pending: tuple[Pending, ...] = ()
     shown: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +86,7 @@ class EvaluationTotals:
             values |= compute_collected(name, metric)
         # Summed up here and not for each batch: each term may weigh examples in its own way, so the
         # sums of the batches have no weight that fits.
-        losses = self.evaluator.losses or {}
+        losses = self.evaluation.losses or {}
         if "loss" in losses or (losses and "loss" not in values):
             values["loss"] = sum(values[name] for name in losses)
         return EvaluationResult(as_numbers(values), media)
@@ -98,9 +97,6 @@ class EvaluationTotals:
         for part in (*self.parts, *(batch.read() for batch in self.pending)):
             for name, metric in part.items():
                 parts.setdefault(name, []).append(metric)
-        accumulators: list[MetricAccumulator] = [
-            self.layouts[structure].unflatten(jax.device_get(carry))[0]
-            for structure, carry in self.carries.items()
-        ]
+        accumulators = [carry.read() for carry in self.carries.values()]
         accumulator = reduce(MetricAccumulator.merge, accumulators, MetricAccumulator({}, {}))
         return accumulator, {name: first.merge(*more) for name, (first, *more) in parts.items()}

@@ -4,7 +4,7 @@ that it is made of."""
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from fulgurite._src.evaluation.evaluator import EvaluationResult, Evaluator, ShouldStop
+from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult, ShouldStop
 from fulgurite._src.fit.scheduler import BoundAction
 from fulgurite._src.fit.snapshot import PathLike
 from fulgurite._src.plugins.manager import PluginManager
@@ -43,7 +43,7 @@ class EngineView(Protocol):
     plugins: PluginManager
     sharding: ShardingStrategy
     actions: list[BoundAction]
-    evaluators: dict[str, Evaluator]
+    evaluators: dict[str, Evaluation]
     services: Services
 
     @property

@@ -3,11 +3,12 @@ examples, and whether padding counts in them."""
 
 from typing import Any, NamedTuple
 
-from fulgurite._src.evaluation.evaluator import Evaluator
+from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.loss_trial import FIX, Sample, Undecided
 from fulgurite._src.evaluation.padding_trial import FIX as FIX_PADDING, PaddingTrial
-from fulgurite._src.evaluation.runner import EvaluationRunner
+from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
+from fulgurite._src.evaluation.trials import StepTrials
 from fulgurite._src.execution.program import Program
 from fulgurite._src.model.module import Module, has_training_losses, run_training_losses
 from fulgurite._src.training.services import Services
@@ -122,10 +123,10 @@ def _try_means(
     """
     if sample is None:
         return None
-    runner = EvaluationRunner(services, Evaluator("losses", ()), run_training_losses)
+    step = EvaluationStep(services, Evaluation("losses", ()), run_training_losses)
     try:
         return _Outcome(
-            runner.try_means(target, sample, device_arrays, program.step.transform_batch)
+            StepTrials(step).try_means(target, sample, device_arrays, program.step.transform_batch)
         )
     except Undecided:
         return _Outcome({})  # a loss that is not finite ends the run by itself
@@ -229,9 +230,11 @@ def _try_padding(
     `try_padding`."""
     if examples is None:
         return None
-    runner = EvaluationRunner(services, Evaluator("padding", ()), run_training_losses)
+    step = EvaluationStep(services, Evaluation("padding", ()), run_training_losses)
     try:
-        trial = runner.try_padding(target, examples, device_arrays, program.step.transform_batch)
+        trial = StepTrials(step).try_padding(
+            target, examples, device_arrays, program.step.transform_batch
+        )
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
     return trial, None

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, get_args
 
-from fulgurite._src.evaluation.evaluator import EvaluationResult
+from fulgurite._src.evaluation.evaluation import EvaluationResult
 from fulgurite._src.fit.actions import StopTraining
 from fulgurite._src.fit.dispatcher import StepDispatcher
 from fulgurite._src.fit.engine_view import EngineView

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from fulgurite._src.metrics.base import MetricAccumulator, group_alike
+from fulgurite._src.metrics.accumulator import MetricAccumulator, group_alike
 from fulgurite._src.tree.vectors import join_scalars, split_into_scalars
 
 

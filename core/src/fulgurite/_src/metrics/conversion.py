@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from fulgurite._src.identity import ByIdentity
-from fulgurite._src.metrics.base import CollectingMetric, Metric, RunningMetric
+from fulgurite._src.metrics.base import Metric, is_metric, sort_by_kind
 from fulgurite._src.metrics.basic import Mean, SumOfMeans
 from fulgurite._src.metrics.weights import find_weight
 from fulgurite.errors import ModelError
@@ -21,21 +21,14 @@ GetWeight = Callable[[], Array]
 error where that is not known. It is called only where there is such a number."""
 
 
-def as_metric(name: str, value: Any, get_weight: GetWeight) -> Metric:
-    """Convert what a step returned as a metric.
+def as_mean(name: str, value: Any, get_weight: GetWeight) -> Mean:
+    """Convert a number that a step returned as a metric.
 
     Args:
         name: the name of the metric, for errors.
-        value: a `Metric`, or a scalar, which becomes a mean.
-        get_weight: returns how much the scalar counts.
+        value: a scalar.
+        get_weight: returns how much it counts.
     """
-    if isinstance(value, Metric):
-        return as_array_fields(name, value)
-    if isinstance(value, CollectingMetric):
-        raise ModelError(
-            f"metric {name!r} is a CollectingMetric, which keeps every example: return it from a "
-            "validation step or an evaluator, not from a training step"
-        )
     if eqx.is_array_like(value) and jnp.ndim(value) == 0:
         weight = find_weight(value)
         return Mean.from_values(value, weight=get_weight() if weight is None else weight)
@@ -50,19 +43,21 @@ def as_metric(name: str, value: Any, get_weight: GetWeight) -> Metric:
 
 
 def as_metrics(values: Mapping[str, Any], get_weight: GetWeight) -> dict[str, Any]:
-    """Convert what a step returned as metrics by name; running metrics stay as they are.
+    """Convert what a step returned as metrics by name: scalars become means, and metrics of any
+    kind stay.
 
     Args:
         values: metrics and scalars by name.
         get_weight: returns how much a scalar counts.
     """
     get_weight = cache(get_weight)
-    return {
-        name: as_array_fields(name, value)
-        if isinstance(value, RunningMetric)
-        else as_metric(name, value, get_weight)
-        for name, value in values.items()
+    kinds = sort_by_kind(values)
+    means = {name: as_mean(name, value, get_weight) for name, value in kinds.bare.items()}
+    metrics = {
+        name: as_array_fields(name, metric)
+        for name, metric in (kinds.merged | kinds.running).items()
     }
+    return {**values, **means, **metrics}
 
 
 def as_loss_metric(total: Any, terms: Mapping[str, Any], weights: Mapping[str, Any]) -> Metric:
@@ -122,7 +117,7 @@ def split_loss(name: str, value: Any) -> tuple[Any, Any]:
         # The loss over nothing is 0, and so is its gradient.
         mean = jnp.where(is_empty, 0, total / jnp.where(is_empty, 1, weight))
         return mean, weight
-    if isinstance(value, Metric | RunningMetric):
+    if is_metric(value):
         raise ModelError(
             f"the loss term {name!r} is a {type(value).__name__}: a loss is a floating-point "
             "number, or an fg.metrics.Mean, whose values and weights add up over microbatches"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from fulgurite._src.metrics.base import CollectingMetric, Metric, RunningMetric
+from fulgurite._src.metrics.base import is_metric
 from fulgurite._src.metrics.basic import Mean
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.loss import apply_weight, scale_loss
@@ -457,11 +457,6 @@ def evaluate_metric_fn(
             "the example axis, or take it: `lambda preds, batch, mask: ...`"
         )
     return value
-
-
-def is_metric(value: Any) -> bool:
-    """Return whether a value is a metric of any kind."""
-    return isinstance(value, Metric | RunningMetric | CollectingMetric)
 
 
 def is_floating_array(leaf: Any) -> bool:

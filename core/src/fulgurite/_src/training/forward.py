@@ -1,19 +1,18 @@
 """The forward pass of a step: the module's own method, and every term of the loss."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from traceback import walk_tb
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fulgurite._src.data.sources import Batch, MaskedBatch
-from fulgurite._src.metrics.base import CollectingMetric, flatten_nested
+from fulgurite._src.metrics.base import flatten_nested
 from fulgurite._src.metrics.basic import Mean
 from fulgurite._src.metrics.conversion import as_metrics, split_loss, sum_values
 from fulgurite._src.metrics.weights import collect_weights
@@ -147,49 +146,6 @@ def as_loss_scalar(name: Any, value: Any, module: Any, mask: Any) -> Array:
     )
 
 
-class BatchParts(NamedTuple):
-    """What a data source yields, in parts.
-
-    Attributes:
-        value: what the step receives.
-        mask: bool `(batch,)`, or None where the source does not pad.
-        spec: what is static, of a `Batch`; else None.
-        num_examples: of a `Batch` that says so; else None.
-    """
-
-    value: Any
-    mask: Any
-    spec: Hashable = None
-    num_examples: Any = None
-
-    @property
-    def structure(self) -> Hashable:
-        """What batches that share a program have in common, besides shapes."""
-        return jax.tree.structure(self.value), self.spec
-
-
-def split_batch(batch: Any) -> BatchParts:
-    """Return the parts of what a data source yielded."""
-    mask = None
-    if isinstance(batch, MaskedBatch):
-        _check_mask(batch)
-        mask = batch.mask
-        batch = batch.batch
-    if isinstance(batch, Batch):
-        return BatchParts(batch.value, mask, batch.spec, batch.num_examples)
-    return BatchParts(batch, mask)
-
-
-def _check_mask(batch: MaskedBatch) -> None:
-    shapes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch.batch)}
-    mask = batch.mask
-    if mask.shape not in shapes or mask.dtype != bool:
-        raise DataError(
-            f"the mask is {format_tree(mask)}, not bool with one value an example of "
-            f"{format_tree(batch.batch)}"
-        )
-
-
 def collect_metrics(output: Output, batch: Any, ctx: Context) -> dict[str, Any]:
     """Return the losses and metrics of an output as metrics by name, for a rule that trains several
     modules in one step.
@@ -202,14 +158,8 @@ def collect_metrics(output: Output, batch: Any, ctx: Context) -> dict[str, Any]:
     with collect_weights():
         output = output.resolve()
         get_step_weight = cache(partial(get_weight, output, batch, ctx))
-        collecting = {
-            name: value
-            for name, value in output.metrics.items()
-            if isinstance(value, CollectingMetric)
-        }
-        metrics = {name: value for name, value in output.metrics.items() if name not in collecting}
         losses = collect_losses(output, get_step_weight)
-        return losses | as_metrics(metrics, get_step_weight) | collecting
+        return losses | as_metrics(output.metrics, get_step_weight)
 
 
 def get_weight(output: Output, batch: Any, ctx: Context) -> Array:

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from fulgurite._src.metrics.base import Metric, MetricAccumulator, RunningMetric, Value
+from fulgurite._src.metrics.accumulator import MetricAccumulator
+from fulgurite._src.metrics.base import Metric, RunningMetric, Value
 from fulgurite._src.metrics.basic import ExponentialMovingAverage, LastValue
 from fulgurite._src.metrics.conversion import (
     GetWeight,
     as_loss_metric,
-    as_metric,
+    as_mean,
     as_metrics,
     to_number,
 )
@@ -159,8 +160,8 @@ def collect_losses(output: Output, get_weight: GetWeight) -> dict[str, Metric]:
         name: output.loss_weights[name] if name in output.loss_weights else get_weight()
         for name in terms
     }
-    metrics = {
-        name: as_metric(name, term, partial(weights.__getitem__, name))
+    metrics: dict[str, Metric] = {
+        name: as_mean(name, term, partial(weights.__getitem__, name))
         for name, term in terms.items()
         if name != "loss"
     }

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from fulgurite._src.data.batch import as_batch
 from fulgurite._src.metrics.base import Metric, RunningMetric, flatten_nested
 from fulgurite._src.metrics.columns import select_tree
 from fulgurite._src.metrics.weights import collect_weights
@@ -17,7 +18,7 @@ from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import Media, render_if_due
 from fulgurite._src.model.output import Output
 from fulgurite._src.plugins.selection import RegisteredPlugin
-from fulgurite._src.training.forward import get_weight, split_batch
+from fulgurite._src.training.forward import get_weight
 from fulgurite._src.training.metric_window import MetricWindow, collect_step_metrics
 from fulgurite._src.training.services import Services
 from fulgurite._src.training.state import TrainState
@@ -81,7 +82,7 @@ class TrainStep:
 
         Args:
             state: the state before.
-            batch: arrays with a leading example axis, in a `MaskedBatch` or `Batch` or not.
+            batch: arrays with a leading example axis, in a `Batch` or not.
             due: what is due after this step, in the order of `Services.due_names`.
             step_number: of the step that is traced, for errors.
         """
@@ -136,21 +137,21 @@ class TrainStep:
     def _update(
         self, state: TrainState, batch: Any, due: Bool[Array, " names"], step_number: int
     ) -> StepOutcome:
-        batch, mask, spec, num_examples = split_batch(batch)
+        parts = as_batch(batch)
         ctx = Context(
             self._services.make_rng_streams(state.key),
             state.step,
             training=True,
             model_state=state.model_state,
-            mask=mask,
-            spec=spec,
-            num_examples=num_examples,
+            mask=parts.mask,
+            spec=parts.spec,
+            num_examples=parts.num_examples,
             due_flags=dict(zip(self._services.due_names, due, strict=True)),
             rng_step=state.step,
             step_number=step_number,
             plugin_states=state.plugin_states,
         )
-        batch = self.transform_batch(batch, ctx)
+        batch = self.transform_batch(parts.value, ctx)
         new, output = self._compute_update(state, batch, ctx)
         check_same_structure(_get_user_fields(state), _get_user_fields(new), "the training step")
         updated_module = new.module

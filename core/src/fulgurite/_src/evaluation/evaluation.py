@@ -20,14 +20,14 @@ ShouldStop = Callable[[], bool]
 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
-class Evaluator:
+class Evaluation:
     """A named evaluation, declared by a plugin in `register_evaluators`.
 
     Example:
         class TestSet:
             @fg.hookimpl
             def register_evaluators(self):
-                return [fg.Evaluator("test", data)]
+                return [fg.Evaluation("test", data)]
 
 
         engine = fg.Engine(steps=100, plugins=[TestSet()])
@@ -63,7 +63,7 @@ class Evaluator:
     check_at_start: bool = True
 
     def __post_init__(self) -> None:
-        check_name(self.name, "Evaluator: name")
+        check_name(self.name, "Evaluation: name")
         where = f"evaluator {self.name!r}"
         set_ints(self, "num_batches")
         if self.num_batches is not None:
