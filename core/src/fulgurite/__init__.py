@@ -21,6 +21,7 @@ from fulgurite._src.model.module import Module, OptimizerSpec, Task
 from fulgurite._src.model.output import Output
 from fulgurite._src.model.sow import sow
 from fulgurite._src.plugins.markers import hookimpl, hookspec
+from fulgurite._src.plugins.plugin import Plugin
 from fulgurite._src.plugins.usage import PerFit
 from fulgurite._src.rng import RngStream, RngStreams
 from fulgurite._src.sharding import ProcessSync, ShardingStrategy, SingleDevice
@@ -82,6 +83,7 @@ __all__ = [
     "OptimizerSpec",
     "Output",
     "PerFit",
+    "Plugin",
     "ProcessSync",
     "Record",
     "ReplaceState",

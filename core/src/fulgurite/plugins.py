@@ -35,6 +35,7 @@ from fulgurite._src.model.module import (
 from fulgurite._src.model.sow import Sown, collect_sown
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.markers import Combine, find_hookspecs
+from fulgurite._src.plugins.plugin import Plugin, get_options
 from fulgurite._src.plugins.selection import (
     InstalledPlugin,
     RegisteredPlugin,
@@ -116,6 +117,7 @@ __all__ = [
     "MetricFunctions",
     "Or",
     "PathPattern",
+    "Plugin",
     "PluginManager",
     "ProcessShard",
     "Program",
@@ -156,6 +158,7 @@ __all__ = [
     "get_decision_stage",
     "get_loss_fns",
     "get_method",
+    "get_options",
     "get_split",
     "get_weight",
     "has_user_frames",

@@ -40,7 +40,6 @@ class FileLogger(RunPlugin):
     """
 
     required: bool = False
-    plugin_name: ClassVar[str]
     queue_size: ClassVar[int] = 1000
     _position = PerFit[Any](lambda: None)
     _earlier_failure = PerFit[str | None](lambda: None)

@@ -3,7 +3,7 @@
 import fulgurite as fg
 
 
-class NullLogger:
+class NullLogger(fg.Plugin):
     """Take every record and drop it.
 
     For programs that choose a logger by an argument, and to measure what records cost without one

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
-class ProgressBar:
+class ProgressBar(fg.Plugin):
     """Show a run on standard error: in a terminal or a notebook as one line that is kept up to
     date, elsewhere as plain lines at growing intervals.
 

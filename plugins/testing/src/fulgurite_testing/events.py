@@ -65,7 +65,7 @@ def _make_hook(name: str, spec: Signature) -> Callable[..., None]:
 
 @_record_every_event
 @dataclass(frozen=True, eq=False)
-class EventRecorder:
+class EventRecorder(fg.Plugin):
     """A plugin that keeps every event and every record.
 
     Attributes:

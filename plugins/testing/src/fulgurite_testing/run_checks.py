@@ -183,7 +183,7 @@ def check_host_state(subject: PluginUnderTest) -> None:
     engine = tiny_engine(new_plugin, *subject.other_plugins())
     for hook in engine.plugins.implementations("set_host_state"):
         if hook.plugin.plugin is new_plugin:
-            hook(None, state=json.loads(text), version=getattr(plugin, "state_version", 1))
+            hook(None, state=json.loads(text), version=hook.plugin.options.state_version)
     new_text = json.dumps(new_plugin.get_host_state())
     if new_text != text:
         raise CheckError(

@@ -474,7 +474,7 @@ class RecordDispatcher:
                 hook(step, **arguments)
         except (Exception, WaitAbandoned) as error:
             refuses = hook.hook == "open_logger" and isinstance(error, FulguriteError)
-            if refuses or getattr(hook.plugin.plugin, "required", False):
+            if refuses or hook.plugin.options.required:
                 raise
             if name in self.failures:
                 return

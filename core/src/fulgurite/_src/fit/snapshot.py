@@ -188,7 +188,7 @@ def copy_host(
     for plugin, state in plugins.call("get_host_state", step):
         with plugin_error_context(plugin, "hook get_host_state", step):
             state_copy = deepcopy(state)
-        version = getattr(plugin.plugin, "state_version", 1)
+        version = plugin.options.state_version
         host_states[plugin.name] = {"version": version, "state": state_copy}
     shared_json = {
         name: _select_json(values) for name, values in shared.items() if find_fault(name) is None

@@ -109,7 +109,7 @@ class TrainStep:
         kept_states = {}
         for hook in self._hooks.implementations("init_plugin_state"):
             name = hook.plugin.name
-            if name in new_states and getattr(hook.plugin.plugin, "kept_on_skip", False):
+            if name in new_states and hook.plugin.options.kept_on_skip:
                 kept_states[name] = new_states[name]
 
         def select(before: Any, after: Any) -> Any:
