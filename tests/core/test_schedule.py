@@ -580,4 +580,4 @@ def test_an_action_runs_with_another_one() -> None:
     with pytest.raises(ConfigurationError, match="'follower.note' runs with the action 'leader.l"):
         engine(Follower("leader.leed"), Leader(), steps=1)
     with pytest.raises(ConfigurationError, match="which only an engine knows"):
-        fg.Schedule([fg.ScheduledAction("note", "log", print)])
+        fg.ActionSchedule([fg.ScheduledAction("note", "log", print)])

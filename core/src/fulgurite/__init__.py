@@ -10,7 +10,7 @@ from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraini
 from fulgurite._src.fit.lambda_plugin import LambdaPlugin
 from fulgurite._src.fit.records import History, Record
 from fulgurite._src.fit.run import FitResult, LoggedRun, Run
-from fulgurite._src.fit.schedule import Schedule
+from fulgurite._src.fit.schedule import ActionSchedule
 from fulgurite._src.fit.signals import forget_stop_request
 from fulgurite._src.fit.snapshot import CheckpointRef, Snapshot
 from fulgurite._src.model.ambient_rng import make_rng
@@ -53,6 +53,7 @@ from fulgurite._src.triggers import (
 )
 
 __all__ = [
+    "ActionSchedule",
     "ArrayData",
     "At",
     "AtEnd",
@@ -90,7 +91,6 @@ __all__ = [
     "RngStream",
     "RngStreams",
     "Run",
-    "Schedule",
     "ScheduledAction",
     "Selector",
     "ShardingStrategy",
