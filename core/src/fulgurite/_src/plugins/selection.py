@@ -46,7 +46,12 @@ _KNOWN_DISTRIBUTIONS = {
         "null",
         "python",
     ),
-    "optimizers": ("accumulate", "clip", "phases", "reduce_on_plateau"),
+    "optimizers": (
+        "gradient_accumulation",
+        "gradient_clip",
+        "multi_optimizer",
+        "reduce_on_plateau",
+    ),
     "precision": ("precision",),
     "progress": ("progress",),
     "rng": ("rng",),
