@@ -55,15 +55,10 @@ class ConsoleLogger(fg.Plugin):
             )
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Print the record."""
-        if self._writer is not None:
+    def log_record(self, record: fg.Record) -> None:
+        """Print scalars and text."""
+        if self._writer is not None and record.kind in ("scalars", "text"):
             self._writer.put(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Print the record."""
-        self.log_scalars(record)
 
     @fg.hookimpl
     def close_logger(self) -> None:
@@ -107,15 +102,10 @@ class PythonLogger(fg.Plugin):
         self._backend = _LineBackend(self.hide, self.format, self._log_line)
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Log the record."""
-        if self._backend is not None:
+    def log_record(self, record: fg.Record) -> None:
+        """Log scalars and text."""
+        if self._backend is not None and record.kind in ("scalars", "text"):
             self._backend.write(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Log the record."""
-        self.log_scalars(record)
 
     def _log_line(self, record: fg.Record, line: str) -> None:
         level = logging.WARNING if record.kind == "text" else self.level

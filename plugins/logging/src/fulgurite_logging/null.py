@@ -19,17 +19,5 @@ class NullLogger(fg.Plugin):
     plugin_name = "null"
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Drop the record."""
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
-        """Drop the record."""
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Drop the record."""
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         """Drop the record."""

@@ -94,21 +94,6 @@ class EventRecorder(fg.Plugin):
         return [event.hook for event in self.events]
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Keep the record."""
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
-        """Keep the record."""
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Keep the record."""
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         """Keep the record."""
         self.records.append(record)

@@ -2,9 +2,9 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from fulgurite._src.fit.records import Record, RecordKind, check_json_value
+from fulgurite._src.fit.records import Record, check_json_value
 from fulgurite._src.plugins.manager import PluginManager, plugin_error_context
 from fulgurite._src.record_names import find_fault
 from fulgurite._src.tracebacks import hide_constructor_frames
@@ -201,11 +201,7 @@ def copy_host(
 def has_logger_with_host_state(plugins: PluginManager) -> bool:
     """Return whether a plugin receives records and has a host state, which may change with each."""
     with_state = {hook.plugin.name for hook in plugins.implementations("get_host_state")}
-    return any(
-        hook.plugin.name in with_state
-        for kind in get_args(RecordKind)
-        for hook in plugins.implementations(f"log_{kind}")
-    )
+    return any(hook.plugin.name in with_state for hook in plugins.implementations("log_record"))
 
 
 def _select_json(values: dict[str, Any]) -> dict[str, Any]:
