@@ -78,7 +78,7 @@ class Plugin:
             PluginError: no engine has it yet, or several have it under different names.
         """
         class_name = type(self).__name__
-        names = _registered_names.get(id(self), ())
+        names = list(_registered_names.get(id(self), ()))
         if not names:
             raise PluginError(
                 f"{class_name} is not registered yet: read its name in a hook or an action"
