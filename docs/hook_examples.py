@@ -283,21 +283,9 @@ class Lines:
         self.file.seek(self.position)  # which `truncate` does not do
 
     @fg.hookimpl
-    def log_scalars(self, record):
-        if record.stream == "exact":
+    def log_record(self, record):
+        if record.kind == "scalars" and record.stream == "exact":
             self.file.write(f"{record.step} {record.source} {record.values}\n")
-
-    @fg.hookimpl
-    def log_media(self, record):
-        self.file.write(f"{record.step} {record.source} shows {list(record.values)}\n")
-
-    @fg.hookimpl
-    def log_text(self, record):
-        print(record.values)
-
-    @fg.hookimpl
-    def log_config(self, record):
-        print(record.values)
 
     @fg.hookimpl
     def flush_logger(self, step):

@@ -86,8 +86,9 @@ class Report:
     test: fg.ArrayData
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        if record.stream == "exact":  # telemetry is the rest, such as steps per second
+    def log_record(self, record: fg.Record) -> None:
+        # Telemetry is the rest, such as steps per second.
+        if record.kind == "scalars" and record.stream == "exact":
             loss, accuracy = record.values["loss"], record.values["accuracy"]
             print(f"step {record.step:5}  loss {loss:.4f}  accuracy {accuracy:.3f}", flush=True)
 

@@ -170,8 +170,8 @@ class Report:
     """A plugin that prints a line at every log step, and how good the samples are in the end."""
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        if record.stream == "exact":
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind == "scalars" and record.stream == "exact":
             losses = {
                 name: f"{record.values[f'{name}/loss']:.3f}"
                 for name in ("discriminator", "generator")

@@ -216,7 +216,7 @@ class Report:
     """A plugin that prints a line at every log step."""
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         if "episode_length" in record.values:
             length, entropy = record.values["episode_length"], record.values["entropy"]
             print(

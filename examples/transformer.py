@@ -171,7 +171,7 @@ class Report:
         )
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         if "bits_per_byte" in record.values:
             print(
                 f"step {record.step:5}  bits per byte {record.values['bits_per_byte']:.3f}",

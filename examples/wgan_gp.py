@@ -91,8 +91,8 @@ class Report:
     """A plugin that prints a line at every log step, and how good the samples are in the end."""
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        if record.stream == "exact":
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind == "scalars" and record.stream == "exact":
             print(
                 f"step {record.step:5}  distance {record.values['critic/distance']:.3f}", flush=True
             )

@@ -24,7 +24,7 @@ LOGGER = """
             self.label = label
 
         @fg.hookimpl
-        def log_scalars(self, record):
+        def log_record(self, record):
             pass
 """
 EVENTS = """

@@ -371,7 +371,9 @@ def test_fast_dev_run_trains_and_evaluates_a_few_batches_and_writes_nothing(tmp_
 
     class Logger:
         @fg.hookimpl
-        def log_scalars(self, record: fg.Record) -> None:
+        def log_record(self, record: fg.Record) -> None:
+            if record.kind != "scalars":
+                return
             observed.append(record)
 
     largest = {"largest": lambda preds, batch: fg.metrics.Max.from_values(batch)}
@@ -786,7 +788,9 @@ def test_no_host_hook_waits_for_the_device() -> None:
             ]
 
         @fg.hookimpl
-        def log_scalars(self, record: fg.Record) -> None:
+        def log_record(self, record: fg.Record) -> None:
+            if record.kind != "scalars":
+                return
             self.note("logger", record.step)
 
         @fg.hookimpl

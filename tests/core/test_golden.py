@@ -139,15 +139,15 @@ class Logger:
     fails_at: int | None = None
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind == "text":
+            self.calls.append(f"{record.step}: {self.instance} logger takes {record.stream} text")
+        if record.kind != "scalars":
+            return
         names = "steps_per_second" if "steps_per_second" in record.values else record.source
         self.calls.append(f"{record.step}: {self.instance} logger takes {record.stream} {names}")
         if record.step == self.fails_at:
             raise OSError("disk full")
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        self.calls.append(f"{record.step}: {self.instance} logger takes {record.stream} text")
 
 
 def plugins(calls: Calls, **settings: Any) -> list[Any]:

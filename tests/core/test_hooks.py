@@ -84,10 +84,7 @@ TESTED = {
     "open_logger": (
         "test_loggers.py::test_logger_is_opened_before_the_first_record_and_closed_after_the_last"
     ),
-    "log_scalars": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
-    "log_media": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
-    "log_text": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
-    "log_config": "test_loggers.py::test_each_kind_of_record_reaches_its_hook",
+    "log_record": "test_loggers.py::test_each_kind_of_record_reaches_the_loggers",
     "flush_logger": "test_resume_seam.py::test_logger_is_rewound_to_the_checkpoint",
     "check_logger_position": (
         "../plugins/checkpoint/test_edited.py::test_a_position_of_a_logger_that_is_never_written"

@@ -26,30 +26,14 @@ def engine(*plugins: Any, **settings: Any) -> fg.Engine:
 
 @dataclass(frozen=True, eq=False)
 class Logger:
-    """Keeps every record with the hook that it came by."""
+    """Keeps every record."""
 
     instance: str | None = None
-    taken: list[tuple[str, fg.Record]] = field(default_factory=list)
+    records: list[fg.Record] = field(default_factory=list)
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        self.taken.append(("log_scalars", record))
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
-        self.taken.append(("log_media", record))
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        self.taken.append(("log_text", record))
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
-        self.taken.append(("log_config", record))
-
-    @property
-    def records(self) -> list[fg.Record]:
-        return [record for _, record in self.taken]
+    def log_record(self, record: fg.Record) -> None:
+        self.records.append(record)
 
     @property
     def exact(self) -> list[fg.Record]:
@@ -69,14 +53,12 @@ class Failing:
     observed: list[fg.Record] = field(default_factory=list)
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind not in ("scalars", "text"):
+            return
         self.observed.append(record)
-        if len(self.observed) == self.at:
+        if record.kind == "scalars" and len(self.observed) == self.at:
             raise Trouble("disk full, token=abc")
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        self.observed.append(record)
 
 
 class Required(Failing):
@@ -87,7 +69,7 @@ class Required(Failing):
 # ------------------------------------------------------------------------------------------------
 
 
-def test_each_kind_of_record_reaches_its_hook() -> None:
+def test_each_kind_of_record_reaches_the_loggers() -> None:
     values: dict[Any, dict[str, Any]] = {
         "scalars": {"a": 1.5},
         "media": {"image": media.Text("seen")},
@@ -101,12 +83,6 @@ def test_each_kind_of_record_reaches_its_hook() -> None:
 
     logger = Logger()
     engine(logger, Act(fg.At(3), emit), steps=4, log_every=None).fit(Counting(), numbers([0]))
-    assert [hook for hook, _ in logger.taken] == [
-        "log_scalars",
-        "log_media",
-        "log_text",
-        "log_config",
-    ]
     for record, (kind, value) in zip(logger.records, values.items(), strict=True):
         assert (record.kind, record.source, record.step) == (kind, "tester", 3)
         assert list(record.values) == list(value)
@@ -180,7 +156,9 @@ def test_loggers_are_closed_once_however_a_fit_ends() -> None:
 def test_failure_of_a_logger_is_reported_in_full_without_secrets() -> None:
     class Looking:
         @fg.hookimpl
-        def log_scalars(self, record: fg.Record) -> None:
+        def log_record(self, record: fg.Record) -> None:
+            if record.kind != "scalars":
+                return
             record.values["missing"]
 
     with pytest.warns(UserWarning, match="KeyError: 'missing'"):
@@ -291,7 +269,9 @@ def test_loggers_are_called_in_the_order_of_plugins() -> None:
             self.instance, self.after = instance, after
 
         @fg.hookimpl
-        def log_scalars(self, record: fg.Record) -> None:
+        def log_record(self, record: fg.Record) -> None:
+            if record.kind != "scalars":
+                return
             if record.stream == "exact":
                 order.append(f"{self.instance} {record.step}")
 
@@ -400,7 +380,7 @@ def test_failing_logger_is_reported_once_and_disabled() -> None:
     assert result.failures["failing"].startswith(
         "Trouble: disk full, token=*** (plugin 'failing' ("
     )
-    assert result.failures["failing"].endswith("), hook log_scalars, step 2)")
+    assert result.failures["failing"].endswith("), hook log_record, step 2)")
     (report,) = [record for record in logger.records if record.kind == "text"]
     assert (report.stream, report.step) == ("telemetry", 2)
     assert "disk full, token=*** (plugin" in report.values["message"]
@@ -442,7 +422,7 @@ def test_required_logger_that_fails_ends_the_run() -> None:
         engine(Required(2), Witness(), steps=6, log_every=1).fit(Counting(), numbers([0]))
     assert errors == [caught.value]
     note, _ = caught.value.__notes__
-    assert note.startswith("plugin 'required' (") and note.endswith("), hook log_scalars, step 2")
+    assert note.startswith("plugin 'required' (") and note.endswith("), hook log_record, step 2")
 
 
 # --- opening and closing
@@ -467,13 +447,11 @@ class Opened:
         self.note(f"open at {run.step}")
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        if record.stream == "exact":
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind == "text":
+            self.note("text")
+        elif record.kind == "scalars" and record.stream == "exact":
             self.note(f"record {record.step}")
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        self.note("text")
 
     @fg.hookimpl
     def close_logger(self) -> None:

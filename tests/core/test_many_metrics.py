@@ -48,7 +48,9 @@ class Records:
         self.values: list[dict[str, Any]] = []
 
     @fg.hookimpl
-    def log_scalars(self, record: Any) -> None:
+    def log_record(self, record: Any) -> None:
+        if record.kind != "scalars":
+            return
         if "single" in record.values:
             self.values.append(dict(record.values))
 

@@ -26,7 +26,9 @@ class Show:
         return [fg.ScheduledAction("show", self.trigger, fg.Run.emit_media)]
 
     @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "media":
+            return
         self.records.append(record)
 
 

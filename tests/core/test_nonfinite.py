@@ -186,7 +186,9 @@ def test_the_window_of_the_bad_step_is_not_logged() -> None:
 
     class Logger:
         @fg.hookimpl
-        def log_scalars(self, record: fg.Record) -> None:
+        def log_record(self, record: fg.Record) -> None:
+            if record.kind != "scalars":
+                return
             records.append(record)
 
     with pytest.raises(NonFiniteError):
@@ -215,7 +217,9 @@ class Showing:
         return [fg.ScheduledAction("show", self.trigger, fg.Run.emit_media)]
 
     @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "media":
+            return
         self.steps.append(record.step)
 
 

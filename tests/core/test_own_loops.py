@@ -23,7 +23,7 @@ TRIGGERS = {
 }
 
 
-def list_due(schedule: fg.Schedule, first: int, last: int) -> dict[str, list[int]]:
+def list_due(schedule: fg.ActionSchedule, first: int, last: int) -> dict[str, list[int]]:
     """The steps at which each action runs."""
     due: dict[str, list[int]] = {}
     for step in range(first, last + 1):
@@ -53,11 +53,11 @@ def test_triggers_fire_as_in_a_fit_B7() -> None:
     actions = [
         fg.ScheduledAction(name, trigger, lambda step: step) for name, trigger in TRIGGERS.items()
     ]
-    due = list_due(fg.Schedule(actions, steps=8, epoch_ends=(4, 8)), 0, 8)
+    due = list_due(fg.ActionSchedule(actions, steps=8, epoch_ends=(4, 8)), 0, 8)
     assert due == noting.due
     assert due["either"] == [2, 5, 8] and due["start"] == [0]
     # A loop that goes on at step 4 makes a new schedule.
-    later = list_due(fg.Schedule(actions, steps=8, start_step=4, epoch_ends=(4, 8)), 5, 8)
+    later = list_due(fg.ActionSchedule(actions, steps=8, start_step=4, epoch_ends=(4, 8)), 5, 8)
     assert later == {
         name: [step for step in steps if step > 4] for name, steps in due.items() if max(steps) > 4
     }
@@ -73,7 +73,7 @@ def test_arguments_results_order_and_blame_G1() -> None:
 
         return action
 
-    schedule = fg.Schedule(
+    schedule = fg.ActionSchedule(
         [
             fg.ScheduledAction("save", 1, act("save"), stage="save"),
             fg.ScheduledAction("second", 1, act("second"), after=("first",)),
@@ -90,13 +90,13 @@ def test_arguments_results_order_and_blame_G1() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no") as failure:
-        fg.Schedule([fg.ScheduledAction("broken", 2, fail)]).run(4)
+        fg.ActionSchedule([fg.ScheduledAction("broken", 2, fail)]).run(4)
     assert "action 'broken', step 4" in str(failure.value.__notes__)
     action = fg.ScheduledAction("twice", 1, fail)
     with pytest.raises(PluginError, match="two scheduled actions are called 'twice'"):
-        fg.Schedule([action, action])
+        fg.ActionSchedule([action, action])
     with pytest.raises(ConfigurationError, match="is not an action"):
-        fg.Schedule([fail])  # type: ignore[list-item]
+        fg.ActionSchedule([fail])  # type: ignore[list-item]
 
 
 def test_actions_are_added_to_a_schedule_in_use() -> None:
@@ -105,7 +105,9 @@ def test_actions_are_added_to_a_schedule_in_use() -> None:
     def act(name: str) -> Any:
         return lambda step: order.append((step, name))
 
-    schedule = fg.Schedule([fg.ScheduledAction("late", 2, act("late"), stage="save")], steps=6)
+    schedule = fg.ActionSchedule(
+        [fg.ScheduledAction("late", 2, act("late"), stage="save")], steps=6
+    )
     more = [
         fg.ScheduledAction("third", 3, act("third")),
         fg.ScheduledAction("first", 2, act("first"), before=("third",)),

@@ -210,9 +210,9 @@ def test_field_called_like_a_hook_is_not_a_hookimpl() -> None:
 def test_argument_unknown_to_the_hook_is_an_error() -> None:
     with pytest.raises(
         PluginError,
-        match=r"plugin 'careless'.*takes 'records' in 'log_scalars'; the hook gives: record",
+        match=r"plugin 'careless'.*takes 'records' in 'log_record'; the hook gives: record",
     ):
-        engine(plugin("careless", log_scalars=lambda self, records: None))
+        engine(plugin("careless", log_record=lambda self, records: None))
 
 
 def test_arguments_may_be_left_out() -> None:
@@ -243,23 +243,23 @@ def test_options_of_pluggy_that_would_be_ignored_are_errors(option: str) -> None
 
 class Generator:
     @fg.hookimpl
-    def log_scalars(self, record: Any) -> Any:
+    def log_record(self, record: Any) -> Any:
         yield record
 
 
 class Coroutine:
     @fg.hookimpl
-    async def log_scalars(self, record: Any) -> None: ...
+    async def log_record(self, record: Any) -> None: ...
 
 
 class Positional:
     @fg.hookimpl
-    def log_scalars(self, record: Any, /) -> None: ...
+    def log_record(self, record: Any, /) -> None: ...
 
 
 class Anything:
     @fg.hookimpl
-    def log_scalars(self, **record: Any) -> None: ...
+    def log_record(self, **record: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -269,9 +269,9 @@ class Anything:
             Generator,
             "does nothing when called: a hook is a plain function, not a generator and not async",
         ),
-        (Coroutine, "'log_scalars' does nothing when called"),
-        (Positional, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
-        (Anything, "takes 'record' in 'log_scalars'; the hook gives: record, by name"),
+        (Coroutine, "'log_record' does nothing when called"),
+        (Positional, "takes 'record' in 'log_record'; the hook gives: record, by name"),
+        (Anything, "takes 'record' in 'log_record'; the hook gives: record, by name"),
     ],
 )
 def test_a_method_that_could_not_be_called_as_a_hook_is_an_error(method: Any, message: str) -> None:

@@ -192,17 +192,10 @@ class File:
 
     lines: list[str] = field(default_factory=list)
 
-    def write(self, record: fg.Record) -> None:
-        if record.stream == "exact":
+    @fg.hookimpl
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind in ("scalars", "text") and record.stream == "exact":
             self.lines.append(json.dumps(record.__dict__, default=np.ndarray.tolist))
-
-    @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        self.write(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        self.write(record)
 
     @fg.hookimpl
     def flush_logger(self, step: int) -> Future[int]:
@@ -719,7 +712,9 @@ def test_no_record_reaches_a_logger_before_it_is_rewound() -> None:
 
     class Telling:
         @fg.hookimpl
-        def log_text(self, record: fg.Record) -> None:
+        def log_record(self, record: fg.Record) -> None:
+            if record.kind != "text":
+                return
             calls.append("a notice")
 
         @fg.hookimpl

@@ -43,7 +43,7 @@ def test_median_step_time_is_that_between_due_points():
     for steps, seconds in ((10, 1.0), (5, 1.0), (1, 3.0)):
         timings.add("wait", seconds / 2)
         timings.add("dispatch", seconds / 2, steps)
-        timings.add("console.log_scalars", 7.0)
+        timings.add("console.log_record", 7.0)
         timings.note_step_durations(steps)
     assert timings.median_step == 0.2
     assert timings.step_durations == [0.1, 0.2, 3.0]

@@ -62,7 +62,9 @@ class Unreachable:
     """A logger whose answers fail."""
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "scalars":
+            return
         command = ["false", "--passwd", "canary11", "--api-key", "canary12", REGISTERED]
         subprocess.run(command, check=True)
 

@@ -163,7 +163,9 @@ class Killer:
         ] * (self.place == "step")
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "scalars":
+            return
         self.at("record")
 
     @fg.hookimpl

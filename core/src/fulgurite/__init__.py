@@ -14,7 +14,7 @@ from fulgurite._src.fit.lambda_plugin import LambdaPlugin
 from fulgurite._src.fit.records import History, Record
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.run import LoggedRun, Run
-from fulgurite._src.fit.schedule import Schedule
+from fulgurite._src.fit.schedule import ActionSchedule
 from fulgurite._src.fit.signals import forget_stop_request
 from fulgurite._src.fit.snapshot import CheckpointRef, Snapshot
 from fulgurite._src.model.ambient_rng import make_rng
@@ -25,6 +25,7 @@ from fulgurite._src.model.module import Module, OptimizerSpec, Task
 from fulgurite._src.model.output import Output
 from fulgurite._src.model.sow import sow
 from fulgurite._src.plugins.markers import hookimpl, hookspec
+from fulgurite._src.plugins.plugin import Plugin
 from fulgurite._src.plugins.usage import PerFit
 from fulgurite._src.rng import RngStream, RngStreams
 from fulgurite._src.sharding import ProcessSync, ShardingStrategy, SingleDevice
@@ -56,6 +57,7 @@ from fulgurite._src.triggers import (
 )
 
 __all__ = [
+    "ActionSchedule",
     "ArrayData",
     "At",
     "AtEnd",
@@ -85,13 +87,13 @@ __all__ = [
     "OptimizerSpec",
     "Output",
     "PerFit",
+    "Plugin",
     "ProcessSync",
     "Record",
     "ReplaceState",
     "RngStream",
     "RngStreams",
     "Run",
-    "Schedule",
     "ScheduledAction",
     "Selector",
     "ShardingStrategy",

@@ -39,6 +39,7 @@ from fulgurite._src.model.sow import Sown, collect_sown
 from fulgurite._src.plugins.callers import HookCaller
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.markers import Combine, find_hookspecs
+from fulgurite._src.plugins.plugin import Plugin, get_options
 from fulgurite._src.plugins.selection import (
     InstalledPlugin,
     RegisteredPlugin,
@@ -108,11 +109,13 @@ __all__ = [  # noqa: RUF022 - by subject
     "EngineView",
     "HookCaller",
     "InstalledPlugin",
+    "Plugin",
     "PluginManager",
     "RegisteredPlugin",
     "find_hookspecs",
     "find_installed_plugins",
     "find_plugin",
+    "get_options",
     "hookspecs",
     # Triggers and the actions that they fire.
     "EPOCH_END_ACTION",

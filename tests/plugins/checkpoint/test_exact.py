@@ -83,7 +83,9 @@ class Logger:
     steps: list[int] = field(default_factory=list)
 
     @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "text":
+            return
         if record.stream == "exact":
             self.steps.append(record.step)
 

@@ -198,7 +198,9 @@ class CountingKeeper(Keeper):
     """Counts records in its host state, too."""
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "scalars":
+            return
         self.num_records += record.stream == "exact"
 
     @fg.hookimpl

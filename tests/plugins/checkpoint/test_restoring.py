@@ -185,7 +185,7 @@ def test_new_plugin_is_an_error_or_starts_with_fresh_state(run: Path, tmp_path: 
 def test_loggers_and_displays_may_be_added_and_removed(run: Path, tmp_path: Path) -> None:
     class Display:
         @fg.hookimpl
-        def log_text(self, record: fg.Record) -> None: ...
+        def log_record(self, record: fg.Record) -> None: ...
 
         @fg.hookimpl
         def register_actions(self) -> list[fg.ScheduledAction]:
@@ -200,7 +200,9 @@ def test_added_or_removed_logger_is_reported(tmp_path: Path) -> None:
 
     class Told:
         @fg.hookimpl
-        def log_text(self, record: fg.Record) -> None:
+        def log_record(self, record: fg.Record) -> None:
+            if record.kind != "text":
+                return
             messages.append(record.values["message"])
 
     counting(tmp_path, Told(), "jsonl", steps=1)

@@ -140,7 +140,9 @@ class Shown:
         self.saved: list[int] = []
 
     @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "config":
+            return
         if record.source == "checkpoints":
             assert record.stream == "telemetry"
             best = record.values["best"]

@@ -54,8 +54,9 @@ class Net(fg.Module):
 
 class Report(RunPlugin):
     @fg.hookimpl
-    def log_scalars(self, record):
-        print("step", record.step, flush=True)
+    def log_record(self, record):
+        if record.kind == "scalars":
+            print("step", record.step, flush=True)
 
     @fg.hookimpl
     def on_exception(self):

@@ -83,12 +83,11 @@ class Logger:
     text: list[fg.Record] = field(default_factory=list)
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        (self.exact if record.stream == "exact" else self.telemetry).append(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        self.text.append(record)
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind == "text":
+            self.text.append(record)
+        elif record.kind == "scalars":
+            (self.exact if record.stream == "exact" else self.telemetry).append(record)
 
     def values(self, source: str, name: str) -> list[tuple[int, Any]]:
         return [
@@ -180,7 +179,9 @@ class Witness:
         self._note("starts")
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "scalars":
+            return
         self._note("logs")
 
     @fg.hookimpl

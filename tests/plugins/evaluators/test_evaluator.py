@@ -370,7 +370,9 @@ def test_media_of_a_custom_evaluation_are_logged_and_its_metrics_are_numbers() -
 
     class MediaLog:
         @fg.hookimpl
-        def log_media(self, record: fg.Record) -> None:
+        def log_record(self, record: fg.Record) -> None:
+            if record.kind != "media":
+                return
             records.append(record)
 
     def show(state: fg.TrainState, step: int) -> dict[str, Any]:

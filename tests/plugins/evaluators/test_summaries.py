@@ -38,7 +38,9 @@ class Recorder:
         self.records: list[fg.Record] = []
 
     @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "media":
+            return
         self.records.append(record)
 
 

@@ -29,7 +29,9 @@ class Keeper:
         self.records: list[fg.Record] = []
 
     @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "media":
+            return
         self.records.append(record)
 
 

@@ -49,19 +49,7 @@ class Logger:
         self.records: list[fg.Record] = []
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         self.records.append(record)
 
     def of(self, source: str) -> list[fg.Record]:

@@ -144,7 +144,9 @@ class Show:
         return [fg.ScheduledAction("show", 1, fg.Run.emit_media)]
 
     @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "media":
+            return
         self.shown.append(record.values)
 
     def numbers(self, name: str) -> list[float]:

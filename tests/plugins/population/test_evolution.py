@@ -105,7 +105,9 @@ def test_a_frozen_member_is_reported_once_when_the_metrics_tell_of_it(tmp_path):
 
         class Reader:
             @fg.hookimpl
-            def log_text(self, record):
+            def log_record(self, record):
+                if record.kind != "text":
+                    return
                 messages.append((record.step, record.values["message"]))
 
         population = Population(seeds=range(3), vary={"member": [0, 1, 2]})

@@ -626,7 +626,7 @@ def test_timing_table_lists_each_part():
         ("saver.save_checkpoint", 5.0),
     ):
         accounts.add(name, seconds)
-    accounts.add("wandb.log_scalars", 6.0)
+    accounts.add("wandb.log_record", 6.0)
     accounts.add("wandb.on_fit_end", 1.0)
     text = render_text(timing_table(accounts))
     for part, seconds in (

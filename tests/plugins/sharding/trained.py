@@ -66,7 +66,9 @@ class Told:
         self.say(saved=step)
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "scalars":
+            return
         if record.stream == "exact":
             self.say(logged=record.step, source=record.source, **record.values)
 

@@ -182,7 +182,9 @@ class Captures:
 
 class FailsAsLogger:
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "scalars":
+            return
         raise OSError("no space left")
 
 
@@ -287,7 +289,9 @@ class WritesOn:
         self.file = (run.run_dir.path / "losses.txt").open("a")
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "scalars":
+            return
         if record.stream == "exact":
             self.file.write(f"{record.step} {record.values}\n")
 
@@ -431,7 +435,9 @@ class ReadsByAsarray:
 
 class ReadsByFloat:
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind != "scalars":
+            return
         for array in jax.live_arrays():
             if jnp.issubdtype(array.dtype, jnp.floating):
                 float(jnp.sum(array))

@@ -84,7 +84,7 @@ BROKEN = [
         "with steps_per_execution=8 the run is not the one with steps_per_execution=1",
     ),
     ("no_sync", broken.ReadsByAsarray, "action read waits for the device"),
-    ("no_sync", broken.ReadsByFloat, "log_scalars waits for the device"),
+    ("no_sync", broken.ReadsByFloat, "log_record waits for the device"),
     ("closes", broken.NeverCloses, "close_logger is not done after 0.5 s"),
     ("closes", broken.LeavesThread, "the thread 'left-behind' still runs"),
 ]

@@ -25,7 +25,7 @@ from fulgurite_lora.rule import AdapterUpdate, find_adapter_update
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class Lora:
+class Lora(fg.Plugin):
     """Adds adapters of low rank to linear layers, and trains them alone.
 
     Everything else is frozen: it has no gradient, no optimizer state and no weight decay. Where the

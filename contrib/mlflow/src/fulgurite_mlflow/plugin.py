@@ -55,6 +55,7 @@ class MLflowLogger(FileLogger):
     tags: dict[str, str] = field(default_factory=dict)
     required: bool = field(default=False, kw_only=True)
     plugin_name = "mlflow"
+    kinds = ("scalars", "media", "text", "config")
     # Fewer than the 10,000 records that a history holds unless they are wide; from it a resumed run
     # sends what was waiting.
     queue_size = 8000
@@ -145,21 +146,6 @@ class MLflowLogger(FileLogger):
         position: Future[Any] = Future()
         position.set_result(self._backend.get_position())
         return position
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
-        """Send the record."""
-        self.put(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Send the record."""
-        self.put(record)
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
-        """Send the record."""
-        self.put(record)
 
     @fg.hookimpl(specname="on_exception")
     def mark_failed(self, run: fg.Run, exception: BaseException) -> None:

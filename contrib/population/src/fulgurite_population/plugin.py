@@ -52,7 +52,7 @@ class Best:
 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
-class Population:
+class Population(fg.Plugin):
     """Trains many members in one program: the same model with several seeds or hyperparameters.
 
     All members see the same batches. Each has its own weights, optimizer state and random keys:

@@ -13,7 +13,7 @@ from fulgurite_sam.rule import Ascent, SharpnessAwareUpdate
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class Sam:
+class Sam(fg.Plugin):
     """Minimizes the loss at the worst point near the weights, so that training ends in a flat
     minimum.
 

@@ -472,35 +472,9 @@ def open_logger(run: LoggedRun) -> None:
 
 
 @hookspec("logger", when=_EMITTED)
-def log_scalars(record: Record) -> None:
-    """Write numbers by name.
-
-    Args:
-        record: the record; it must not be changed.
-    """
-
-
-@hookspec("logger", when=_EMITTED)
-def log_media(record: Record) -> None:
-    """Write images, histograms and figures by name.
-
-    Args:
-        record: the record; it must not be changed.
-    """
-
-
-@hookspec("logger", when=_EMITTED)
-def log_text(record: Record) -> None:
-    """Write texts by name, such as messages of the run.
-
-    Args:
-        record: the record; it must not be changed.
-    """
-
-
-@hookspec("logger", when=_EMITTED)
-def log_config(record: Record) -> None:
-    """Write a description of the run: configuration, plugins, versions, environment.
+def log_record(record: Record) -> None:
+    """Write values by name, of any kind: a logger passes over records whose `kind` it does not
+    write.
 
     Args:
         record: the record; it must not be changed.

@@ -40,7 +40,7 @@ class AverageState(eqx.Module):
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class Average:
+class Average(fg.Plugin):
     """Averages the weights, in the compiled step. Training itself stays as it is, bit for bit.
 
     The average is part of the train state: sharded as the weights, saved, resumed. It is a module
@@ -119,7 +119,7 @@ class Average:
                 "not known at its start: give Mean(after=) a number of steps"
             )
         state = run.state
-        average = state.plugin_states[self._full_name]
+        average = state.plugin_states[self.registered_name]
         begin = start + round(self.rule.after * (stop - start))
         counts = {"count": 0, "num_updates": 0, "after": begin}
         average = replace(
@@ -129,9 +129,7 @@ class Average:
                 for name, number in counts.items()
             },
         )
-        return fg.ReplaceState(
-            state.replace(plugin_states={**state.plugin_states, self._full_name: average})
-        )
+        return fg.ReplaceState(state.with_plugin_state(self, average))
 
     @fg.hookimpl
     def after_update(
@@ -205,7 +203,7 @@ class Average:
     @fg.hookimpl
     def module_views(self, state: fg.TrainState) -> dict[str, Any]:
         """Return the average as a module, with its model state."""
-        average = state.plugin_states[self._full_name]
+        average = state.plugin_states[self.registered_name]
         module = _fill_averages(average.module, state.module)
         if average.model_state is None:
             return {self.name: module}
@@ -213,10 +211,6 @@ class Average:
 
     def _select_statistics(self, model_state: Any) -> Any:
         return model_state if self.statistics == "averaged" else None
-
-    @property
-    def _full_name(self) -> str:
-        return f"{self.plugin_name}:{self.name}"
 
 
 def _select_floats(tree: PyTree) -> PyTree:

@@ -29,7 +29,7 @@ class LookaheadState(NamedTuple):
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class Lookahead:
+class Lookahead(fg.Plugin):
     """Moves slow weights towards the trained ones every `period` updates, and trains on from them.
 
     Works with any optimizer, several too, whose states stay as they are. The slow weights are a
@@ -123,4 +123,4 @@ class Lookahead:
     @fg.hookimpl
     def module_views(self, state: fg.TrainState) -> dict[str, Any]:
         """Return the module with its slow weights."""
-        return {"slow": eqx.combine(state.plugin_states[self.plugin_name].slow, state.module)}
+        return {"slow": eqx.combine(state.plugin_states[self.registered_name].slow, state.module)}

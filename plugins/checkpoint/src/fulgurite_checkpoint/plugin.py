@@ -205,8 +205,10 @@ class Checkpointer(RunPlugin):
         return [fg.ScheduledAction("save", self.every, self._save_or_try, "save")]
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         """Note at which step metrics were measured."""
+        if record.kind != "scalars":
+            return
         self._fit.coverage.note_metrics(record)
         if self._fit.saver is not None:
             self._fit.saver.note_metrics(record)

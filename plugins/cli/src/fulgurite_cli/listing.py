@@ -96,7 +96,7 @@ def inspect_plugin(entry: EntryPoint) -> dict[str, Any]:
     """Return the hooks of a plugin's class with their kinds, the exclusive ones among them, and
     what state it owns, or why it cannot be imported."""
     from fulgurite.errors import PluginError
-    from fulgurite.plugins import InstalledPlugin, find_hookspecs, hookspecs
+    from fulgurite.plugins import InstalledPlugin, find_hookspecs, get_options, hookspecs
 
     from fulgurite_cli.explanation import EXCLUSIVE_HOOKS
 
@@ -105,8 +105,9 @@ def inspect_plugin(entry: EntryPoint) -> dict[str, Any]:
     except PluginError as error:
         return {"error": str(error)}
     specs = find_hookspecs(hookspecs)
-    if getattr(cls, "hookspecs", None) is not None:
-        specs |= find_hookspecs(cls.hookspecs)
+    further_specs = get_options(cls).hookspecs
+    if further_specs is not None:
+        specs |= find_hookspecs(further_specs)
     hooks: dict[str, str] = {}
     for name in dir(cls):
         marker = getattr(inspect.getattr_static(cls, name, None), "fulgurite_impl", None)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import (
@@ -44,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
     }
 )
 @dataclass(eq=False)
-class Evaluator:
+class Evaluator(fg.Plugin):
     """Evaluates the model on its own data, during training or in a separate process.
 
     The results become records of the source `name` and `result.metrics[name]`, and go to the hook
@@ -83,7 +83,7 @@ class Evaluator:
             `data`; see `evaluate`.
     """
 
-    plugin_name: ClassVar[str] = "evaluator"
+    plugin_name = "evaluator"
 
     name: str
     data: Any = None

@@ -95,7 +95,7 @@ class ResultLogger:
 
     def _get_host_states(self) -> dict[str, Any]:
         return {
-            plugin.name: {"version": getattr(plugin.plugin, "state_version", 1), "state": state}
+            plugin.name: {"version": plugin.options.state_version, "state": state}
             for plugin, state in self._plugins.hooks.get_host_state.each(self._step)
             if plugin.name in self._names
         }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import fulgurite as fg
 import jax
@@ -98,7 +98,7 @@ class PredictionWriter(RunPlugin):
         module_view: `current`, or the name of a module that another plugin derives from the state.
     """
 
-    plugin_name: ClassVar[str] = "predictions"
+    plugin_name = "predictions"
 
     name: str
     data: Any

@@ -21,7 +21,7 @@ from fulgurite_keys.shown import Summary
 K = TypeVar("K", bound=Keyed)
 
 
-class _KeyedPlugin(Generic[K]):
+class _KeyedPlugin(fg.Plugin, Generic[K]):
     """Objects by name whose keys are looked up around the forward pass.
 
     What they compute goes into the output of the step, as if the step had returned it, so that it
@@ -30,7 +30,7 @@ class _KeyedPlugin(Generic[K]):
 
     kind: ClassVar[type[Keyed]]
     # Outside of what casts the inputs and outputs of a step.
-    before: ClassVar[tuple[str, ...]] = ("precision",)
+    before = ("precision",)
 
     def __init__(self, items: Mapping[str, K]) -> None:
         self._items = dict(items)
@@ -129,8 +129,8 @@ class Losses(_KeyedPlugin[Loss]):
         engine = fg.Engine(steps=100, plugins=[losses])
     """
 
-    plugin_name: ClassVar[str] = "losses"
-    changes_results: ClassVar[bool] = True
+    plugin_name = "losses"
+    changes_results = True
     kind = Loss
 
     def __init__(self, **losses: Loss) -> None:
@@ -170,7 +170,7 @@ class Metrics(_KeyedPlugin[Measure]):
         engine = fg.Engine(steps=100, plugins=[metrics])
     """
 
-    plugin_name: ClassVar[str] = "metrics"
+    plugin_name = "metrics"
     kind = Measure
 
     def __init__(self, **metrics: Measure) -> None:
@@ -235,7 +235,7 @@ class Summaries(_KeyedPlugin[Summary], MediaLogger):
         every: a trigger, or an interval in steps, as of `MediaLogger`.
     """
 
-    plugin_name: ClassVar[str] = "media"
+    plugin_name = "media"
     kind = Summary
 
     def __init__(self, *, every: int | fg.Trigger = 500, **summaries: Summary) -> None:

@@ -18,7 +18,7 @@ from fulgurite_logging.media import Images, Text
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class BatchPictures:
+class BatchPictures(fg.Plugin):
     """Pass the pictures in batches to the loggers that show media, as `batch/PATH`, and a text with
     the shapes of all arrays.
 

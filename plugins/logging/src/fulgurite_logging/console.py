@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import fulgurite as fg
 from fulgurite.plugins import as_printable
@@ -16,7 +16,7 @@ RecordFormat = Callable[[fg.Record], str | None]
 
 
 @dataclass(eq=False)
-class ConsoleLogger:
+class ConsoleLogger(fg.Plugin):
     """Print a line for each record of exact scalars, and every message, to standard output.
 
     Example:
@@ -42,7 +42,7 @@ class ConsoleLogger:
     hide: tuple[str, ...] = ("batch_loss", "loss_average")
     required: bool = False
     format: RecordFormat | None = None
-    plugin_name: ClassVar[str] = "console"
+    plugin_name = "console"
     _writer = fg.PerFit[BackgroundWriter | None](lambda: None)
 
     @fg.hookimpl
@@ -55,15 +55,10 @@ class ConsoleLogger:
             )
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Print the record."""
-        if self._writer is not None:
+    def log_record(self, record: fg.Record) -> None:
+        """Print scalars and text."""
+        if self._writer is not None and record.kind in ("scalars", "text"):
             self._writer.put(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Print the record."""
-        self.log_scalars(record)
 
     @fg.hookimpl
     def close_logger(self) -> None:
@@ -73,7 +68,7 @@ class ConsoleLogger:
 
 
 @dataclass(eq=False)
-class PythonLogger:
+class PythonLogger(fg.Plugin):
     """Hand a line for each record of exact scalars, and every message, to Python's `logging`.
 
     They are those of `ConsoleLogger`. Where they go, the program says by `logging.basicConfig` or a
@@ -98,7 +93,7 @@ class PythonLogger:
     level: int = logging.INFO
     hide: tuple[str, ...] = ("batch_loss", "loss_average")
     format: RecordFormat | None = None
-    plugin_name: ClassVar[str] = "python"
+    plugin_name = "python"
     _backend = fg.PerFit["_LineBackend | None"](lambda: None)
 
     @fg.hookimpl
@@ -107,15 +102,10 @@ class PythonLogger:
         self._backend = _LineBackend(self.hide, self.format, self._log_line)
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Log the record."""
-        if self._backend is not None:
+    def log_record(self, record: fg.Record) -> None:
+        """Log scalars and text."""
+        if self._backend is not None and record.kind in ("scalars", "text"):
             self._backend.write(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Log the record."""
-        self.log_scalars(record)
 
     def _log_line(self, record: fg.Record, line: str) -> None:
         level = logging.WARNING if record.kind == "text" else self.level

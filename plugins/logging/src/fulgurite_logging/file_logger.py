@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from fulgurite import LoggedRun, PerFit, Record, Run, hookimpl
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.plugins import EngineView
+from fulgurite.plugins import EngineView, RecordKind
 from fulgurite_runs import RunPlugin, get_run_directory
 
 from fulgurite_logging.writer import BackgroundWriter, LogBackend
@@ -20,8 +20,7 @@ class FileLogger(RunPlugin):
     """A logger that writes into the run's directory on its own thread, and resumes where its
     checkpoint was.
 
-    A subclass defines `open_backend`. For records other than scalars it adds hooks that call
-    `put`.
+    A subclass defines `open_backend`, and `kinds` for records other than scalars.
 
     Example:
         from fulgurite_logging import FileLogger, JSONLBackend
@@ -37,11 +36,12 @@ class FileLogger(RunPlugin):
         required: whether training ends when the logger fails. Otherwise training continues without
             it, and says so.
         queue_size: how many records may wait for the backend; training waits while there are more.
+        kinds: of the records that are written.
     """
 
     required: bool = False
-    plugin_name: ClassVar[str]
     queue_size: ClassVar[int] = 1000
+    kinds: ClassVar[tuple[RecordKind, ...]] = ("scalars",)
     _position = PerFit[Any](lambda: None)
     _earlier_failure = PerFit[str | None](lambda: None)
     _writer = PerFit[BackgroundWriter | None](lambda: None)
@@ -122,9 +122,10 @@ class FileLogger(RunPlugin):
             run.notify(self.plugin_name, message)
 
     @hookimpl
-    def log_scalars(self, record: Record) -> None:
-        """Write the record."""
-        self.put(record)
+    def log_record(self, record: Record) -> None:
+        """Write the record, if it is of the kinds that this logger writes."""
+        if record.kind in self.kinds:
+            self.put(record)
 
     @hookimpl
     def flush_logger(self, step: int) -> "Future[Any]":

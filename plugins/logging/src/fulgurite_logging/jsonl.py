@@ -33,6 +33,7 @@ class JSONLLogger(FileLogger):
     """
 
     plugin_name = "jsonl"
+    kinds = ("scalars", "text", "config")
 
     def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         assert run.run_dir is not None
@@ -40,16 +41,6 @@ class JSONLLogger(FileLogger):
 
     def check_position(self, folder: Path, position: Any, step: int | None) -> None:
         check_cut(folder / EXACT_FILE, get_entry(position, EXACT_FILE), step, _get_step)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Write the record."""
-        self.put(record)
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
-        """Write the record."""
-        self.put(record)
 
 
 def _get_step(line: bytes) -> int | None:

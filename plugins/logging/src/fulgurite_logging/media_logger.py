@@ -9,7 +9,7 @@ from fulgurite.plugins import Or, as_trigger, hide_constructor_frames, is_exact
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class MediaLogger:
+class MediaLogger(fg.Plugin):
     """Pass the `fg.Output(media=...)` of steps to the loggers that show media.
 
     At other steps none of it is computed.

@@ -22,7 +22,7 @@ QUANTITIES = ("gradients", "clipped_gradients", "updates", "parameters")
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class NormMonitor:
+class NormMonitor(fg.Plugin):
     """Log Euclidean norms, only at log steps: at other steps nothing is computed.
 
     `norms/gradients` is that of the gradients as they were computed, before any plugin changes

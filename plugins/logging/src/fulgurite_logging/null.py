@@ -3,7 +3,7 @@
 import fulgurite as fg
 
 
-class NullLogger:
+class NullLogger(fg.Plugin):
     """Take every record and drop it.
 
     For programs that choose a logger by an argument, and to measure what records cost without one
@@ -19,17 +19,5 @@ class NullLogger:
     plugin_name = "null"
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Drop the record."""
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
-        """Drop the record."""
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Drop the record."""
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         """Drop the record."""

@@ -61,7 +61,7 @@ class BackgroundWriter:
         from fulgurite_logging import BackgroundWriter, JSONLBackend
 
         writer = BackgroundWriter("mine", JSONLBackend(Path(), None))  # in open_logger
-        writer.put(fg.Record("scalars", "train", 10, {"loss": 0.5}))  # in log_scalars
+        writer.put(fg.Record("scalars", "train", 10, {"loss": 0.5}))  # in log_record
         writer.close()  # in close_logger
 
     Attributes:

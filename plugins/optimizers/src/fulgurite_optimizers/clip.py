@@ -12,7 +12,7 @@ from fulgurite.plugins import hide_constructor_frames, leaves_with_paths
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class GradientClip:
+class GradientClip(fg.Plugin):
     """Clips the gradients before an optimizer.
 
     Attributes:

@@ -143,7 +143,7 @@ class WeightClip(Constraint):
         return jnp.clip(weight, -self.max_value, self.max_value)
 
 
-class ModuleConstraints:
+class ModuleConstraints(fg.Plugin):
     """Applies the constraints that the layers of a model ask for, after every update.
 
     Those are what a method `constraints(self)` returns, of the module or of any `eqx.Module` in it:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, PyTree
 from fulgurite_optimizers.steps import StepsState
 
 
-class FinalizeMixin:
+class FinalizeMixin(fg.Plugin):
     """The base of plugins whose update rule may have gradients left at the end of training."""
 
     @fg.hookimpl

@@ -36,7 +36,7 @@ ScheduleState = (
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class BackboneFinetuning:
+class BackboneFinetuning(fg.Plugin):
     """Trains a part of the module, such as a pretrained backbone, later than the rest and at a
     fraction of its learning rate.
 

@@ -30,7 +30,7 @@ from fulgurite_optimizers.steps import count_waiting
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class Freeze:
+class Freeze(fg.Plugin):
     """Leaves a part of the module out of training, whatever its optimizers are.
 
     A frozen part gets no gradient, no weight decay and, if it stays frozen, no optimizer state. Its

@@ -42,7 +42,7 @@ class MultiOptimizer(FinalizeMixin):
         )
     """
 
-    plugin_name = "phases"
+    plugin_name = "multi_optimizer"
 
     @hint_at_arguments(
         {},

@@ -46,7 +46,7 @@ class PlateauState(eqx.Module):
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class ReduceOnPlateau:
+class ReduceOnPlateau(fg.Plugin):
     """Multiplies the updates of all optimizers by `factor` whenever a metric has not improved
     `patience` times.
 
@@ -136,7 +136,7 @@ class ReduceOnPlateau:
     @fg.hookimpl
     def wrap_update_rule(self, update_rule: fg.UpdateRule) -> fg.UpdateRule:
         """Return a rule that scales the changes of the parameters."""
-        return ScaledUpdate(update_rule, self._state_name)
+        return ScaledUpdate(update_rule, self.registered_name)
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -155,7 +155,7 @@ class ReduceOnPlateau:
         value = read_measured_metric(run, self.monitor, "ReduceOnPlateau")
         if value is None:
             return None
-        old_state = run.state.plugin_states[self._state_name]
+        old_state = run.state.plugin_states[self.registered_name]
         new_state = jax.tree.map(
             lambda old, new: jax.device_put(new.astype(old.dtype), old.sharding),
             old_state,
@@ -166,8 +166,7 @@ class ReduceOnPlateau:
         ]
         scale_name = "scale" if len(names) == 1 else f"{self.monitor}/scale"
         run.log_scalars(self.plugin_name, {scale_name: float(new_state.scale)})
-        plugin_states = {**run.state.plugin_states, self._state_name: new_state}
-        return fg.ReplaceState(run.state.replace(plugin_states=plugin_states))
+        return fg.ReplaceState(run.state.with_plugin_state(self, new_state))
 
     def update(self, state: PlateauState, value: float) -> PlateauState:
         """Return the state after a value of the metric, as NumPy arrays.
@@ -190,10 +189,6 @@ class ReduceOnPlateau:
             return _make_state(scale, best, num_failed, 0)
         scale = max(scale * self.factor, min(self.min_scale, scale))
         return _make_state(scale, best, 0, self.cooldown)
-
-    @property
-    def _state_name(self) -> str:
-        return f"{self.plugin_name}:{self.instance}"
 
 
 class ScaledUpdate(UpdateRuleWrapper):
@@ -224,7 +219,7 @@ class ScaledUpdate(UpdateRuleWrapper):
         return self._scale_update(state, self.update_rule.finalize(state))
 
     def rewrap(self, update_rule: fg.UpdateRule) -> "ScaledUpdate":
-        return ScaledUpdate(update_rule, self._state_name)
+        return ScaledUpdate(update_rule, self.registered_name)
 
     def _scale_update(self, state: fg.TrainState, new_state: fg.TrainState) -> fg.TrainState:
         scale = state.plugin_states[self._state_name].scale

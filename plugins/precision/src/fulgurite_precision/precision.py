@@ -35,7 +35,7 @@ _COMPUTE = {
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class Precision:
+class Precision(fg.Plugin):
     """Runs the model in another dtype, in training, evaluation and prediction, without a change to
     the model.
 
@@ -151,14 +151,14 @@ class Precision:
         """Return a rule with scaled gradients in its backward pass."""
         if self.scale is None:
             return update_rule
-        return ScaledGradients(update_rule, self.plugin_name, self.scale)
+        return ScaledGradients(update_rule, self.registered_name, self.scale)
 
     @fg.hookimpl
     def step_metrics(self, state: fg.TrainState) -> dict[str, Any]:
         """Log the loss scale."""
         if self.scale is None:
             return {}
-        scale = state.plugin_states[self.plugin_name].scale
+        scale = state.plugin_states[self.registered_name].scale
         return {"loss_scale": fg.metrics.LastValue.from_values(scale)}
 
     @fg.hookimpl

@@ -167,8 +167,7 @@ class ScaledGradients(UpdateRuleWrapper):
         gradients = fg.Output(grads=output.grads)
         is_overflow, _, _ = state.nonfinite.check(gradients, None, None, is_sharded=True)
         scaling = replace(scaling, is_finite=~is_overflow)
-        plugin_states = {**new_state.plugin_states, self._state_name: scaling}
-        return new_state.replace(plugin_states=plugin_states), output
+        return new_state.with_plugin_state(self._state_name, scaling), output
 
     def rewrap(self, update_rule: fg.UpdateRule) -> "ScaledGradients":
         return ScaledGradients(update_rule, self._state_name, self._scale)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
-class ProgressBar:
+class ProgressBar(fg.Plugin):
     """Show a run on standard error: in a terminal or a notebook as one line that is kept up to
     date, elsewhere as plain lines at growing intervals.
 
@@ -123,14 +123,14 @@ class ProgressBar:
             self._displays[0].print_evaluation(name, metrics)
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Keep the newest metrics for the line."""
-        if self._displays:
+    def log_record(self, record: fg.Record) -> None:
+        """Keep the newest metrics for the line, and print what the run has to say above it."""
+        if record.kind == "text":
+            self._print_message(record)
+        elif record.kind == "scalars" and self._displays:
             self._displays[0].log(record)
 
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Print what the run has to say above the line."""
+    def _print_message(self, record: fg.Record) -> None:
         message = record.values.get("message")
         # Python prints a warning of what failed.
         if message is None or "failed" in record.values:

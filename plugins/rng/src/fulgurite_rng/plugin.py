@@ -19,7 +19,7 @@ DEFAULTS = (
 
 
 @hide_constructor_frames
-class Rng:
+class Rng(fg.Plugin):
     """Adds random streams to an engine, or replaces defaults of the same name.
 
     Without arguments it gives the defaults: `params` (for initializing modules; the same at every

@@ -68,7 +68,7 @@ def _wait_for_position(logger: Any, future: Any) -> Any:
     except Exception as error:
         reason = format_error(error)
         label = f"logger {logger.name!r} ({logger.distribution})"
-        if getattr(logger.plugin, "required", False):
+        if logger.options.required:
             raise CheckpointError(f"{label} cannot say where its records end: {reason}") from error
         warnings.warn(
             f"{label} cannot say where its records end, so that a resumed run may lose or repeat "

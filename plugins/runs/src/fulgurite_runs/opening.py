@@ -16,7 +16,7 @@ from fulgurite_runs.manifest import build_manifest
 _DIRECTORIES: "WeakKeyDictionary[EngineView, tuple[Any, RunDirectory]]" = WeakKeyDictionary()
 
 
-class RunPlugin:
+class RunPlugin(fg.Plugin):
     """A plugin that writes into the run directory, which is open for the whole fit, or that needs
     the description of the run, `run.manifest`.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import fulgurite as fg
 import jax
@@ -29,7 +29,7 @@ _EXAMPLES = {"batch": "such as ('data',)", "rules": _RULE, "outputs": _RULE}
 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
-class Sharding:
+class Sharding(fg.Plugin):
     """Trains on a mesh of devices.
 
     The step is compiled once for all of them; GSPMD inserts the communication.
@@ -65,7 +65,7 @@ class Sharding:
         PathError: a rule that matches no array.
     """
 
-    plugin_name: ClassVar[str] = "sharding"
+    plugin_name = "sharding"
 
     mesh: Mapping[str, int] | Mesh = field(default_factory=lambda: {"data": -1})
     batch: Sequence[str] = ("data",)

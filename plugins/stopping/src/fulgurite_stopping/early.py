@@ -48,7 +48,7 @@ class _Progress:
 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
-class EarlyStopping:
+class EarlyStopping(fg.Plugin):
     """Ends training when a metric has not improved for `patience` checks, as if that step were the
     planned end.
 
@@ -164,7 +164,7 @@ class EarlyStopping:
         stage = get_decision_stage(self.monitor)
         actions = [fg.ScheduledAction("check", trigger, self.check_metric, stage)]
         if self.restore_best:
-            after = (f"{self._full_name}.check",)
+            after = (f"{self.registered_name}.check",)
             actions.append(
                 fg.ScheduledAction("restore", fg.AtEnd(), self.restore, stage, after=after)
             )
@@ -252,7 +252,7 @@ class EarlyStopping:
         if is_last:
             best = self._copy_measured(run)
         else:
-            best = copy_arrays(run.state.plugin_states[self._full_name])
+            best = copy_arrays(run.state.plugin_states[self.registered_name])
         weights = "the weights" if view == "current" else f"the weights {view!r}"
         source = "" if is_last else "; they were kept in memory"
         run.notify(
@@ -266,14 +266,12 @@ class EarlyStopping:
     def _keep_weights(self, run: fg.Run) -> fg.ReplaceState:
         state = run.state
         best = self._copy_measured(run)
-        return fg.ReplaceState(
-            state.replace(plugin_states={**state.plugin_states, self._full_name: best})
-        )
+        return fg.ReplaceState(state.with_plugin_state(self, best))
 
     def _copy_measured(self, run: fg.Run) -> dict[str, Any]:
         """Return a copy of the weights that the metric measures now, as they are kept."""
         new = self._select_measured(run, run.state)
-        old = run.state.plugin_states[self._full_name]
+        old = run.state.plugin_states[self.registered_name]
         return jax.tree.map(
             lambda old, new: jax.device_put(new, old.sharding), old, copy_arrays(new)
         )
@@ -345,10 +343,6 @@ class EarlyStopping:
     @property
     def _source(self) -> str:
         return self.monitor.partition("/")[0]
-
-    @property
-    def _full_name(self) -> str:
-        return f"{self.plugin_name}:{self.instance}"
 
 
 def _select_arrays(module: Any, model_state: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class _Progress:
 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
-class SpikeDetection:
+class SpikeDetection(fg.Plugin):
     """Looks in every step whether the loss is far above the last `window` losses, and acts on it.
 
     A spike is above their median by more than `factor - 1` times their size, which is the median of
@@ -107,7 +107,7 @@ class SpikeDetection:
         """Return a rule that looks at the loss of each step."""
         return WatchedUpdate(
             update_rule,
-            self.plugin_name,
+            self.registered_name,
             self.factor,
             self.find_loss,
             leaves_out=self.action == "skip",
@@ -116,7 +116,7 @@ class SpikeDetection:
     @fg.hookimpl
     def step_metrics(self, state: fg.TrainState) -> dict[str, Any]:
         """Log the number of spikes so far."""
-        spikes = state.plugin_states[self.plugin_name].num_spikes
+        spikes = state.plugin_states[self.registered_name].num_spikes
         return {"spikes": fg.metrics.LastValue.from_values(spikes)}
 
     @fg.hookimpl
@@ -131,7 +131,7 @@ class SpikeDetection:
     def on_fit_start(self, run: fg.Run) -> None:
         """Begin behind the spikes that the state has seen, as the one that a fit continues from."""
         if not run.is_resumed:
-            num_spikes = int(run.state.plugin_states[self.plugin_name].num_spikes)
+            num_spikes = int(run.state.plugin_states[self.registered_name].num_spikes)
             object.__setattr__(self, "_progress", _Progress(num_spikes, [run.step, run.step]))
         if self.action == "skip" and run.engine.on_nonfinite != "skip":
             raise ConfigurationError(
@@ -212,7 +212,7 @@ class SpikeDetection:
     def _describe_new(self, run: fg.Run) -> str | None:
         """Return a message about the spikes that are new, which count as told from now on; None
         without any."""
-        spikes = jax.device_get(run.state.plugin_states[self.plugin_name])
+        spikes = jax.device_get(run.state.plugin_states[self.registered_name])
         num_new = int(spikes.num_spikes) - self._progress.num_spikes
         if num_new <= 0:
             return None

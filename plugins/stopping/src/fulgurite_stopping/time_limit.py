@@ -41,7 +41,7 @@ class _Clock:
 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
-class TimeLimit:
+class TimeLimit(fg.Plugin):
     """Stops training after a time, counted over all attempts of a run.
 
     It stops as a signal does: between two steps or between two batches of an evaluation, when all

@@ -129,5 +129,4 @@ class WatchedUpdate(UpdateRuleWrapper):
                 name: jnp.where(is_spike, jnp.nan, value) for name, value in output.losses.items()
             }
             output = output.replace(losses=losses)
-        plugin_states = {**new_state.plugin_states, self._state_name: spikes}
-        return new_state.replace(plugin_states=plugin_states), output
+        return new_state.with_plugin_state(self._state_name, spikes), output

@@ -76,6 +76,7 @@ class TensorBoardLogger(FileLogger):
     """
 
     plugin_name = FOLDER
+    kinds = ("scalars", "media", "text", "config")
     layout: Layout | None = None
     sources: Collection[str] | None = None
 
@@ -104,21 +105,6 @@ class TensorBoardLogger(FileLogger):
                         f"{path} lacks what the checkpoint knows, which are {size} bytes: put it "
                         "back, or resume in another directory"
                     )
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
-        """Write the record."""
-        self.put(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Write the record."""
-        self.put(record)
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
-        """Write the record."""
-        self.put(record)
 
 
 class _Backend:

@@ -65,7 +65,7 @@ def _make_hook(name: str, spec: Signature) -> Callable[..., None]:
 
 @_record_every_event
 @dataclass(frozen=True, eq=False)
-class EventRecorder:
+class EventRecorder(fg.Plugin):
     """A plugin that keeps every event and every record.
 
     Attributes:
@@ -94,21 +94,6 @@ class EventRecorder:
         return [event.hook for event in self.events]
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
-        """Keep the record."""
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
-        """Keep the record."""
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Keep the record."""
-        self.records.append(record)
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         """Keep the record."""
         self.records.append(record)

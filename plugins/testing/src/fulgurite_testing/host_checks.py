@@ -18,10 +18,7 @@ from fulgurite_testing.watch import watch
 HOOKS_DURING_DISPATCH = (
     "on_epoch_end",
     "on_compile",
-    "log_scalars",
-    "log_media",
-    "log_text",
-    "log_config",
+    "log_record",
 )
 """Host hooks that are called while steps run. The others are called before the first step, or where
 the engine waits."""

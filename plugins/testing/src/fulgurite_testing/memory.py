@@ -16,7 +16,7 @@ from fulgurite_testing.compare import as_plain_array
 
 
 @dataclass(frozen=True, eq=False)
-class InMemoryCheckpointer:
+class InMemoryCheckpointer(fg.Plugin):
     """Saves at the end of a run and wherever a plugin asks for it, each step once.
 
     Two instances with the same `checkpoints` stand for two starts of one run.

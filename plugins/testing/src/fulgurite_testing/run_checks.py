@@ -181,7 +181,7 @@ def check_host_state(subject: PluginUnderTest) -> None:
         raise CheckError(f"{error}; arrays belong into init_plugin_state") from error
     new_plugin = subject.make()
     engine = tiny_engine(new_plugin, *subject.other_plugins())
-    saved = {"state": json.loads(text), "version": getattr(plugin, "state_version", 1)}
+    saved = {"state": json.loads(text), "version": get_options(plugin).state_version}
     engine.plugins.hooks.set_host_state.each(
         per_plugin=lambda registered: saved if registered.plugin is new_plugin else None
     )

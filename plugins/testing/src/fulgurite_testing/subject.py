@@ -13,7 +13,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import FulguriteError
-from fulgurite.plugins import HIDDEN_FRAMES_NOTE
+from fulgurite.plugins import HIDDEN_FRAMES_NOTE, get_options
 
 from fulgurite_testing.events import EventRecorder
 from fulgurite_testing.memory import InMemoryCheckpointer
@@ -132,9 +132,8 @@ class PluginUnderTest:
     @property
     def changes_results(self) -> bool:
         """Return whether it says that it changes the numbers of a run."""
-        return bool(self.hooks & CHANGES_BY_NATURE) or getattr(
-            self.make(), "changes_results", False
-        )
+        is_by_nature = bool(self.hooks & CHANGES_BY_NATURE)
+        return is_by_nature or get_options(self.make()).changes_results
 
     @functools.cached_property
     def first_fit(self) -> FitRecord:

@@ -78,7 +78,7 @@ def _take_part(engine: fg.Engine, plugin: RegisteredPlugin, hooks: Collection[st
     members |= {
         "register_actions": staticmethod(register_actions),
         "plugin_name": plugin.name,
-        "kept_on_skip": getattr(plugin.plugin, "kept_on_skip", False),
+        "kept_on_skip": plugin.options.kept_on_skip,
         "__module__": type(plugin.plugin).__module__,
     }
     return type(type(plugin.plugin).__name__, (), members)()

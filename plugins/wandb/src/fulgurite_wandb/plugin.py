@@ -151,31 +151,18 @@ class WandbLogger(RunPlugin):
         self._writer.timeout = self.timeout + EXTRA_TIMEOUT
 
     @fg.hookimpl
-    def log_scalars(self, record: fg.Record) -> None:
+    def log_record(self, record: fg.Record) -> None:
         """Send the record, and the best value so far with it."""
         if self._writer is None:
             return
         self._writer.put(record)
+        if record.kind != "scalars":
+            return
         for name, value in record.values.items():
             key = f"{record.source}/{name}"
             if key in self.best and isinstance(value, int | float) and self._is_better(key, value):
                 self._identity.best[key] = value
                 self._writer.put(fg.Record("config", "best", record.step, {key: value}))
-
-    @fg.hookimpl
-    def log_media(self, record: fg.Record) -> None:
-        """Send the record."""
-        self._put(record)
-
-    @fg.hookimpl
-    def log_text(self, record: fg.Record) -> None:
-        """Send the record."""
-        self._put(record)
-
-    @fg.hookimpl
-    def log_config(self, record: fg.Record) -> None:
-        """Send the record."""
-        self._put(record)
 
     @fg.hookimpl
     def close_logger(self) -> None:
@@ -225,10 +212,6 @@ class WandbLogger(RunPlugin):
             raise ValueError(f"the best values are {best!r:.100}, which should be numbers")
         self._identity = _Identity(identity, best)
         self._has_restored_id = True
-
-    def _put(self, record: fg.Record) -> None:
-        if self._writer is not None:
-            self._writer.put(record)
 
     def _is_better(self, key: str, value: float) -> bool:
         return is_better(value, self._identity.best.get(key), self.best[key])

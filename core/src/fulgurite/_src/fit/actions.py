@@ -59,7 +59,7 @@ class ReplaceState:
 
 Action = Callable[..., Any]
 """`action(run)`, called with the `Run`, returns `StopTraining`, `ReplaceState` or None. The actions
-of a `Schedule` get and return anything."""
+of an `ActionSchedule` get and return anything."""
 
 
 @hide_constructor_frames

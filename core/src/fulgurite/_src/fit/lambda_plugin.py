@@ -5,12 +5,13 @@ from typing import Any
 
 from fulgurite._src.fit.actions import Action, ScheduledAction
 from fulgurite._src.plugins.markers import hookimpl
+from fulgurite._src.plugins.plugin import Plugin
 from fulgurite._src.tracebacks import hide_internal_frames
 from fulgurite._src.triggers import Trigger
 from fulgurite.errors import check_callable, check_name
 
 
-class LambdaPlugin:
+class LambdaPlugin(Plugin):
     """A plugin from functions: some hooks, and actions at intervals.
 
     Each object has a class of its own, because hooks are methods of a class.
@@ -36,8 +37,6 @@ class LambdaPlugin:
         ConfigurationError: a hook or an action is no function.
         PluginError: by the engine: there is no such hook, or it does not give such an argument.
     """
-
-    plugin_name: str
 
     @hide_internal_frames
     def __new__(

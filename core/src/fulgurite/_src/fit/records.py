@@ -47,14 +47,15 @@ class Record:
     Example:
         class PrintLogger:
             @fg.hookimpl
-            def log_scalars(self, record):
+            def log_record(self, record):
                 print(record.step, record.source, record.values)
 
 
-        PrintLogger().log_scalars(fg.Record("scalars", "train", 10, {"loss": 0.5}))
+        PrintLogger().log_record(fg.Record("scalars", "train", 10, {"loss": 0.5}))
 
     Attributes:
-        kind: which hook of the loggers receives it.
+        kind: `scalars`; `media`, which are images, histograms and figures; `text`, such as messages
+            of the run; or `config`, a description of the run.
         source: where it comes from: `train`, an evaluator's name, a plugin's name.
         step: the number of completed updates.
         values: by name. Scalars are Python numbers or, rarely, NumPy arrays.
@@ -518,7 +519,7 @@ class RecordDispatcher:
             record = replace(record, attempt=self.attempt, wall_time=time.time())
         elif record.kind == "scalars":
             self.history.append(record)
-        for hook in self._find_hooks(f"log_{record.kind}"):
+        for hook in self._find_hooks("log_record"):
             name = hook.plugin.name
             if name not in self.failures and name not in self._closed_loggers:
                 self._call(hook, record.step, record=record)
@@ -532,7 +533,7 @@ class RecordDispatcher:
                 hook(step, **arguments)
         except (Exception, WaitAbandoned) as error:
             refuses = hook.hook == "open_logger" and isinstance(error, FulguriteError)
-            if refuses or getattr(hook.plugin.plugin, "required", False):
+            if refuses or hook.plugin.options.required:
                 raise
             if name in self.failures:
                 return

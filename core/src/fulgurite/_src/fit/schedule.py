@@ -14,7 +14,7 @@ from fulgurite.errors import ConfigurationError, error_context
 
 
 @hide_constructor_frames
-class Schedule:
+class ActionSchedule:
     """Runs actions when their triggers say, in a loop of one's own.
 
     The triggers mean what they mean in `fit`, and the actions of a step run in the same order: by
@@ -27,7 +27,7 @@ class Schedule:
             print(int(state.step), float(output.loss))
 
 
-        schedule = fg.Schedule(
+        schedule = fg.ActionSchedule(
             [
                 fg.ScheduledAction("report", fg.Every(2) | fg.AtEnd(), report),
                 fg.ScheduledAction("keep", fg.At(3), lambda state, output: state.step),
@@ -75,7 +75,7 @@ class Schedule:
         for action in actions:
             if not isinstance(action, ScheduledAction) or action.action is None:
                 raise ConfigurationError(
-                    f"Schedule: {action!r} is not an action: give "
+                    f"ActionSchedule: {action!r} is not an action: give "
                     "fg.ScheduledAction(name, trigger, function)"
                 )
         added = [BoundAction(action.name, owner, action) for action in actions]

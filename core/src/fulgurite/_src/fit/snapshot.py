@@ -2,9 +2,9 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from fulgurite._src.fit.records import Record, RecordKind, check_json_value
+from fulgurite._src.fit.records import Record, check_json_value
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.record_names import find_fault
 from fulgurite._src.tracebacks import hide_constructor_frames
@@ -212,7 +212,7 @@ def copy_host(
     host_states: dict[str, Any] = {}
     answers = plugins.hooks.get_host_state.each(step, accept=lambda _, state: deepcopy(state))
     for plugin, state in answers:
-        version = getattr(plugin.plugin, "state_version", 1)
+        version = plugin.options.state_version
         host_states[plugin.name] = {"version": version, "state": state}
     shared_json = {
         name: _select_json(values) for name, values in shared.items() if find_fault(name) is None
@@ -225,11 +225,7 @@ def copy_host(
 def has_logger_with_host_state(plugins: PluginManager) -> bool:
     """Return whether a plugin receives records and has a host state, which may change with each."""
     with_state = {plugin.name for plugin in plugins.hooks.get_host_state.plugins}
-    return any(
-        plugin.name in with_state
-        for kind in get_args(RecordKind)
-        for plugin in plugins.hooks[f"log_{kind}"].plugins
-    )
+    return any(plugin.name in with_state for plugin in plugins.hooks.log_record.plugins)
 
 
 def _select_json(values: dict[str, Any]) -> dict[str, Any]:

@@ -234,7 +234,7 @@ class PluginManager:
 
 def _find_own_hookspecs(plugins: list[RegisteredPlugin]) -> list[Any]:
     """Return the specifications that plugins bring, each once."""
-    namespaces = [getattr(type(plugin.plugin), "hookspecs", None) for plugin in plugins]
+    namespaces = [plugin.options.hookspecs for plugin in plugins]
     return list({id(space): space for space in namespaces if space is not None}.values())
 
 

@@ -11,6 +11,13 @@ from importlib.metadata import EntryPoint, entry_points, packages_distributions,
 from pathlib import Path
 from typing import Any
 
+from fulgurite._src.plugins.plugin import (
+    Plugin,
+    check_options,
+    get_options,
+    get_order,
+    note_name,
+)
 from fulgurite.errors import (
     ConfigurationError,
     FulguriteError,
@@ -39,7 +46,12 @@ _KNOWN_DISTRIBUTIONS = {
         "null",
         "python",
     ),
-    "optimizers": ("accumulate", "clip", "phases", "reduce_on_plateau"),
+    "optimizers": (
+        "gradient_accumulation",
+        "gradient_clip",
+        "multi_optimizer",
+        "reduce_on_plateau",
+    ),
     "precision": ("precision",),
     "progress": ("progress",),
     "rng": ("rng",),
@@ -48,7 +60,6 @@ _KNOWN_DISTRIBUTIONS = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }
-_ORDER_OPTIONS = ("provides", "requires", "after", "before")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +81,11 @@ class RegisteredPlugin:
     plugin: Any
     activation: str
     order: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def options(self) -> Plugin:
+        """Its options, as attributes: `plugin.options.kept_on_skip`."""
+        return get_options(self.plugin)
 
     @functools.cached_property
     def distribution(self) -> str:
@@ -346,8 +362,8 @@ def _get_base_name(plugin: Any, installed: InstalledPlugins) -> str:
     """Return the class attribute `plugin_name`, else its entry point's name, else the class's name
     in snake case."""
     plugin_class = type(plugin)
-    plugin_name = getattr(plugin_class, "plugin_name", None)
-    if isinstance(plugin_name, str):
+    plugin_name = get_options(plugin).plugin_name
+    if plugin_name:
         return plugin_name
     for name, entries in installed.items():
         for entry in entries:
@@ -365,14 +381,8 @@ def _register(
     """Return a plugin under a name that none of the others has."""
     if any(other.plugin is plugin for other in others):
         raise PluginError(f"the same instance of plugin {base_name!r} is given twice")
-    order = {option: getattr(plugin, option, ()) for option in _ORDER_OPTIONS}
-    for option, names in order.items():
-        is_tuple = isinstance(names, tuple)
-        if not is_tuple or not all(isinstance(name, str) for name in names):
-            raise PluginError(
-                f"{type(plugin).__name__}.{option} must be a tuple of names, not {names!r}"
-            )
-    instance = getattr(plugin, "instance", None)
+    check_options(plugin)
+    instance = get_options(plugin).instance
     taken = {other.name for other in others}
     if instance is None and base_name in taken:
         instance = 2
@@ -380,4 +390,5 @@ def _register(
             instance += 1
     name = base_name if instance is None else f"{base_name}:{instance}"
     check_name(name, f"{type(plugin).__name__}: the plugin's name", error=PluginError)
-    return RegisteredPlugin(name, plugin, activation, order)
+    note_name(plugin, name)
+    return RegisteredPlugin(name, plugin, activation, get_order(plugin))

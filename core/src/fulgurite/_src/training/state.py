@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, PyTree
 
+from fulgurite._src.plugins.plugin import Plugin
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
 from fulgurite._src.tree.paths import leaves_with_paths
@@ -58,10 +59,24 @@ class TrainState(eqx.Module):
         """Return a copy with some fields changed: `state.replace(module=module)`."""
         return partial(replace, self)
 
+    # Likewise.
+    @property
+    def with_plugin_state(self) -> Callable[[Plugin | str, PyTree], "TrainState"]:
+        """Return a copy with another plugin state: `state.with_plugin_state(plugin, value)`.
+
+        The plugin is an `fg.Plugin`, or the registered name of one.
+        """
+        return partial(_replace_plugin_state, self)
+
     def reset_metrics(self) -> "TrainState":
         """Return a copy whose metrics begin anew: those of the open window, and running ones such
         as moving averages."""
         return self.replace(metric_window=jax.tree.map(jnp.zeros_like, self.metric_window))
+
+
+def _replace_plugin_state(state: TrainState, plugin: Plugin | str, value: PyTree) -> TrainState:
+    name = plugin if isinstance(plugin, str) else plugin.registered_name
+    return state.replace(plugin_states={**state.plugin_states, name: value})
 
 
 @dataclass(frozen=True)

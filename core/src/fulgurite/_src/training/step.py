@@ -111,7 +111,7 @@ class TrainStep:
         new_states = outcome.state.plugin_states
         kept_states = {}
         for plugin in self._plugins.hooks.init_plugin_state.plugins:
-            if plugin.name in new_states and getattr(plugin.plugin, "kept_on_skip", False):
+            if plugin.name in new_states and plugin.options.kept_on_skip:
                 kept_states[plugin.name] = new_states[plugin.name]
 
         def select(before: Any, after: Any) -> Any:

@@ -1,0 +1,162 @@
+"""The options that a plugin may have: declared, read and checked here alone."""
+
+import functools
+import weakref
+from difflib import get_close_matches
+from inspect import getattr_static, isroutine
+from typing import Any
+
+from fulgurite.errors import PluginError
+
+_ORDER_OPTIONS = ("provides", "requires", "after", "before")
+_FLAGS = ("kept_on_skip", "required", "changes_results")
+
+
+class Plugin:
+    """An optional base class of plugins, which declares the options that a plugin may set.
+
+    Any object with methods marked by `@fg.hookimpl` is a plugin. One that derives from this class
+    knows its registered name, and a type checker knows its options; it may be a dataclass or an
+    `eqx.Module`. Set an option in the body of the class or in an instance. An attribute of any
+    plugin that looks like a misspelt option is an error.
+
+    Example:
+        class Count(fg.Plugin):
+            after = ("precision",)
+            kept_on_skip = True
+
+            @fg.hookimpl
+            def init_plugin_state(self):
+                return jnp.int32(0)
+
+            @fg.hookimpl
+            def after_update(self, module, plugin_state):
+                return module, plugin_state + 1
+
+
+        count = Count()
+        result = fg.Engine(steps=3, plugins=[count]).fit(model, data)
+        print(result.state.plugin_states[count.registered_name])  # 3
+
+    Attributes:
+        plugin_name: the name of the class's plugins. Empty for that of their entry point, or else
+            the class's name in snake case.
+        instance: a string that tells several plugins of a class apart; they are named
+            `NAME:INSTANCE`. None to number them. It may be a property.
+        provides: names that other plugins may use for this one in the next three.
+        requires: the names of plugins that must be active, and come before this one.
+        after: the names of plugins that come before this one, if they are active.
+        before: the names of plugins that come after this one, if they are active.
+        kept_on_skip: whether the plugin state of a step is kept if its update is skipped, because
+            something was not finite.
+        required: of a logger, whether its failure ends the run.
+        state_version: the version of what `get_host_state` returns.
+        changes_results: whether it changes numbers of a run on purpose, for `check_plugin` of
+            `fulgurite_testing`.
+        hookspecs: a module or class that specifies further hooks, which the plugin calls.
+    """
+
+    plugin_name: str = ""
+    # Any, not `str | None`: a type checker lets a property, a field or a constant override it.
+    instance: Any = None
+    provides: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    kept_on_skip: bool = False
+    required: bool = False
+    state_version: int = 1
+    changes_results: bool = False
+    hookspecs: Any = None
+
+    @property
+    def registered_name(self) -> str:
+        """The name under which engines have the plugin: the key of its plugin state, of its host
+        state and of its timings.
+
+        Raises:
+            PluginError: no engine has it yet, or several have it under different names.
+        """
+        class_name = type(self).__name__
+        names = list(_registered_names.get(id(self), ()))
+        if not names:
+            raise PluginError(
+                f"{class_name} is not registered yet: read its name in a hook or an action"
+            )
+        if len(names) > 1:
+            raise PluginError(
+                f"{class_name} is {' and '.join(map(repr, names))} in different engines: give each "
+                "of several such plugins its own `instance`"
+            )
+        return names[0]
+
+
+OPTIONS = tuple(Plugin.__annotations__)
+
+_registered_names: dict[int, tuple[str, ...]] = {}
+"""By the identity of a plugin. Not an attribute of it: a copy is not registered, and Equinox counts
+the attributes of a module."""
+
+
+class _PlainPlugin(Plugin):
+    """The options of a plugin that does not derive from `Plugin`."""
+
+    def __init__(self, plugin: Any) -> None:
+        for option in OPTIONS:
+            if hasattr(plugin, option):
+                setattr(self, option, getattr(plugin, option))
+
+
+def get_options(plugin: Any) -> Plugin:
+    """Return an object that has the options of a plugin, whatever its class, as attributes."""
+    return plugin if isinstance(plugin, Plugin) else _PlainPlugin(plugin)
+
+
+def check_options(plugin: Any) -> None:
+    """Raise a PluginError for an option of the wrong type, and for an attribute that looks like a
+    misspelt option."""
+    class_name = type(plugin).__name__
+    options = get_options(plugin)
+    for option in _ORDER_OPTIONS:
+        names = getattr(options, option)
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise PluginError(f"{class_name}.{option} must be a tuple of names, not {names!r}")
+    for option in _FLAGS:
+        flag = getattr(options, option)
+        if not isinstance(flag, bool):
+            raise PluginError(f"{class_name}.{option} must be True or False, not {flag!r}")
+    for name in dir(plugin):
+        option = _find_misspelt_option(name)
+        if option is not None and not isroutine(getattr_static(type(plugin), name, None)):
+            raise PluginError(
+                f"{class_name} has an attribute {name!r}, which is not an option of plugins. Did "
+                f"you mean {option!r}? If not, give it a name that cannot be taken for it"
+            )
+
+
+def get_order(plugin: Any) -> dict[str, tuple[str, ...]]:
+    """Return the names in `provides`, `requires`, `after` and `before` of a plugin."""
+    options = get_options(plugin)
+    return {option: getattr(options, option) for option in _ORDER_OPTIONS}
+
+
+def note_name(plugin: Any, name: str) -> None:
+    """Tell a plugin that derives from `Plugin` the name under which an engine has it."""
+    if not isinstance(plugin, Plugin):
+        return
+    key = id(plugin)
+    if key not in _registered_names:
+        weakref.finalize(plugin, _registered_names.pop, key).atexit = False
+    names = _registered_names.get(key, ())
+    _registered_names[key] = tuple(dict.fromkeys((*names, name)))
+
+
+@functools.cache  # each engine asks for the same names
+def _find_misspelt_option(name: str) -> str | None:
+    """Return the option that the name of an attribute looks like, unless it is one."""
+    if name in OPTIONS or name.startswith("_"):
+        return None
+    # Two letters exchanged are further away than 0.85, in a word as short as `after`.
+    anagrams = [option for option in OPTIONS if sorted(option) == sorted(name)]
+    matches = anagrams or get_close_matches(name, OPTIONS, 1, cutoff=0.85)
+    return matches[0] if matches else None
