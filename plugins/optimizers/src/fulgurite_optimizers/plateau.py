@@ -219,7 +219,7 @@ class ScaledUpdate(UpdateRuleWrapper):
         return self._scale_update(state, self.update_rule.finalize(state))
 
     def rewrap(self, update_rule: fg.UpdateRule) -> "ScaledUpdate":
-        return ScaledUpdate(update_rule, self.registered_name)
+        return ScaledUpdate(update_rule, self._state_name)
 
     def _scale_update(self, state: fg.TrainState, new_state: fg.TrainState) -> fg.TrainState:
         scale = state.plugin_states[self._state_name].scale

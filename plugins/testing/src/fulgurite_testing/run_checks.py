@@ -9,7 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite.plugins import LEFT_OUT_MESSAGE
+from fulgurite.plugins import LEFT_OUT_MESSAGE, get_options
 from fulgurite_runs import check_readable
 
 from fulgurite_testing.compare import find_difference, find_rough_difference

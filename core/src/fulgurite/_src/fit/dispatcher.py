@@ -10,11 +10,8 @@ import jax
 
 from fulgurite._src.callbacks import RUNTIME_ERRORS
 from fulgurite._src.data.readers import BatchItem
-from fulgurite._src.execution.compiled_step import (
-    BatchBuffer,
-    Dispatch,
-    StepResults,
-)
+from fulgurite._src.execution.batch_buffer import BatchBuffer
+from fulgurite._src.execution.compiled_step import Dispatch, StepResults
 from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.running import LoopState, RunningFit
 from fulgurite._src.model.media import MEDIA_ACTION
