@@ -57,7 +57,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits divided by 256: 256 KiB of JSON, and 1 MiB of memory."""
     monkeypatch.setattr(json_codec, "MAX_SIZE", 2**18)
     monkeypatch.setattr(json_codec, "MAX_MEMORY", 2**20)
-    monkeypatch.setattr(files, "MAX_SIZE", 2**18)
+    monkeypatch.setattr(files, "MAX_JSON_SIZE", 2**18)
 
 
 def trial(data: Any, plugin: Any) -> fg.FitResult:

@@ -11,6 +11,7 @@ from fulgurite_runs import loads
 from fulgurite_logging.jsonl import EXACT_FILE, TELEMETRY_FILE
 
 LONGEST_LINE = 1 << 24
+"""The most bytes of a line of records that is read."""
 
 
 def iter_records(run: Path) -> Iterator[fg.Record]:

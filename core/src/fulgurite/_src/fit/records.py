@@ -34,6 +34,7 @@ from fulgurite.errors import (
 )
 
 RecordKind = Literal["scalars", "media", "text", "config"]
+"""What a record holds, and so which hook of loggers gets it."""
 RecordStream = Literal["exact", "telemetry"]
 HISTORY_LENGTH = 10_000
 """How many records a history keeps: with `log_every=50`, those of half a million steps. About 5 MB
