@@ -797,7 +797,7 @@ def test_host_state_of_plugins_is_restored() -> None:
     [
         (
             {"patience:fast": {"version": 3, "state": {"number": 4}}},
-            "plugin 'patience:fast' cannot go on from the host state that the checkpoint of step 4 "
+            "plugin 'patience:fast' cannot restore the host state that the checkpoint of step 4 "
             "holds for it, of version 3 of that state: KeyError: 'count'. Resume from another",
         ),
         (

@@ -122,7 +122,7 @@ class Engine(GuardedEngine):
         run_dir: the run's directory, for plugins that write.
         steps_per_execution: the largest number of steps in one dispatch. `auto` chooses it from the
             traced program, so that small steps are fused; `explain` says what was chosen and why.
-            A number overrides that. Each dispatch moves so many batches, however few of its steps
+            A number overrides that. Each dispatch moves as many batches, however few of its steps
             run. The bits do not depend on it.
         log_every: when the metric window is closed: an interval in steps, and the end; or a
             trigger; None for never.

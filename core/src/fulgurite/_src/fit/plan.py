@@ -82,7 +82,7 @@ class FitPlan:
             follows from the ends of epochs as far as they are known.
         steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
         device_arrays: the arrays on the device that indexed batches are gathered from, or None.
-        resumed_from: the snapshot that the fit goes on from, or None.
+        resumed_from: the snapshot that the fit resumes from, or None.
         resume: what `fit(resume=...)` was.
         messages: what the user is told at the start.
     """
@@ -379,7 +379,7 @@ def _check_known_batches(
 def _find_end_of_epoch(
     epochs: int, start: int, epoch_ends: tuple[int, ...], epoch_length: int | None
 ) -> int | None:
-    """Return the step at which the last of so many epochs ends, as far as that is known."""
+    """Return the step at which the last of a number of epochs ends, as far as that is known."""
     if epochs <= len(epoch_ends):
         return epoch_ends[epochs - 1]
     if epoch_ends:

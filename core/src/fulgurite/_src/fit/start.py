@@ -124,7 +124,7 @@ def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> No
         snapshot: None is a fresh start, at which nothing is restored.
 
     Raises:
-        CheckpointError: a plugin cannot go on from its host state.
+        CheckpointError: a plugin cannot restore its host state.
     """
     if snapshot is None:
         return
@@ -138,10 +138,10 @@ def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> No
             raise
         except Exception as error:
             raise CheckpointError(
-                f"plugin {hook.plugin.name!r} cannot go on from the host state that the checkpoint "
+                f"plugin {hook.plugin.name!r} cannot restore the host state that the checkpoint "
                 f"of step {int(snapshot.state.step)} holds for it, of version {entry['version']} "
                 f"of that state: {type(error).__name__}: {error}. Resume from another checkpoint, "
-                f"or begin anew with resume='never'"
+                f"or start afresh with resume='never'"
             ) from error
 
 
