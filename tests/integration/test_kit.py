@@ -71,7 +71,7 @@ class Apart(TinyModel):
 
 
 PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "accumulate": (lambda: GradientAccumulation(2), {"bad_arguments": [{"n": 0}]}),
+    "gradient_accumulation": (lambda: GradientAccumulation(2), {"bad_arguments": [{"n": 0}]}),
     "average": (
         lambda: Average(EMA(0.5)),
         {"bad_arguments": [{"rule": EMA(0.5), "statistics": "none"}]},
@@ -94,7 +94,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
         lambda: Checkpointer(every=3),
         {"bad_arguments": [{"every": 3, "max_to_keep": 0}, {"every": 3, "weights_only": "head"}]},
     ),
-    "clip": (lambda: GradientClip(max_norm=1.0), {"bad_arguments": [{"max_norm": -1.0}]}),
+    "gradient_clip": (lambda: GradientClip(max_norm=1.0), {"bad_arguments": [{"max_norm": -1.0}]}),
     "compilations": (CompilationMonitor, {}),
     "console": (ConsoleLogger, {}),
     "csv": (CSVLogger, {}),
@@ -110,7 +110,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "norms": (NormMonitor, {"bad_arguments": [{"quantities": ("weights",)}]}),
     "null": (NullLogger, {}),
     "python": (PythonLogger, {}),
-    "phases": (MultiOptimizer, {"model": Apart}),
+    "multi_optimizer": (MultiOptimizer, {"model": Apart}),
     "predictions": (
         lambda: PredictionWriter("test", tiny_data()),
         {"bad_arguments": [{"name": "a/b", "data": []}]},
@@ -160,7 +160,7 @@ HERE = {
 
 
 # Plugins of each kind stand for the others, each of which has tests of its own.
-QUICK = {"evaluator", "jsonl", "norms", "phases", "progress", "rng", "sharding"}
+QUICK = {"evaluator", "jsonl", "multi_optimizer", "norms", "progress", "rng", "sharding"}
 
 
 @pytest.mark.parametrize(
