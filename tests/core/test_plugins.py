@@ -573,7 +573,7 @@ def test_two_plugins_may_share_a_random_stream() -> None:
 
 
 def test_two_plugins_that_declare_one_evaluator_clash() -> None:
-    with pytest.raises(PluginError, match="Evaluator 'test' comes from both 'left' and 'right'"):
+    with pytest.raises(PluginError, match="Evaluation 'test' comes from both 'left' and 'right'"):
         engine(plugin("left", **EVALUATOR), plugin("right", **EVALUATOR))
 
 
@@ -581,7 +581,7 @@ def test_one_plugin_that_declares_an_evaluator_twice_clashes_with_itself() -> No
     twice = plugin(
         "twice", register_evaluators=lambda self: EVALUATOR["register_evaluators"](self) * 2
     )
-    with pytest.raises(PluginError, match=r"Evaluator 'test'.*'twice'"):
+    with pytest.raises(PluginError, match=r"Evaluation 'test'.*'twice'"):
         engine(twice)
 
 

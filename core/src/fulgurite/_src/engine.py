@@ -74,7 +74,6 @@ SET_ONCE = frozenset(
         "evaluators",
         "services",
         "due_names",
-        "_rng_streams",
         "_programs",
         "_own_loop",
         "_evaluations",
@@ -213,7 +212,7 @@ class Engine(GuardedEngine):
         FIT_ARGUMENTS,
         "Engine.fit",
         too_many="it trains on one data source, and evaluations are plugins of "
-        "fulgurite-evaluators, fg.Engine(plugins=[Evaluation('val', data, every=100)])",
+        "fulgurite-evaluators, fg.Engine(plugins=[Evaluator('val', data, every=100)])",
     )
     def fit(
         self,

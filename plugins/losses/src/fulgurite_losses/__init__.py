@@ -36,11 +36,10 @@ from fulgurite_losses.regression import (
     squared_error,
 )
 from fulgurite_losses.sequences import ctc_loss
-from fulgurite_losses.signature import LossOptions, Reduction
+from fulgurite_losses.signature import Reduction
 
 __all__ = [
     "Examples",
-    "LossOptions",
     "Reduction",
     "absolute_error",
     "adaptive_power_loss",

@@ -1,7 +1,6 @@
 """Functions of trees that are traced once for each kind of arguments."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ class CachedTrace:
 
     Args:
         function: of trees of arrays and of anything else; what it does depends on nothing but them.
-            Keyword arguments say what its errors name, and those of the first call are used.
+            Keyword arguments say what its errors name; they do not make another kind.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -34,9 +33,8 @@ class CachedTrace:
         leaves, treedef = jax.tree.flatten(arguments)
         key = treedef, tuple(map(leaf_signature, leaves))
         if key not in self._traces:
-            function = partial(self._function, **notes)
-            self._traces[key] = _Trace(function, leaves, treedef)
-        return self._traces[key](leaves)
+            self._traces[key] = _Trace(self._function, leaves, treedef)
+        return self._traces[key](leaves, notes)
 
 
 class _Trace:
@@ -55,9 +53,13 @@ class _Trace:
         self._array_indices = [index for index, leaf in enumerate(leaves) if is_array(leaf)]
         self._result_leaves: list[Any] = []
         self._result_treedef: Any = None
+        # Not only the first call runs the function: one whose trace failed is followed by another,
+        # and where `jax_debug_nans` is set, JAX runs it again operation by operation.
+        self._notes: dict[str, Any] = {}
         self._run = jax.jit(self._trace)
 
-    def __call__(self, leaves: list[Any]) -> Any:
+    def __call__(self, leaves: list[Any], notes: dict[str, Any]) -> Any:
+        self._notes = notes
         results = iter(self._run([leaves[index] for index in self._array_indices]))
         leaves = [next(results) if leaf is _ARRAY else leaf for leaf in self._result_leaves]
         return jax.tree.unflatten(self._result_treedef, leaves)
@@ -66,7 +68,8 @@ class _Trace:
         leaves = list(self._leaves)
         for index, array in zip(self._array_indices, arrays, strict=True):
             leaves[index] = array
-        result = self._function(*jax.tree.unflatten(self._treedef, leaves))
+        arguments = jax.tree.unflatten(self._treedef, leaves)
+        result = self._function(*arguments, **self._notes)
         result_leaves, self._result_treedef = jax.tree.flatten(result)
         self._result_leaves = [_ARRAY if is_array(leaf) else leaf for leaf in result_leaves]
         return [leaf for leaf in result_leaves if is_array(leaf)]
