@@ -87,6 +87,6 @@ result.history.to_dict()["test/accuracy"]
 timing_table(result.timings)
 
 # %%
-# Run the cell again to go on from where it ended.
+# Run the cell again to continue from where it ended.
 result = engine.fit(data=train, state=result.state, steps=100)
 engine.evaluate(result, test)

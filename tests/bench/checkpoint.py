@@ -1,7 +1,7 @@
 """What a checkpoint costs the training, against Orbax's own asynchronous checkpointer in the same
 loop.
 
-A state of 200 MB in 50 arrays is trained by one engine. At every so many steps it is saved, in
+A state of 200 MB in 50 arrays is trained by one engine. Every few steps it is saved, in
 turns by `Checkpointer` and by `ocp.training.Checkpointer`, which keeps neither hashes nor commits;
 before each save the former one is complete.
 

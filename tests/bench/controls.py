@@ -119,7 +119,7 @@ MODELS: dict[str, Callable[[], tuple[fg.Module, fg.ArrayData, int]]] = {
 
 
 def measure_step(engine: fg.Engine, state: Any, data: fg.ArrayData, steps: int) -> float:
-    """Return the seconds of a step, over so many of them from the initial state."""
+    """Return the seconds of a step, over that many of them from the initial state."""
     state = copy_arrays(state)
     before = perf_counter()
     result = engine.fit(data=data, state=state, steps=steps)

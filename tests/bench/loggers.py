@@ -52,7 +52,7 @@ OPENED, STEPS = 100, 4100
 
 
 class Slow(FileLogger):
-    """Writes nothing until it is let go, as a disk would that takes a second for each record."""
+    """Writes nothing until it is released, as a disk would that takes a second for each record."""
 
     plugin_name = "slow"
     release = threading.Event()

@@ -72,8 +72,7 @@ ONE_MODEL = "mlp_small"
 """The model of the arms `generator`, `evaluate` and `predict`: there they cost most."""
 
 
-# --- the arms
-# -------------------------------------------------------------------------------------------------------
+# --- the arms -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Arm:
 def build_arms(workload: Workload) -> dict[str, Arm]:
     """All arms on one workload."""
     arrays, model = workload.arrays(), workload.model(key=jax.random.key(0))
-    # Displays that are merely installed are no part of the engine.
+    # Displays that are merely installed are not part of the engine.
     engines = {
         "fit": fg.Engine(steps=1, autoload=False),
         "bare": fg.Engine(steps=1, steps_per_execution=1, autoload=False),
@@ -136,7 +135,7 @@ def filter_jit_arm(workload: Workload, arrays: Batch, model: Any) -> Arm:
         return eqx.apply_updates(model, updates), opt_state, loss
 
     def advance(carry: Any, key: Any, i: int, batch: Batch) -> tuple[Any, Array]:
-        # A Python int would be static to filter_jit, which would compile every step anew.
+        # A Python int would be static to filter_jit, which would compile every step again.
         model, opt_state = carry
         model, opt_state, loss = step(model, opt_state, key, np.asarray(i, np.int32), batch)
         return (model, opt_state), loss
@@ -220,8 +219,7 @@ def engine_arm(
     return Arm(partial(copy_arrays, state), train)
 
 
-# --- other systems
-# --------------------------------------------------------------------------------------------------
+# --- other systems --------------------------------------------------------------------------------
 
 
 def peer_arms(workload: Workload) -> dict[str, Arm]:
@@ -311,8 +309,7 @@ def lightning_arm(workload: Workload, arrays: Batch) -> Arm:
     return Arm(Classifier, train)
 
 
-# --- fresh processes
-# ------------------------------------------------------------------------------------------------
+# --- fresh processes ------------------------------------------------------------------------------
 
 
 def processes(repeats: int) -> dict[str, Spread]:
@@ -361,8 +358,7 @@ def first(name: str) -> None:
     print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
 
 
-# --- the program
-# ----------------------------------------------------------------------------------------------------
+# --- the program ----------------------------------------------------------------------------------
 
 
 def measure_workload(

@@ -124,7 +124,7 @@ class EngineArm:
         self._fit(64)
 
     def measure(self, steps: int) -> float:
-        """Return the seconds of a step of a fit of so many, without those of a fit of one."""
+        """Return the seconds of a step of a fit of that many, without those of a fit of one."""
         short = min(self._time(1) for _ in range(2))
         return max(self._time(steps) - short, 0.0) / (steps - 1)
 
@@ -159,7 +159,7 @@ def measure_arrays() -> Iterator[Point]:
 
 
 class ManyMetrics(fg.Module):
-    """A model whose step returns so many means of its logits."""
+    """A model whose step returns that many means of its logits."""
 
     model: Any
     num_metrics: int = eqx.field(static=True)
@@ -203,7 +203,7 @@ class Counting:
 
 
 class ManyActions:
-    """A plugin with so many actions, each at steps of its own."""
+    """A plugin with that many actions, each at steps of its own."""
 
     plugin_name = "many_actions"
 
@@ -222,7 +222,7 @@ class ManyActions:
 
 
 class ManyRecords:
-    """A plugin that makes so many records every 10 steps."""
+    """A plugin that makes that many records every 10 steps."""
 
     plugin_name = "many_records"
 
@@ -415,7 +415,7 @@ def main() -> None:
         print(json.dumps(asdict(measure_on_devices(options.devices))))
         return
     make_data_and_module()
-    measure_fit([], 10)  # what a process compiles only once is no part of a curve
+    measure_fit([], 10)  # what a process compiles only once is not part of a curve
     print(HEADER)
     points: list[Point] = []
     for curve in options.curves:

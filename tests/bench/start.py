@@ -38,7 +38,7 @@ STEPS = 20
 
 
 def make_workload(num_arrays: int) -> Workload:
-    """Return a model that has about so many arrays with those of Adam, at least 13."""
+    """Return a model that has about that many arrays with those of Adam, at least 13."""
     blocks = max(0, round((num_arrays - 13) / 12))
     return Workload(
         lambda key: ResidualNetwork(64, 32, blocks, key=key), (64,), 8, STEPS, examples=256

@@ -28,8 +28,7 @@ def bits(item: BatchItem) -> Any:
     return parts, structure, item.epoch_end, item.position
 
 
-# --- arrays in memory
-# -------------------------------------------------------------------------------------------------
+# --- arrays in memory -----------------------------------------------------------------------------
 
 
 def test_remainder_is_kept_dropped_or_padded() -> None:
@@ -244,8 +243,7 @@ def test_masked_batch_is_a_pytree_for_every_transformation() -> None:
     ).tolist() == [0, 1, 9]
 
 
-# --- streams
-# ----------------------------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 class Again:
@@ -261,7 +259,7 @@ class Again:
 class Deck:
     """A stateful source of `size` batches, with other numbers in each epoch.
 
-    Asked to go on after an epoch's last batch, it gives the rest of that epoch, which is empty. It
+    Asked to continue after an epoch's last batch, it gives the rest of that epoch, which is empty. It
     changes the state that it once returned, as a careless source may.
     """
 
@@ -286,7 +284,7 @@ class Deck:
 
 
 class WrappingDeck(Deck):
-    """Asked to go on after an epoch's last batch, it gives the next epoch."""
+    """Asked to continue after an epoch's last batch, it gives the next epoch."""
 
     def set_state(self, state: Any) -> None:
         self.place, self.going_on = dict(state), state["at"] < self.size
@@ -614,8 +612,7 @@ def test_the_state_of_a_source_is_copied_when_it_is_taken() -> None:
     assert item.position["source"]["at"] == b"\xff"
 
 
-# --- the thread
-# -------------------------------------------------------------------------------------------------------
+# --- the thread -----------------------------------------------------------------------------------
 
 
 def threads() -> list[threading.Thread]:

@@ -96,8 +96,7 @@ def active(engine: fg.Engine) -> dict[str, str]:
     return {name: registered.activation for name, registered in engine.plugins.plugins.items()}
 
 
-# --- by name
-# ----------------------------------------------------------------------------------------------------------
+# --- by name --------------------------------------------------------------------------------------
 
 
 def test_an_installed_plugin_is_active_when_it_is_named_and_not_before(install: Install):
@@ -209,8 +208,7 @@ def test_removing_an_absent_plugin_is_fine_unless_misspelt(install: Install):
         fg.Engine(plugins=["-amce"])
 
 
-# --- autoload
-# ---------------------------------------------------------------------------------------------------------
+# --- autoload -------------------------------------------------------------------------------------
 
 
 def test_package_may_ask_to_be_autoloaded(install: Install):
@@ -328,8 +326,7 @@ def test_the_installed_fulgurite_rng_is_autoloaded(monkeypatch: pytest.MonkeyPat
     assert active(fg.Engine()) == {"rng": "autoload"}
 
 
-# --- two distributions, one name
-# --------------------------------------------------------------------------------------
+# --- two distributions, one name ------------------------------------------------------------------
 
 
 def test_name_in_two_distributions_is_an_error_when_requested(install: Install):
@@ -370,8 +367,7 @@ def test_ambiguous_name_can_be_resolved_by_an_instance(torn: None):
     assert active(fg.Engine(plugins=[plugin])) == {"acme": "given"}
 
 
-# --- broken distributions
-# ---------------------------------------------------------------------------------------------
+# --- broken distributions -------------------------------------------------------------------------
 
 BROKEN = "raise RuntimeError('needs a newer thing')"
 
@@ -432,7 +428,7 @@ def test_entry_point_to_a_missing_class_is_broken(install: Install):
         fg.Engine(plugins=["acme"])
 
 
-# --- blame ------------------------------------------------------------------------------------------------------------
+# --- blame ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plugin_entry", ["by name", "as an instance"])

@@ -1,4 +1,4 @@
-"""Texts of errors: they say what differs, and what may be written instead."""
+"""Strings of errors: they say what differs, and what may be written instead."""
 
 from collections.abc import Callable
 from typing import Any

@@ -484,8 +484,7 @@ def test_num_batches_limits_evaluate_and_predict() -> None:
     assert fg.Engine(fast_dev_run=1).predict(Counting(), data).tolist() == [1]
 
 
-# --- whose weights
-# ----------------------------------------------------------------------------------------------------
+# --- whose weights --------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -545,8 +544,7 @@ def test_a_task_is_evaluated_with_its_mask() -> None:
     assert fg.Engine().predict(task, data).tolist() == [2, 4]
 
 
-# --- data modules and evaluations of a fit
-# ----------------------------------------------------------------------------
+# --- data modules and evaluations of a fit --------------------------------------------------------
 
 
 @dataclass

@@ -45,7 +45,7 @@ def test_totals_over_many_steps_are_those_of_one_evaluation_and_of_numpy() -> No
     for index, batch in enumerate(batches, 1):
         totals = engine.evaluate_step(state, batch, totals)
         after_three = totals if index == 3 else after_three
-    # Totals are values: those of before are as they were.
+    # Totals are values: the earlier ones are as they were.
     for part, num_batches, num_examples in ((totals, 9, 66), (after_three, 3, 24)):
         assert part is not None and part.num_batches == num_batches
         values = part.compute()

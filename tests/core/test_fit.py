@@ -33,8 +33,7 @@ from models import (
     trained,
 )
 
-# --- the same numbers as loops written by hand
-# ------------------------------------------------------------------------
+# --- the same numbers as loops written by hand ----------------------------------------------------
 
 
 def test_gradient_descent_by_hand_in_numpy() -> None:
@@ -214,8 +213,7 @@ def test_the_seed_decides_parameters_and_order() -> None:
     assert not np.array_equal(first.module.mlp.layers[0].weight, other.module.mlp.layers[0].weight)
 
 
-# --- how long it lasts
-# ------------------------------------------------------------------------------------------------
+# --- how long it lasts ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
@@ -425,8 +423,7 @@ def test_an_action_replaces_the_state(steps_per_execution: int) -> None:
     assert float(result.module.weight) == 98 and int(result.state.step) == 5
 
 
-# --- metrics over windows
-# ---------------------------------------------------------------------------------------------
+# --- metrics over windows -------------------------------------------------------------------------
 
 
 class Measured(Counting):
@@ -523,8 +520,7 @@ def test_module_metric_replaces_the_engine_metric_of_the_same_name() -> None:
     assert result.metrics["train"] == {"loss": 7, "batch_loss": 8, "loss_average": 9}
 
 
-# --- fg.Task
-# ----------------------------------------------------------------------------------------------------------
+# --- fg.Task --------------------------------------------------------------------------------------
 
 
 class Scale(eqx.Module):
@@ -633,8 +629,7 @@ def test_task_with_unknown_inputs_is_an_error_saying_what_to_pass() -> None:
         )
 
 
-# --- what is no model
-# -------------------------------------------------------------------------------------------------
+# --- what is not a model --------------------------------------------------------------------------
 
 
 def test_model_without_a_step_is_an_error_naming_what_is_missing() -> None:
@@ -705,8 +700,7 @@ def test_an_action_may_evaluate_predict_and_train_with_other_engines() -> None:
     assert observed == [{"updates": 2}, [5], -3] and float(result.module.weight) == -3
 
 
-# --- stopped from outside
-# ---------------------------------------------------------------------------------------------
+# --- stopped from outside -------------------------------------------------------------------------
 
 STOPPED = """
 import os, signal, sys, time
@@ -757,8 +751,7 @@ def test_signals_end_training_between_steps_and_a_second_one_at_once() -> None:
     assert lines[2:] == ["at once 1 0", "True True"]
 
 
-# --- nothing is waited for
-# --------------------------------------------------------------------------------------------
+# --- nothing is waited for ------------------------------------------------------------------------
 
 
 @pytest.mark.full

@@ -113,8 +113,7 @@ def plugin(name: str, /, **members: Any) -> Any:
     return type(name, (), {"plugin_name": name, **marked})()
 
 
-# --- the reference
-# ----------------------------------------------------------------------------------------------------
+# --- the reference --------------------------------------------------------------------------------
 
 
 def test_every_hook_has_a_test() -> None:
@@ -200,7 +199,7 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     assert steps == ["5", "10", "15", "20"]
 
 
-# --- build ------------------------------------------------------------------------------------------------------------
+# --- build ----------------------------------------------------------------------------------------
 
 
 class Drawing(Counting):
@@ -610,8 +609,7 @@ def test_gradient_transforms_have_keys_of_their_own() -> None:
     assert weights[0] == pytest.approx(expected, rel=1e-5)
 
 
-# --- traced, with state of their own
-# ----------------------------------------------------------------------------------
+# --- traced, with state of their own --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -639,7 +637,7 @@ class Averaging:
 
 
 def averaged_by_hand(steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and their average after so many steps of gradient descent, in float64."""
+    """Weights and their average after that many steps of gradient descent, in float64."""
     weight, average = np.zeros(3), np.zeros(3)
     batches = [batch for _ in range(steps) for batch in regression(24, 8)][:steps]
     for batch in batches:
@@ -893,8 +891,7 @@ def test_traced_hooks_behave_the_same_in_fused_steps() -> None:
         np.testing.assert_allclose(single.history[name], fused.history[name], rtol=1e-5)
 
 
-# --- traced
-# -----------------------------------------------------------------------------------------------------------
+# --- traced ---------------------------------------------------------------------------------------
 
 
 class Seeing(Counting):
@@ -1188,8 +1185,7 @@ def test_a_plugin_state_that_is_kept_on_skip_sees_skipped_steps() -> None:
     assert float(result.module.weight) == -2
 
 
-# --- events
-# -----------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def test_on_fit_start_and_on_fit_end_enclose_a_fit() -> None:

@@ -65,8 +65,7 @@ class Required(Failing):
     required: ClassVar[bool] = True
 
 
-# --- streams and order
-# ------------------------------------------------------------------------------------------------
+# --- streams and order ----------------------------------------------------------------------------
 
 
 def test_each_kind_of_record_reaches_the_loggers() -> None:
@@ -110,7 +109,7 @@ NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
     "no number": ("scalars", "tester", {"a": 1, "b": "2"}, "'b' is of type str; pass numbers"),
     "complex": ("scalars", "tester", {"a": np.complex64(1)}, "'a' is of type complex64"),
     "a random key": ("scalars", "tester", {"a": jax.random.key(0)}, "'a' is of type PRNGKeyArray"),
-    "no text": ("text", "tester", {"a": object()}, "object cannot be written as JSON"),
+    "no string": ("text", "tester", {"a": object()}, "object cannot be written as JSON"),
     "no medium": (
         "media",
         "tester",
@@ -332,8 +331,7 @@ def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
     assert result.metrics["loose"] == {"updates": 2}
 
 
-# --- history
-# ----------------------------------------------------------------------------------------------------------
+# --- history --------------------------------------------------------------------------------------
 
 
 def test_history_keeps_the_exact_scalars() -> None:
@@ -363,8 +361,7 @@ def test_history_keeps_the_exact_scalars() -> None:
         result.history["act/sqare"]
 
 
-# --- loggers that fail
-# --------------------------------------------------------------------------------------------------
+# --- loggers that fail ----------------------------------------------------------------------------
 
 
 def test_failing_logger_is_reported_once_and_disabled() -> None:
@@ -425,8 +422,7 @@ def test_required_logger_that_fails_ends_the_run() -> None:
     assert note.startswith("plugin 'required' (") and note.endswith("), hook log_record, step 2")
 
 
-# --- opening and closing
-# ----------------------------------------------------------------------------------------------
+# --- opening and closing --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,7 @@ from fulgurite.errors import ConfigurationError, DataError, ModelError, PluginEr
 from jaxtyping import Array, Float, Int
 from models import Act, Counting, Evaluating, Kept, init_module, numbers
 
-# --- training or evaluation
-# -------------------------------------------------------------------------------------------
+# --- training or evaluation -----------------------------------------------------------------------
 
 
 def mode(x: Any) -> Any:
@@ -156,7 +155,7 @@ def test_the_mode_is_restored_after_an_exception() -> None:
     assert fg.is_training()
 
 
-# --- keys -------------------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 
 class Drawing(Counting):
@@ -312,8 +311,7 @@ def test_a_key_of_an_undeclared_stream_is_an_error() -> None:
         fg.Engine(steps=1, autoload=False).fit(Wanting, numbers([0]))
 
 
-# --- further losses
-# ---------------------------------------------------------------------------------------------------
+# --- further losses -------------------------------------------------------------------------------
 
 
 class Penalized(eqx.Module):
@@ -683,8 +681,7 @@ def test_losses_of_an_evaluation_are_metrics() -> None:
     }
 
 
-# --- what is due
-# ------------------------------------------------------------------------------------------------------
+# --- what is due ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
@@ -725,8 +722,7 @@ def test_is_due_of_an_unknown_action_is_an_error() -> None:
         fg.Engine(steps=1).fit(build_module_class(body), numbers([0]))
 
 
-# --- annotations
-# ------------------------------------------------------------------------------------------------------
+# --- annotations ----------------------------------------------------------------------------------
 
 
 class Images(TypedDict):

@@ -304,7 +304,7 @@ def test_gradients_are_checked_as_the_optimizer_receives_them() -> None:
     assert np.isfinite(result.module.weight).all() and np.isfinite(result.module.shift)
 
 
-# --- skip -------------------------------------------------------------------------------------------------------------
+# --- skip -----------------------------------------------------------------------------------------
 
 
 class Normed(fg.Module):
@@ -406,8 +406,7 @@ def test_a_skipped_step_does_not_fail_later_ones() -> None:
         engine.fit(data=batches()[BAD - 1 :], state=state)
 
 
-# --- ignore, and what is not finite from the beginning
-# ----------------------------------------------------------------
+# --- ignore, and what is not finite from the beginning --------------------------------------------
 
 
 def test_ignore_continues_training() -> None:

@@ -56,7 +56,7 @@ def test_triggers_fire_as_in_a_fit_B7() -> None:
     due = list_due(fg.ActionSchedule(actions, steps=8, epoch_ends=(4, 8)), 0, 8)
     assert due == noting.due
     assert due["either"] == [2, 5, 8] and due["start"] == [0]
-    # A loop that goes on at step 4 makes a new schedule.
+    # A loop that continues at step 4 makes a new schedule.
     later = list_due(fg.ActionSchedule(actions, steps=8, start_step=4, epoch_ends=(4, 8)), 5, 8)
     assert later == {
         name: [step for step in steps if step > 4] for name, steps in due.items() if max(steps) > 4
@@ -195,10 +195,10 @@ def test_metrics_of_training_begin_anew_G21() -> None:
     plain = fg.Engine(steps=4, log_every=1, plugins=[], autoload=False).fit(Linear, batches)
     losses = plain.history["train/loss"]
     assert fit(None).history["train/loss"][0] == pytest.approx(losses.mean(), rel=1e-6)
-    anew = fit(2)
-    assert anew.history["train/loss"][0] == pytest.approx(losses[2:].mean(), rel=1e-6)
-    assert anew.history["train/loss_average"][0] == pytest.approx(losses[2:].mean(), rel=1e-6)
-    assert jax.tree.all(jax.tree.map(np.array_equal, anew.module.weight, plain.module.weight))
+    second = fit(2)
+    assert second.history["train/loss"][0] == pytest.approx(losses[2:].mean(), rel=1e-6)
+    assert second.history["train/loss_average"][0] == pytest.approx(losses[2:].mean(), rel=1e-6)
+    assert jax.tree.all(jax.tree.map(np.array_equal, second.module.weight, plain.module.weight))
 
 
 class Writer:

@@ -88,7 +88,7 @@ def test_print_then_parse_is_the_identity(path: TreePath):
     ]
 
 
-# Texts as one writes them, made without the printer.
+# Strings as one writes them, made without the printer.
 SEGMENTS = (
     r'\.[A-Za-z_][A-Za-z_0-9]{0,3}|\[(0|-?[1-9][0-9]{0,3})\]|\["(odd'
     r' key|a\.b|\*|\[0\]|\\"|\\\\|\\n|é-|)"\]'

@@ -40,8 +40,7 @@ def evaluate(run: fg.Run) -> None:
     run.evaluate("test")
 
 
-# --- registration
-# -----------------------------------------------------------------------------------------------------
+# --- registration ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -324,8 +323,7 @@ def test_hooks_are_looked_up_on_the_class() -> None:
     assert observed == ["Derived"]
 
 
-# --- hooks that plugins bring
-# -----------------------------------------------------------------------------------------
+# --- hooks that plugins bring ---------------------------------------------------------------------
 
 
 class Specifications:
@@ -424,7 +422,7 @@ def test_add_hookspecs_adds_hooks_that_nobody_implements_yet() -> None:
     assert manager.hooks.on_doubling.implementations == ()
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 def test_ties_go_by_registration() -> None:
@@ -515,8 +513,7 @@ def test_hooks_are_called_in_this_order() -> None:
     )
 
 
-# --- exclusive hooks
-# --------------------------------------------------------------------------------------------------
+# --- exclusive hooks ------------------------------------------------------------------------------
 
 EXCLUSIVE = {
     "sharding_strategy": lambda self: fg.SingleDevice(),
@@ -550,8 +547,7 @@ def test_none_is_no_answer_to_an_exclusive_hook() -> None:
     assert isinstance(sharding, PluginShardingStrategy) and sharding.strategy is strategy
 
 
-# --- answers that are merged
-# ------------------------------------------------------------------------------------------
+# --- answers that are merged ----------------------------------------------------------------------
 
 STREAM = {"register_rng_streams": lambda self: [fg.RngStream("noise", train=True)]}
 EVALUATOR = {"register_evaluators": lambda self: [fg.Evaluation("test", numbers([0]))]}
@@ -609,8 +605,7 @@ def test_two_plugins_with_the_same_view_clash() -> None:
         both.get_module_view(both.init_state(Counting(), numbers([0])), "averaged")
 
 
-# --- answers that cannot be used
-# -------------------------------------------------------------------------------------
+# --- answers that cannot be used ------------------------------------------------------------------
 
 WRONG = {
     "register_evaluators": lambda self: ["test"],
@@ -723,7 +718,7 @@ def test_answer_none_equals_an_empty_answer(hook: str) -> None:
         silent.get_module_view(result.state, "averaged")
 
 
-# --- blame ------------------------------------------------------------------------------------------------------------
+# --- blame ----------------------------------------------------------------------------------------
 
 
 class Trouble(Exception):
@@ -821,7 +816,7 @@ def test_every_method_of_a_sharding_strategy_names_its_plugin_on_failure() -> No
 
 @pytest.mark.parametrize("hook", TRACED)
 def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
-    """Step 3 is the first with a batch of two, which is traced anew."""
+    """Step 3 is the first with a batch of two, which is traced again."""
 
     def fails_on_two(self: Any, ctx: fg.Context, **arguments: Any) -> Any:
         if sizes[-1] == 2:

@@ -243,8 +243,7 @@ class Killed(Exception):
     """Ends a run."""
 
 
-# --- the same bits
-# ----------------------------------------------------------------------------------------------------
+# --- the same bits --------------------------------------------------------------------------------
 
 
 def crash(run: fg.Run) -> None:
@@ -289,7 +288,7 @@ INTERRUPTIONS = [
 def test_a_resumed_run_ends_with_the_same_bits(
     uninterrupted: Any, how: Callable[[fg.Run], Any], steps_per_execution: int
 ) -> None:
-    """Saved at 5 and 10, logged and evaluated at 4, 8 and 12, killed at 7, gone on from 5."""
+    """Saved at 5 and 10, logged and evaluated at 4, 8 and 12, killed at 7, continued from 5."""
     lines, whole = uninterrupted(steps_per_execution)
     data, file, snapshots, events = regression(60, 8, shuffle=True), File(), {}, Events()
     try:
@@ -319,7 +318,7 @@ def test_records_before_and_after_join_to_those_of_a_whole_run() -> None:
 
 
 def test_run_with_replaced_weights_continues_counting_and_resumes_exactly() -> None:
-    """After step 4 it goes on from the weights after step 2; an update makes the weight, which is
+    """After step 4 it continues from the weights after step 2; an update makes the weight, which is
     the loss, 1 less."""
     snapshots: list[fg.TrainState] = []
     keep = Act(
@@ -374,8 +373,7 @@ def test_records_are_kept_when_resuming_from_the_runs_own_checkpoint(
     assert (run / "superseded" / "2" / "records.jsonl").exists() != stays
 
 
-# --- the position of the data
-# -----------------------------------------------------------------------------------------
+# --- the position of the data ---------------------------------------------------------------------
 
 
 class Seeing(Counting):
@@ -390,7 +388,7 @@ class Seeing(Counting):
 
 
 class Counter:
-    """A source that can go on in the middle of an endless epoch."""
+    """A source that can continue in the middle of an endless epoch."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -426,8 +424,7 @@ def test_data_continues_after_the_last_batch_of_the_checkpoint(source: str) -> N
     assert float(resumed.module.weight) == -12
 
 
-# --- step range and triggers
-# ------------------------------------------------------------------------------------------------
+# --- step range and triggers ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -468,8 +465,10 @@ def test_triggers_fire_where_they_would_have_fired(length: dict[str, int]) -> No
     assert step in (6, 7)
     assert before.fired == ["start 0", "process 1", "process 2", "times 4", "epoch 6"]
     resumed = engine(memory, after, **length).fit(Counting(), data, resume=LATEST)
-    anew = [f"process {step + 1}", f"process {step + 2}"]
-    assert sorted(after.fired) == sorted([*anew, "times 8", "end 12", "times 12", "epoch 12"])
+    clock_actions = [f"process {step + 1}", f"process {step + 2}"]
+    assert sorted(after.fired) == sorted(
+        [*clock_actions, "times 8", "end 12", "times 12", "epoch 12"]
+    )
     assert (resumed.stop_reason, float(resumed.module.weight)) == (None, -12)
 
 
@@ -512,8 +511,7 @@ def test_a_stop_does_not_wait_for_a_dispatch_to_be_filled() -> None:
     assert float(resumed.module.weight) == -40
 
 
-# --- an evaluation that a stop request cuts off
-# -----------------------------------------------------------------------
+# --- an evaluation that a stop request cuts off ---------------------------------------------------
 
 
 def line_up(
@@ -632,8 +630,7 @@ def test_evaluation_of_an_interrupted_action_is_not_recorded_twice() -> None:
     assert file.lines == whole_file.lines
 
 
-# --- what is saved
-# ----------------------------------------------------------------------------------------------------
+# --- what is saved --------------------------------------------------------------------------------
 
 
 def test_run_is_saved_on_request_and_at_its_end() -> None:
@@ -788,8 +785,7 @@ def test_host_state_of_plugins_is_restored() -> None:
     assert (fast.count, slow.count, new.count) == (9, 4, 2)
 
 
-# --- mistakes
-# ---------------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -802,7 +798,7 @@ def test_host_state_of_plugins_is_restored() -> None:
         ),
         (
             {"fulgurite.shared": {"version": 1, "state": {"tuner": 3}}},
-            "the checkpoint of step 4 holds {'tuner': 3} as run.shared, which is no dictionary of",
+            "the checkpoint of step 4 holds {'tuner': 3} as run.shared, which is not a dictionary of",
         ),
     ],
 )

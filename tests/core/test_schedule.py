@@ -45,7 +45,7 @@ class Noted:
         return fg.ScheduledAction(name, trigger, lambda run: self.ran.append(name), stage, **order)
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 def test_actions_run_by_stage_in_a_fixed_order() -> None:
@@ -171,8 +171,7 @@ def test_actions_run_exactly_where_their_triggers_say(steps_per_execution: int) 
     assert [step for _, step in ran] == sorted(step for _, step in ran)
 
 
-# --- what an action returns
-# -------------------------------------------------------------------------------------------
+# --- what an action returns -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -289,8 +288,7 @@ def test_run_is_valid_only_during_the_call() -> None:
         _ = runs[0].state
 
 
-# --- clocks
-# -----------------------------------------------------------------------------------------------------------
+# --- clocks ---------------------------------------------------------------------------------------
 
 ALWAYS = fg.EverySeconds(1e-9)
 
@@ -358,8 +356,7 @@ def test_time_driven_evaluation_is_telemetry_and_the_run_says_so() -> None:
     assert result.history["train/weight"].tolist() == [-1]
 
 
-# --- ctx.is_due
-# ----------------------------------------------------------------------------------------------------------
+# --- ctx.is_due -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -473,8 +470,7 @@ def global_norm(grads: Any) -> Any:
     return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(grads)))
 
 
-# --- accounts
-# ---------------------------------------------------------------------------------------------------------
+# --- accounts -------------------------------------------------------------------------------------
 
 
 def test_timings_say_where_the_time_went() -> None:

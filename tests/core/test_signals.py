@@ -42,8 +42,7 @@ def handling(handler: Any, *numbers: int) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-# --- one fit within another
-# -----------------------------------------------------------------------------------------
+# --- one fit within another -----------------------------------------------------------------------
 
 
 class Probe:
@@ -202,8 +201,7 @@ def test_an_inner_fit_in_a_thread_stops_too() -> None:
     assert (reasons, result.stop_reason) == (["SIGTERM"], "SIGTERM")
 
 
-# --- a handler of the program
-# -----------------------------------------------------------------------------------------
+# --- a handler of the program ---------------------------------------------------------------------
 
 
 def test_the_handler_of_the_program_is_called_at_once_and_stays() -> None:
@@ -248,8 +246,7 @@ def test_what_the_handler_of_the_program_raises_comes_when_everything_is_saved(
     assert (len(events.results), events.exceptions) == (1, [])
 
 
-# --- one fit after another
-# -----------------------------------------------------------------------------------------
+# --- one fit after another ------------------------------------------------------------------------
 
 FOLDS = """
 import os, signal, sys
@@ -354,7 +351,7 @@ class Processes:
 
 
 def test_several_processes_end_at_the_same_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of them got the signal: one that went on alone would wait for the others."""
+    """Whichever of them got the signal: one that continued alone would wait for the others."""
     monkeypatch.undo()
     assert fit(Processes(Together())).stop_reason == "SIGTERM"
     with (
@@ -381,8 +378,7 @@ def test_a_fit_for_which_no_thread_can_be_started_leaves_the_signals_as_they_wer
     fg.forget_stop_request()
 
 
-# --- processes that are forked within a fit
-# -----------------------------------------------------------------------------------------
+# --- processes that are forked within a fit -------------------------------------------------------
 
 FORKED = """
 import os, signal, sys, time
@@ -408,7 +404,7 @@ fg.Engine(steps=2, plugins=[Act(fg.At(1), fork)], autoload=False).fit(Counting, 
 
 
 def test_a_process_that_is_forked_within_a_fit_is_ended_by_sigterm() -> None:
-    """Who waits for it after SIGTERM, such as a pool of processes, would wait for ever. Ctrl-C
+    """Who waits for it after SIGTERM, such as a pool of processes, would wait forever. Ctrl-C
     comes to it as well, and is the fit's."""
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -28,8 +28,7 @@ from models import (
     trained,
 )
 
-# --- whose arrays they are
-# --------------------------------------------------------------------------------------------
+# --- whose arrays they are ------------------------------------------------------------------------
 
 
 def test_the_module_passed_to_fit_stays_usable() -> None:
@@ -149,7 +148,7 @@ class Copying:
 
 
 class Many(Counting):
-    """Counts in so many vectors."""
+    """Counts in that many vectors."""
 
     many: list[jax.Array]
 
@@ -222,7 +221,7 @@ def test_a_state_of_another_engine_or_model_is_an_error_naming_the_path() -> Non
 
 
 class Factored(Counting):
-    """Has a number that is no array."""
+    """Has a number that is not an array."""
 
     factor: float
 
@@ -272,8 +271,7 @@ def test_two_models_of_one_class_have_separate_programs(through: str) -> None:
         assert_same_bits(state.module.weight, jnp.full(shape, -2, dtype))
 
 
-# --- models that carry a state
-# ----------------------------------------------------------------------------------------
+# --- models that carry a state --------------------------------------------------------------------
 
 
 class Normalized(fg.Module):
@@ -393,8 +391,7 @@ def test_a_task_carries_batch_norm() -> None:
     )  # the first batch's, with the zero of the beginning corrected for
 
 
-# --- what may be in a model
-# -------------------------------------------------------------------------------------------
+# --- what may be in a model -----------------------------------------------------------------------
 
 
 class Mixed(fg.Module):
@@ -553,8 +550,7 @@ def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
     assert float(engine.fit(Weak, batches).module.weight) == -3
 
 
-# --- what leaves a step is what entered it
-# ----------------------------------------------------------------------------
+# --- what leaves a step is what entered it --------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -381,7 +381,7 @@ def test_evenly_spaced_gives_n_steps_and_the_end(n: int, origin: int, length: in
 
 
 def test_an_answer_of_a_trigger_holds_until_its_step_and_for_its_fit():
-    """A thousand actions are not asked anew at each step; another end of the fit asks again."""
+    """A thousand actions are not asked again at each step; another end of the fit asks again."""
     questions: list[int] = []
 
     class Tenth(Trigger):

@@ -24,7 +24,7 @@ class Weights(fg.Module):
         return optax.sgd(0.1)
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_weight_decay_of_what_has_no_gradient_is_told(optimizer: Any, is_told: b
         assert result.messages[0].startswith("the optimizer changes buffer, unused, such as by we")
 
 
-# --- methods and settings ---------------------------------------------------------------------------------------------
+# --- methods and settings -------------------------------------------------------------------------
 
 
 def test_a_hook_on_a_module_is_told_unless_another_method_calls_it() -> None:
@@ -162,7 +162,7 @@ def test_an_optimizer_that_would_deal_with_nan_and_never_acts_is_told(policy: An
     )
 
 
-# --- skipped steps ----------------------------------------------------------------------------------------------------
+# --- skipped steps --------------------------------------------------------------------------------
 
 
 class NanFrom(Counting):
@@ -202,7 +202,7 @@ def test_a_hundred_skipped_steps_in_a_row_are_an_error(first: int, options: Any,
         fit_nan_from(first, **options)
 
 
-# --- evenly spaced ----------------------------------------------------------------------------------------------------
+# --- evenly spaced --------------------------------------------------------------------------------
 
 
 class Epochs:

@@ -1,4 +1,4 @@
-"""Run by test_elastic.py: trains on so many simulated devices in a layout, from what is there on,
+"""Run by test_elastic.py: trains on that many simulated devices in a layout, from what is there on,
 to a step; prints what it began and ended with as JSON."""
 
 import hashlib

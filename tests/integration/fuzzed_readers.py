@@ -325,7 +325,7 @@ READERS: dict[str, Reader] = {
     "manifest as a configuration": Reader("attempts/1", JSON, start_from, ["width", "rate"]),
     "configuration": Reader("config.json", JSON, read_configuration, True),
     "results": Reader("evaluations/side.jsonl", JSON_LINES, read_evaluations, (LOGGED, LOGGED)),
-    "results to go on from": Reader(
+    "results to continue from": Reader(
         "evaluations/side.jsonl",
         JSON_LINES,
         append_result,
@@ -339,10 +339,10 @@ READERS: dict[str, Reader] = {
     ),
     "telemetry": Reader("telemetry.jsonl", JSON_LINES, read_telemetry, (0, STEPS)),
     "series": Reader("records.jsonl", JSON_LINES, read_series, (LOGGED, STEPS)),
-    "records to go on from": Reader("records.jsonl", JSON_LINES, rewind_records, True),
+    "records to continue from": Reader("records.jsonl", JSON_LINES, rewind_records, True),
     "records that wandb lacks": Reader("records.jsonl", JSON_LINES, send_missing, LOGGED),
     "table": Reader("records.csv", TABLE, lambda path: open_table(path.parent, None), STEPS),
-    "table to go on from": Reader("records.csv", TABLE, rewind_table, STEPS),
+    "table to continue from": Reader("records.csv", TABLE, rewind_table, STEPS),
     "positions of loggers": Reader(
         f"{CHECKPOINT}/COMMIT", JSON, rewind_to_position, STEPS, sign_commit
     ),

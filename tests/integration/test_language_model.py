@@ -57,7 +57,7 @@ def make_sentences(number: int, seed: int) -> np.ndarray:
 
 
 def compute_loss_by_hand(params: dict[str, Any], tokens: np.ndarray) -> Any:
-    """The mean over all tokens that are no padding, computed in bfloat16, summed in float32."""
+    """The mean over all tokens that are not padding, computed in bfloat16, summed in float32."""
     half = {name: array.astype(jnp.bfloat16) for name, array in params.items()}
     hidden = jnp.cumsum(half["embedding"][tokens[:, :-1]], axis=1)
     logits = (jnp.tanh(hidden @ half["mixing"]) @ half["head"]).astype(jnp.float32)

@@ -81,5 +81,5 @@ def test_what_none_of_them_reads_is_an_error_of_each(text: str) -> None:
         parse_path(text)
     with pytest.raises(PathError, match="key"):
         parse_key(text)
-    with pytest.raises(ConfigError, match="is no path at"):
+    with pytest.raises(ConfigError, match="is not a path at"):
         parse_override(text)

@@ -1,4 +1,4 @@
-"""A program with everything that makes it hard to go on where a run was killed; it can kill itself
+"""A program with everything that makes it hard to continue where a run was killed; it can kill itself
 at a given place.
 
 Shuffled data, dropout, BatchNorm, Adam, a moving average and a random draw in plugin state, a count
@@ -175,7 +175,7 @@ class Killer:
 
 @dataclass(eq=False)
 class Telling:
-    """A source that calls `tell` for each of its batches. It can be gone on with in the middle of
+    """A source that calls `tell` for each of its batches. It can be continued in the middle of
     an epoch only if `stateful`, otherwise it is read from the start of the epoch again."""
 
     source: fg.ArrayData

@@ -203,7 +203,7 @@ class Saboteur:
             return
         if fault.kind == "block" and fault.place in BATCHES:
             self.send(signal.SIGTERM, delay=0.2)
-            # On a thread of its own it is abandoned, and goes on when the program is over.
+            # On a thread of its own it is abandoned, and continues when the program is over.
             self.is_over.wait(99)
             return
         number = signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM
@@ -251,7 +251,7 @@ class StatefulBatches(Batches):
 
 
 def make_arrays(size: int, seed: int) -> fg.ArrayData:
-    """Return so many examples in batches of 8, shuffled: `x` float32 (batch, 4), `y` int32."""
+    """Return that many examples in batches of 8, shuffled: `x` float32 (batch, 4), `y` int32."""
     x = np.random.default_rng(seed).normal(size=(size, 4)).astype(np.float32)
     labels = (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 0)
     return fg.ArrayData({"x": x, "y": labels}, 8, shuffle=True)
@@ -418,7 +418,7 @@ def read_files(run_dir: Path) -> dict[str, bytes]:
 
 @st.composite
 def programs(draw: Any, max_steps: int) -> Program:
-    """Draw a program of up to so many steps."""
+    """Draw a program of up to that many steps."""
     kind: ModelKind = draw(st.sampled_from(["net", "net", "net", "phased", "members"]))
     drawn = draw(parts(kind, max_size=5))
     policies = ["skip"] if "float16" in dict(drawn) else ["raise", "skip"]

@@ -145,7 +145,7 @@ def compute_terms(kind: Kind, preds: Any, batch: Any, mask: Any) -> dict[str, Te
         kind: of the loss; its loss comes from no plugin.
         preds: `(batch, LENGTH)`.
         batch: of the oracle's structure.
-        mask: which examples are no padding, or None.
+        mask: which examples are not padding, or None.
     """
     assert kind.compute is not None
     difference = preds - batch["y"]
@@ -191,7 +191,7 @@ def split_complex(array: Any) -> Any:
     return {"real": jnp.real(array), "imaginary": jnp.imag(array)}
 
 
-# --- How users write the losses ------------------------------------------------------------------
+# --- How users write the losses -------------------------------------------------------------------
 
 
 def take_mean(errors: Any, batch: Any, mask: Any) -> dict[str, Term]:
@@ -302,7 +302,7 @@ def name_terms(name: str, phases: Sequence[str] | None) -> list[str]:
     return [name] if phases is None else [f"{phase}/{name}" for phase in phases]
 
 
-# --- Structures of batches -----------------------------------------------------------------------
+# --- Structures of batches ------------------------------------------------------------------------
 
 
 NAMES = ("weight", "y", "x", "tokens")

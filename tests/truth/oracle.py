@@ -29,7 +29,7 @@ RATE = 0.1
 MOMENTUM = 0.9
 
 
-# --- Data ----------------------------------------------------------------------------------------
+# --- Data -----------------------------------------------------------------------------------------
 
 
 def make_batches(sizes: Sequence[int], seed: int = 0) -> list[Batch]:
@@ -76,7 +76,7 @@ def join(batches: Sequence[Batch]) -> Batch:
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
-# --- Model and losses ----------------------------------------------------------------------------
+# --- Model and losses -----------------------------------------------------------------------------
 
 
 def make_params(dtype: str) -> Params:
@@ -186,14 +186,14 @@ def deviate(params: Params, batch: Batch, compute: str | None) -> Terms:
 
 
 def divide(total: Any, size: Any) -> Any:
-    """Return a mean; over nothing it is 0. What has no size is no mean, but the number itself."""
+    """Return a mean; over nothing it is 0. What has no size is not a mean, but the number itself."""
     if size is None:
         return total
     size = jnp.asarray(size, jnp.float32)
     return jnp.where(size == 0, 0, total / jnp.where(size == 0, 1, size))
 
 
-# --- Training ------------------------------------------------------------------------------------
+# --- Training -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def measure_window(
     rule: Rule, params: Sequence[Params], batches: Sequence[Batch]
 ) -> dict[str, float]:
     """Return the losses over several steps: the mean of each term by its size, and their sum. What
-    is no mean must be of one step.
+    is not a mean must be of one step.
 
     Args:
         rule: how the loss is computed.

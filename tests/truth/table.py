@@ -15,7 +15,7 @@ from fulgurite_evaluators import Evaluator
 from kinds import KINDS, Kind, make_model
 
 PROBE_MESSAGE = "examples is "
-"""What is said of bare numbers that are no means over examples: accumulation refuses them, evaluations
+"""What is said of bare numbers that are not means over examples: accumulation refuses them, evaluations
 tell of them."""
 
 LEFT_OUT: Sequence[tuple[str, str]] = [
@@ -117,7 +117,7 @@ def check_told(feature: Feature, kind: Kind, message: str) -> None:
 
     Args:
         feature: that averages such numbers.
-        kind: whose loss is no mean.
+        kind: whose loss is not a mean.
         message: what it says.
     """
     data = [kind.pack(batch) for batch in feature.make_batches()]

@@ -205,7 +205,7 @@ def set_ints(owner: Any, *names: str) -> None:
 def check_positive_int(
     value: Any, label: str, *, error: type[FulguriteError] = ConfigurationError
 ) -> None:
-    """Raise an error unless `value` is an integer above 0. A bool is no integer here.
+    """Raise an error unless `value` is an integer above 0. A bool is not an integer here.
 
     Args:
         value: the argument.

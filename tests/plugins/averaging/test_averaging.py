@@ -496,7 +496,7 @@ def run_batch_norm(rows: np.ndarray) -> np.ndarray:
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["ema", "batch"])
 def test_statistics_that_training_keeps_are_kept(mode: Any) -> None:
-    """What is frozen at some steps only, and what goes on changing, is recomputed."""
+    """What is frozen at some steps only, and what keeps changing, is recomputed."""
     x = np.random.default_rng(0).normal(2, 3, size=(16, 3, 4)).astype(np.float32)
     data = fg.ArrayData({"x": x}, 8)
     module, state = eqx.nn.make_with_state(Deep)(mode)

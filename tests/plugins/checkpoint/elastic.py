@@ -1,4 +1,4 @@
-"""Trains to a step, the state sharded over so many simulated devices, from what is there on; prints
+"""Trains to a step, the state sharded over that many simulated devices, from what is there on; prints
 weights."""
 
 import json

@@ -210,7 +210,7 @@ def check_save_is_abandoned(
     run_dir: Path, plugin: Any, what: str, release: Callable[[], object]
 ) -> None:
     """Train until a save that never ends; look whether the process could end, and whether nothing
-    is saved if that save goes on after all."""
+    is saved if that save continues after all."""
     settings: dict[str, Any] = {"steps": 30, "stop_timeout": 0.3, "log_every": None}
     blocked = engine(run_dir, Checkpointer(4), plugin, **settings)
     message = rf"the checkpoint of step 4 \({what}\) kept training waiting for 0.3 s after SIGTERM"
@@ -231,7 +231,7 @@ def test_a_save_that_waits_for_a_logger_for_ever_is_abandoned(tmp_path: Path) ->
 
 def test_a_save_to_a_disk_that_hangs_is_abandoned(tmp_path: Path) -> None:
     blocked = BlockedFile(tmp_path)
-    # Whoever reads the pipe lets go of the thread that writes to it.
+    # Whoever reads the pipe releases the thread that writes to it.
     check_save_is_abandoned(tmp_path, blocked, "index.json", blocked.path.read_bytes)
 
 

@@ -206,7 +206,7 @@ def test_equal_runs_of_another_speed_do_not_differ(
     assert printed(capsys, "compare", template_run, template_run) == "no difference\n"
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def test_runs_and_their_state(
@@ -283,8 +283,7 @@ def test_a_damaged_or_hostile_run_is_a_row(
     assert "\x1b" not in printed(capsys, "checkpoints", tmp_path / "a")
 
 
-# --- checkpoints
-# ------------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 def test_checkpoints_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,7 +356,7 @@ def test_diff_says_what_differs(
 def test_the_mean_of_checkpoints(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of weights 1, 2, 3 and 10: 4. What is no float is that of the newest. A run may begin with
+    """Of weights 1, 2, 3 and 10: 4. What is not a float is that of the newest. A run may begin with
     it."""
     text = printed(capsys, "checkpoints", "average", run, "--last", 4, "--out", tmp_path / "mean")
     assert text == f"{tmp_path / 'mean'}: the mean of the steps 1, 2, 3, 4\n"

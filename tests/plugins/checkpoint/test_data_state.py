@@ -1,4 +1,4 @@
-"""Data whose state is no JSON: it is saved as it is, and a run goes on with the same batches."""
+"""Data whose state is not JSON: it is saved as it is, and a run continues with the same batches."""
 
 from collections.abc import Callable
 from pathlib import Path

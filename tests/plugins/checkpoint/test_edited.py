@@ -253,7 +253,7 @@ class Pages:
 def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(
     promises: tuple[Any, ...], lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Epochs that turn out longer or shorter, data that begins anew at a resume, more epochs than
+    """Epochs that turn out longer or shorter, data that starts over at a resume, more epochs than
     before: everything that is saved is read again. A warning would be an error."""
     steps = []
     for number in range(4):

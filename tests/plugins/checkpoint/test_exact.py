@@ -304,6 +304,6 @@ def test_a_finished_run_that_starts_again_keeps_its_checkpoint_and_its_reason(
     assert again.stop_reason == "it is good enough"
     assert int(again.state.step) == 3
     assert (commit.stat().st_mtime_ns, commit.read_bytes()) == before
-    # Asked for more, it goes on.
+    # Asked for more, it continues.
     longer = fit(steps=6)
     assert (longer.stop_reason, int(longer.state.step)) == (None, 6)

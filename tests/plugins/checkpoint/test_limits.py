@@ -33,7 +33,7 @@ class Holding:
 
 
 class Permuted:
-    """Batches in an order that is part of the state, as of a shuffled list of so many files."""
+    """Batches in an order that is part of the state, as of a shuffled list of that many files."""
 
     def __init__(self, order: Any) -> None:
         self.order = order

@@ -64,7 +64,7 @@ def test_run_resumes_from_checkpoints_in_a_bucket(tmp_path: Path) -> None:
 
 
 def in_a_bucket(path: Path) -> None:
-    """Saves, damages the newest checkpoint from outside, goes on from the one before, and prints
+    """Saves, damages the newest checkpoint from outside, continues from the one before, and prints
     how that went."""
     from gcp_storage_emulator import server  # pyright: ignore[reportMissingImports]
     from gcp_storage_emulator.handlers import objects  # pyright: ignore[reportMissingImports]

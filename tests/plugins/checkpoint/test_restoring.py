@@ -1,4 +1,4 @@
-"""What a fit goes on from or begins with, and what must fit."""
+"""What a fit continues from or begins with, and what must fit."""
 
 import json
 import shutil
@@ -92,8 +92,7 @@ def test_resume_without_a_run_directory_is_an_error() -> None:
         counting(None, resume="latest")
 
 
-# --- what must fit
-# ----------------------------------------------------------------------------------------------------
+# --- what must fit --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -259,8 +258,7 @@ def test_changed_arguments_plugins_and_data_are_reported(tmp_path: Path) -> None
     assert "steps" not in str(warned[0].message) and "keep was" not in str(warned[0].message)
 
 
-# --- a part of a checkpoint
-# -------------------------------------------------------------------------------------------
+# --- a part of a checkpoint -----------------------------------------------------------------------
 
 
 class Old(Counting):
@@ -489,13 +487,12 @@ def test_a_state_and_weights_to_begin_with_exclude_each_other(old: Any) -> None:
         engine(None, Reader(), steps=1).fit(data=ZEROS, state=old[1].state, init_from=old[0])
 
 
-# --- other devices
-# ----------------------------------------------------------------------------------------------------
+# --- other devices --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow  # tests/integration/test_elastic.py has fewer devices in the suite
 def test_run_resumes_with_another_number_of_devices(tmp_path: Path) -> None:
-    """Trained on four simulated devices, gone on from with two and with one; the same numbers but
+    """Trained on four simulated devices, resumed with two and with one; the same numbers but
     for rounding."""
     program = Path(__file__).with_name("elastic.py")
     weights = []

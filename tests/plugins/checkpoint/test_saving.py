@@ -40,7 +40,7 @@ def weights_in(run: Path, step: Any = "latest", **options: Any) -> float:
     return observed[0]
 
 
-# --- when -------------------------------------------------------------------------------------------------------------
+# --- when -----------------------------------------------------------------------------------------
 
 
 def test_exactly_n_updates_and_a_checkpoint_at_the_end(tmp_path: Path) -> None:
@@ -87,8 +87,7 @@ def test_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "trial").exists()
 
 
-# --- which stay
-# -------------------------------------------------------------------------------------------------------
+# --- which stay -----------------------------------------------------------------------------------
 
 
 def test_last_three_are_kept_and_the_run_resumes_from_the_last(tmp_path: Path) -> None:
@@ -241,8 +240,7 @@ def test_missing_monitored_metric_is_reported(tmp_path: Path) -> None:
         counting(tmp_path / "source", Scores((0.5, 0.4)), steps=2, monitor="tset/score", mode="max")
 
 
-# --- never from a state that is not finite
-# ----------------------------------------------------------------------------
+# --- never from a state that is not finite --------------------------------------------------------
 
 
 class Bad(Counting):
@@ -277,8 +275,7 @@ def test_nothing_is_saved_of_a_step_that_is_not_finite(
     assert steps_in(tmp_path) == [1, 2]
 
 
-# --- exceptions and failures
-# ------------------------------------------------------------------------------------------
+# --- exceptions and failures ----------------------------------------------------------------------
 
 
 def test_exception_saves_where_resuming_is_exact(tmp_path: Path) -> None:
@@ -378,8 +375,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     ]
 
 
-# --- construction
-# -----------------------------------------------------------------------------------------------------
+# --- construction ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_an_exception_after_the_run_directory_was_deleted_saves_nothing(tmp_path
 
 @pytest.mark.full
 def test_checkpoints_deleted_during_training(tmp_path: Path) -> None:
-    """What was there is gone; training goes on, and what is saved later is whole."""
+    """What was there is gone; training continues, and what is saved later is whole."""
     run = tmp_path / "run"
     delete = Act(fg.At(3), lambda _: shutil.rmtree(run / "checkpoints"))
     result = counting(run, delete, steps=6, async_save=False)

@@ -498,7 +498,7 @@ def test_a_call_is_not_replaced_by_text(capsys: pytest.CaptureFixture[str]) -> N
         with pytest.raises(SystemExit) as caught:
             run(experiment, [override])
         assert caught.value.code == 2
-        assert "is no value for" in capsys.readouterr().err
+        assert "is not a value for" in capsys.readouterr().err
 
 
 def choose() -> Any:
@@ -631,10 +631,10 @@ def test_a_run_begins_anew_or_with_the_weights_of_another(tmp_path: Path) -> Non
     assert float(run(configure, ["--run", first]).module.weight) == -1.0
     begun = run(configure, ["--run", second, "--init-from", first])
     assert float(begun.module.weight) == -3.0
-    # Started again, it is complete; anew, it trains again.
+    # Started again, it is complete; started over, it trains again.
     assert float(run(configure, ["--run", second, "--init-from", first]).module.weight) == -3.0
-    anew = run(configure, ["--run", second, "--resume", "never"])
-    assert float(anew.module.weight) == -1.0
+    restarted = run(configure, ["--run", second, "--resume", "never"])
+    assert float(restarted.module.weight) == -1.0
 
 
 def test_a_reader_of_print_may_stop_reading(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_mistakes_in_a_sweep_end_with_2_before_anything_runs(
     messages = {
         "rate=1,x": "rate=x is not float",
         "rtae=1,2": "Did you mean 'rate'?",
-        "rate": "is no axis of a sweep",
+        "rate": "is not an axis of a sweep",
     }
     for axis, message in messages.items():
         assert exit_code("--sweep", axis, "--run", folder) == 2
@@ -147,7 +147,7 @@ def test_a_sweep_runs_what_is_not_complete(
 ) -> None:
     file = tmp_path / "program_of_a_sweep.py"
     file.write_text(PROGRAM)
-    # What lies in the current directory is not imported, even if it is called like a module.
+    # What lies in the current directory is not imported, even if it is named like a module.
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "argparse.py").write_text("raise RuntimeError('imported')")
     monkeypatch.chdir(tmp_path / "here")

@@ -190,5 +190,5 @@ def test_a_type_that_no_text_can_be_read_as_says_so() -> None:
     def set_array(weights: bytes = b"") -> Experiment:
         return Experiment(fg.Engine(steps=1), weights)
 
-    with pytest.raises(ConfigurationError, match="weights is of the type bytes, which no text"):
+    with pytest.raises(ConfigurationError, match="weights is of the type bytes, which no string"):
         build_experiment(set_array, ["weights=1"])

@@ -77,7 +77,7 @@ def test_a_key_of_a_dictionary_may_hold_an_equals_sign() -> None:
     apply_overrides(cfg, ["x['c=d']=a=2", "x['e=\"']=3"])
     assert cfg.x == {"c=d": "a=2", 'e="': 3}
     for text in ("x", "x['c=d']", "['a']" * 1_000):
-        with pytest.raises(ConfigError, match="is no override: write path=value"):
+        with pytest.raises(ConfigError, match="is not an override: write path=value"):
             apply_overrides(cfg, [text])
 
 

@@ -280,7 +280,7 @@ lists = {"$section": None, "a0": [1]}
 for i in range(60):
     lists[f"a{i + 1}"] = [{"$ref": [f"a{i}"]}] * 2
 power = {"$section": None, "a": {"$op": "**", "of": [10, {"$op": "**", "of": [10, 10]}]}}
-texts = [
+strings = [
     '{"$call": "os:system", "$args": ["touch hostile"]}',
     '{"$name": "antigravity:geohash"}',
     '{"$call": "mypackage:operator.add", "$args": [1, 2]}',
@@ -498,10 +498,10 @@ def test_one_of_several_values_is_chosen_by_a_reference() -> None:
 
 
 def test_a_reference_has_no_text() -> None:
-    """`f"{cfg.ref.width}"` would be the text of the reference for ever."""
+    """`f"{cfg.ref.width}"` would be the text of the reference forever."""
     cfg = L(width=8)
     for make in (str, "w{}".format, lambda reference: f"w{reference:>3}"):
-        with pytest.raises(ConfigError, match=r"cfg\.ref\.width has no text.*apply\(str.format"):
+        with pytest.raises(ConfigError, match=r"cfg\.ref\.width has no string.*apply\(str.format"):
             make(cfg.ref.width)
     cfg.name = fc.apply(str.format, "w{}", cfg.ref.width)
     assert cfg.name == "w8"
@@ -510,8 +510,8 @@ def test_a_reference_has_no_text() -> None:
 def test_text_takes_the_place_of_no_call_and_of_no_number() -> None:
     cfg = L(net=L(Net), part=L(size=1, flag=True, share=0.5, name=None), labelled=L(Box, L(Net)))
     for override, message in (
-        ("net=cnn", r"net=cnn is no value for .*Net: set its values, net\.width="),
-        ("part=x", "part=x is no value for this section"),
+        ("net=cnn", r"net=cnn is not a value for .*Net: set its values, net\.width="),
+        ("part=x", "part=x is not a value for this section"),
         ("part.size=big", "part.size=big is not int"),
         ("part.flag=no", "part.flag=no is not bool"),
         ("part.share=half", "is not int | float"),
@@ -576,7 +576,7 @@ class Scheduled:
         ("~rate=1", "overrides add and delete nothing"),
         ("call.rate=fast", "call.rate=fast is not a number"),
         ("optimizer.weight_decay=fast", "optimizer.weight_decay=fast is not a number"),
-        ('call.rate=["sk-1"', r"^call.rate: what begins with \[ is no value: a bracket is"),
+        ('call.rate=["sk-1"', r"^call.rate: what begins with \[ is not a value: a bracket is"),
     ],
 )
 def test_what_is_no_override_says_why(override: str, message: str) -> None:
@@ -588,7 +588,7 @@ def test_names_that_mean_something_else_are_no_values() -> None:
     for name in ("ref", "aux"):
         with pytest.raises(ConfigError, match=f"'{name}' cannot be the name of a value"):
             L(**{name: 1})
-    with pytest.raises(ConfigError, match=r"overrides are a list of texts: write \['rate=1'\]"):
+    with pytest.raises(ConfigError, match=r"overrides are a list of strings: write \['rate=1'\]"):
         apply_overrides(L(rate=1), "rate=1")
 
 

@@ -1,4 +1,4 @@
-"""Values as text, both ways: what is printed reads back as itself, and what is no value is an error.
+"""Values as text, both ways: what is printed reads back as itself, and what is not a value is an error.
 
 The values are compared with what Python's `repr` and `json` write of them, and with themselves.
 """
@@ -231,7 +231,7 @@ def test_the_lines_of_print_set_a_configuration_to_what_it_is(
     config = L(call=L(gather, **arguments, table={"a": [1.0, float("inf")]}), section=L(x=free))
     lines = format_config(config, "").splitlines()
     values = [line.partition("  # ")[0].rstrip().replace(" = ", "=", 1) for line in lines]
-    # A function has no text, and what stands in quotes may be more than one line wide.
+    # A function has no string, and what stands in quotes may be more than one line wide.
     overrides = [value for value in values if not value.startswith("call=")]
     changed: Any = copy(config)
     changed.call.text = None
@@ -319,7 +319,11 @@ def test_no_trial_is_called_as_the_log_of_another() -> None:
 
 @pytest.mark.parametrize(
     ("axis", "error"),
-    [("name=1,,2", "a value is missing"), ("name=[1,2", "is not closed"), ("name", "is no axis")],
+    [
+        ("name=1,,2", "a value is missing"),
+        ("name=[1,2", "is not closed"),
+        ("name", "is not an axis"),
+    ],
 )
 def test_an_axis_that_is_written_wrongly_is_an_error(axis: str, error: str) -> None:
     with pytest.raises(ConfigError, match=error):

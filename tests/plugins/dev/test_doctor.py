@@ -75,7 +75,7 @@ def test_doctor_finds_what_breaks_every_engine(
         in line
         for line in wrong
     )
-    assert any("'lost' of fulgurite.autoload is no plugin" in line for line in wrong)
+    assert any("'lost' of fulgurite.autoload is not a plugin" in line for line in wrong)
     assert any(
         "'ends' of fulgurite.commands (eager) cannot be imported: SystemExit: 3" in line
         for line in wrong

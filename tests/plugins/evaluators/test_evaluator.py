@@ -39,7 +39,7 @@ def logits(right: list[int]) -> dict[str, np.ndarray]:
     }
 
 
-# --- cases with numbers --------------------------------------------------------------------------
+# --- cases with numbers ---------------------------------------------------------------------------
 
 
 def test_accuracy_over_uneven_batches() -> None:
@@ -109,7 +109,7 @@ def test_no_result_at_the_end_before_the_planned_end() -> None:
     assert logger.values("test", "updates") == [(60, 60)]
 
 
-# --- where results go ----------------------------------------------------------------------------
+# --- where results go -----------------------------------------------------------------------------
 
 
 def test_results_reach_loggers_the_result_history_and_plugins() -> None:
@@ -237,7 +237,7 @@ def test_num_batches_and_evaluations_of_a_data_module() -> None:
     assert engine(plugin, steps=1).fit(Counting, data).metrics["some"]["mean"] == 2
 
 
-# --- what an evaluation is -----------------------------------------------------------------------
+# --- what an evaluation is ------------------------------------------------------------------------
 
 
 class Noisy(Counting):
@@ -323,8 +323,7 @@ def test_module_view_selects_the_weights() -> None:
     assert result.metrics["seen"] == {"weight": -8}
 
 
-# --- evaluations of another kind
-# --------------------------------------------------------------------------------------
+# --- evaluations of another kind ------------------------------------------------------------------
 
 
 def test_subclass_overrides_evaluate_and_may_call_super() -> None:
@@ -418,7 +417,7 @@ def test_custom_evaluation_with_a_module_view_may_call_super() -> None:
     assert result.metrics["test"]["updates"] == 8
 
 
-# --- failures ------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -511,7 +510,7 @@ def test_interrupted_evaluation_is_not_a_failure_and_is_repeated_on_resume() -> 
     assert logger.values("test", "updates") == [(2, 2), (4, 4)]
 
 
-# --- mistakes ------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "train", "two words", 3])

@@ -72,7 +72,7 @@ def test_a_result_that_cannot_be_written_or_read_again_is_an_error_naming_it(
 
 
 def test_a_commit_that_is_a_pipe_is_passed_over(results: Path, tmp_path: Path) -> None:
-    """Reading it would wait for ever."""
+    """Reading it would wait forever."""
     results.write_text(LINE)
     checkpoint = tmp_path / "superseded" / "1" / "step-4"
     checkpoint.mkdir(parents=True)

@@ -110,8 +110,7 @@ def evaluate(run: Path, *arguments: str) -> int:
     return fulgurite(["evaluate", PROGRAM, "--run", str(run), *arguments])
 
 
-# --- real processes
-# ---------------------------------------------------------------------------------------------------
+# --- real processes -------------------------------------------------------------------------------
 
 
 def test_killed_follower_continues_where_it_stopped(run: Path) -> None:
@@ -183,8 +182,7 @@ def test_follower_survives_a_killed_and_resumed_trainer(run: Path) -> None:
     assert losses[20] - losses[40] == pytest.approx(20)
 
 
-# --- which checkpoints
-# ------------------------------------------------------------------------------------------------
+# --- which checkpoints ----------------------------------------------------------------------------
 
 
 def test_complete_run_has_its_last_checkpoint_evaluated_once(trained: Path) -> None:
@@ -259,8 +257,7 @@ def test_failing_evaluator_does_not_stop_the_others(trained: Path, capsys) -> No
     assert notes(trained).count("restores 40") == 1
 
 
-# --- whom it waits for
-# ------------------------------------------------------------------------------------------------
+# --- whom it waits for ----------------------------------------------------------------------------
 
 
 def test_run_that_never_begins_is_an_error(tmp_path: Path, capsys) -> None:
@@ -303,8 +300,7 @@ def test_unknown_group_is_an_error(trained: Path, capsys) -> None:
     assert "no evaluator is in the group 'slwo'. Did you mean 'slow'?" in capsys.readouterr().err
 
 
-# --- one checkpoint, once
-# ---------------------------------------------------------------------------------------------
+# --- one checkpoint, once -------------------------------------------------------------------------
 
 
 def test_checkpoint_by_step_uses_the_arguments_of_the_run(trained: Path, capsys) -> None:

@@ -91,8 +91,8 @@ def test_attributes_and_keys_are_written_alike() -> None:
         ("tensor[0,0,0,0,0]", "has 5 indices for tensor"),
         ("tensor.shape", r"no tensor\.shape .* in tensor \(int32"),
         ("foo..bar", "cannot read the key"),
-        ("foo[1.5]", "is no index"),
-        ("odd-key", "is no identifier"),
+        ("foo[1.5]", "is not an index"),
+        ("odd-key", "is not an identifier"),
     ],
 )
 def test_a_mistake_is_named_with_what_there_is(key: str, message: str) -> None:

@@ -70,7 +70,7 @@ class Growing:
 
 @dataclass(frozen=True, eq=False)
 class Keeper:
-    """A checkpointer: every so many steps a file of arrays and a file that says the checkpoint is
+    """A checkpointer: every few steps a file of arrays and a file that says the checkpoint is
     there."""
 
     every: int

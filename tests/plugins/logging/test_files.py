@@ -29,8 +29,7 @@ def make_record(step: int, **values: Any) -> fg.Record:
     return fg.Record("scalars", "train", step, values, "telemetry", 2, 1.5)
 
 
-# --- JSON lines
-# -------------------------------------------------------------------------------------------------------
+# --- JSON lines -----------------------------------------------------------------------------------
 
 
 def test_records_are_written_as_json_lines(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
     assert (tmp_path / "records.jsonl").read_bytes() == b""
 
 
-# --- CSV --------------------------------------------------------------------------------------------------------------
+# --- CSV ------------------------------------------------------------------------------------------
 
 
 def test_table_gains_columns_as_they_appear(tmp_path: Path) -> None:
@@ -142,7 +141,7 @@ def test_table_gains_columns_as_they_appear(tmp_path: Path) -> None:
 
 @contextmanager
 def limit_file_size(size: int) -> Iterator[None]:
-    """Let no file grow beyond so many bytes, as on a full disk."""
+    """Let no file grow beyond that many bytes, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -211,8 +210,7 @@ def test_table_with_a_large_array_is_continued(tmp_path: Path) -> None:
     assert row.count("7") == 90_000
 
 
-# --- going back
-# -------------------------------------------------------------------------------------------------------
+# --- going back -----------------------------------------------------------------------------------
 
 VALUES = st.one_of(
     st.integers(-(10**20), 10**20),
@@ -326,8 +324,7 @@ def test_invalid_position_is_an_error_and_nothing_is_truncated(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-# --- files that are not as they should be
-# -----------------------------------------------------------------------------
+# --- files that are not as they should be ---------------------------------------------------------
 
 
 def test_links_and_other_things_are_not_written_to(tmp_path: Path) -> None:

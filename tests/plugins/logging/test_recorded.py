@@ -56,8 +56,7 @@ class Logger:
         return [record for record in self.records if record.source == source]
 
 
-# --- console
-# ----------------------------------------------------------------------------------------------------------
+# --- console --------------------------------------------------------------------------------------
 
 
 def test_console_prints_a_line_per_log_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,8 +132,7 @@ def test_steps_per_second_are_logged() -> None:
     ] == [4, 6]
 
 
-# --- environment
-# ------------------------------------------------------------------------------------------------------
+# --- environment ----------------------------------------------------------------------------------
 
 
 class Tower(Line):
@@ -353,8 +351,7 @@ def test_long_texts_are_redacted_in_time_that_grows_with_them() -> None:
     assert redact_text(text) == "a-" * 50_000 + " token=***"
 
 
-# --- compilations
-# -----------------------------------------------------------------------------------------------------
+# --- compilations ---------------------------------------------------------------------------------
 
 
 def test_a_compilation_during_training_says_what_changed() -> None:
@@ -373,8 +370,7 @@ def test_a_compilation_during_training_says_what_changed() -> None:
     assert first.values["flops"] > second.values["flops"] > 0
 
 
-# --- norms and learning rates
-# -----------------------------------------------------------------------------------------
+# --- norms and learning rates ---------------------------------------------------------------------
 
 
 def test_norms_equal_numpy() -> None:
@@ -526,7 +522,7 @@ def test_a_learning_rate_that_is_not_exposed_is_an_error() -> None:
         engine("learning_rate").fit(Foreign, data())
 
 
-# --- media ------------------------------------------------------------------------------------------------------------
+# --- media ----------------------------------------------------------------------------------------
 
 
 class Shown(Line):

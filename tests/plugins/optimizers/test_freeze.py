@@ -64,7 +64,7 @@ def test_permanently_frozen_parameters_take_no_part_in_training() -> None:
     "until", [pytest.param(3, marks=pytest.mark.full), fg.At(3), fg.Every(3), fg.EveryEpoch(1)]
 )
 def test_frozen_until_a_step(until: Any, steps_per_execution: int) -> None:
-    """Three steps of the rest alone, then steps of both; the optimizer's state for the rest goes on
+    """Three steps of the rest alone, then steps of both; the optimizer's state for the rest continues
     as it was."""
     observed: dict[int, Any] = {}
     compiled = Compiled()

@@ -38,8 +38,7 @@ def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg
     )
 
 
-# --- by hand
-# --------------------------------------------------------------------------------------------------------
+# --- by hand --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Game, Apart])
@@ -246,8 +245,7 @@ def test_losses_are_evaluated_too() -> None:
     assert engine().predict(module, data).tolist() == [1, 2, 3, 5]
 
 
-# --- mistakes
-# -------------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 def test_losses_and_optimizers_belong_together() -> None:
@@ -462,8 +460,7 @@ def test_aux_of_a_step_with_several_optimizers_leaves_it_where_asked() -> None:
     assert float(output.aux["y"]) == 2
 
 
-# --- what it costs
-# -------------------------------------------------------------------------------------------------
+# --- what it costs --------------------------------------------------------------------------------
 
 
 @pytest.mark.full

@@ -164,7 +164,7 @@ def test_a_scheduled_hyperparameter_varies_by_a_scale():
     population = Population(seeds=range(2), vary={"step_size": [1.0, 2.0]})
     result = fit(Scheduled, NUMBERS, 2, population)
     np.testing.assert_allclose(result.module.members.p, [0.81, 0.64], rtol=1e-6)
-    with pytest.raises(ConfigurationError, match="a schedule computes anew at each step.*chain"):
+    with pytest.raises(ConfigurationError, match="a schedule recomputes at each step.*chain"):
         fit(Scheduled, NUMBERS, 1, Population(seeds=range(2), vary={"learning_rate": [0.1, 0.2]}))
 
 

@@ -353,7 +353,7 @@ def test_parameters_may_have_another_dtype() -> None:
     losses = result.history["train/loss"]
     assert losses[-1] < losses[0]
     assert np.isfinite(engine.evaluate(result, batches)["loss"])
-    # A fit that goes on with it, and a loop, train what was cast once.
+    # A fit that continues with it, and a loop, train what was cast once.
     again = engine.fit(data=batches, state=result.state, steps=1)
     assert again.module.model.layers[0].weight.dtype == jnp.bfloat16
 

@@ -122,8 +122,7 @@ class Drawing:
         return {"dropout": fg.metrics.LastValue.from_values(halves(ctx.key("dropout")))}
 
 
-# --- the key
-# -----------------------------------------------------------------------------------------------------
+# --- the key --------------------------------------------------------------------------------------
 
 
 def test_the_key_of_dropout_at_step_7_has_the_same_bits_everywhere():
@@ -223,8 +222,7 @@ def test_keys_are_the_same_in_every_process():
     assert [int(word) for word in run.stdout.split()] == folded(0, "dropout", 7, "train").tolist()
 
 
-# --- evaluation
-# --------------------------------------------------------------------------------------------------
+# --- evaluation -----------------------------------------------------------------------------------
 
 
 class Evaluations:
@@ -277,8 +275,7 @@ def test_engine_evaluate_draws_by_name_and_batch():
         assert_array_equal(engine.evaluate(result, BATCHES, name=name)["noise"], expected)
 
 
-# --- streams by name
-# ---------------------------------------------------------------------------------------------
+# --- streams by name ------------------------------------------------------------------------------
 
 
 def test_default_streams():

@@ -117,8 +117,7 @@ def test_run_is_complete_until_restarted(tmp_path: Path):
     assert not run.is_complete
 
 
-# --- what an attempt does not go on from
-# ------------------------------------------------------------------------------
+# --- what an attempt does not continue from -------------------------------------------------------
 
 
 def populated(path: Path) -> RunDirectory:

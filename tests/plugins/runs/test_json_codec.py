@@ -32,7 +32,7 @@ def strict(text: str) -> Any:
     """JSON by the letter: NaN and Infinity, which Python would take, are refused."""
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 
@@ -176,7 +176,7 @@ def test_unserializable_value_is_an_error_naming_its_path(value: Any, message: s
     ],
 )
 def test_arrays_are_numbers_and_no_larger_than_their_text(text: str) -> None:
-    """58 bytes that asked for a text of 10^9 bytes an item took 3 GB."""
+    """58 bytes that asked for a string of 10^9 bytes an item took 3 GB."""
     tracemalloc.start()
     try:
         with pytest.raises(ValueError):
@@ -187,7 +187,7 @@ def test_arrays_are_numbers_and_no_larger_than_their_text(text: str) -> None:
 
 
 def test_a_key_that_nobody_writes_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"'\$tuple' is no key that is written here"):
+    with pytest.raises(ValueError, match=r"'\$tuple' is not a key that is written here"):
         loads('{"a":[{"$tuple":[1]}]}')
 
 

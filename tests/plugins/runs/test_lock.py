@@ -212,7 +212,7 @@ def test_remote_owner_that_ended_is_not_waited_for(tmp_path: Path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("age", [0.0, -9e6], ids=["now", "of before a clock was put back"])
+@pytest.mark.parametrize("age", [0.0, -9e6], ids=["now", "from before a clock was put back"])
 def test_remote_owner_is_waited_for_until_it_is_dead(tmp_path: Path, quick: None, age: float):
     foreign(tmp_path, age)
     with pytest.warns(
@@ -294,7 +294,7 @@ def test_recent_check_is_not_repeated(tmp_path: Path):
 
 
 def test_process_that_lost_the_lock_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As by a process that another one took for dead, and that goes on as if nothing had been."""
+    """As by a process that another one took for dead, and that continues as if nothing had been."""
     written: list[int] = []
 
     class Backend:

@@ -36,7 +36,7 @@ def write_owner(folder: Path, pid: int, started: float, heartbeat: float) -> Non
     ("started", "heartbeat", "is_running"),
     [
         (-1000.0, -1000.0, False),  # another process has its number
-        (60.0, -1000.0, True),  # it was stopped, and can go on
+        (60.0, -1000.0, True),  # it was stopped, and can continue
         (-1000.0, 0.0, True),  # the clock was put forward while it trains
         (60.0, 0.0, True),
     ],

@@ -74,7 +74,7 @@ def test_changes_and_untracked_programs_are_dirty(
     monkeypatch.setenv("GIT_DIR", str(project / "elsewhere"))
     file = project / "train_x10.py"
     (project / "notes.txt").touch()
-    assert describe_program(str(file))["git"]["dirty"] is False  # an untracked file is no change
+    assert describe_program(str(file))["git"]["dirty"] is False  # an untracked file is not a change
     new = project / "new.py"
     new.touch()
     assert describe_program(str(new))["git"]["dirty"] is True

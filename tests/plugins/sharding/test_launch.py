@@ -116,8 +116,7 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-# --- launch
-# -----------------------------------------------------------------------------------------------------------
+# --- launch ---------------------------------------------------------------------------------------
 
 
 def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> None:
@@ -220,7 +219,10 @@ def alive(pid: int) -> bool:
         (["--processes", "0", __file__], "at least 1"),
         (["--processes", "2", "nowhere.py"], "no Python file nowhere.py"),
         (["--processes", "two", __file__], "invalid int"),
-        (["--processes", "2", "--logs", __file__, __file__], "is no folder that can be written to"),
+        (
+            ["--processes", "2", "--logs", __file__, __file__],
+            "is not a folder that can be written to",
+        ),
         ([__file__], "--processes"),
     ],
 )
@@ -242,8 +244,7 @@ def test_gpus_are_divided_evenly(
     assert "2 processes cannot have an equal part of 3 GPUs" in capsys.readouterr().err
 
 
-# --- distributed
-# ------------------------------------------------------------------------------------------------------
+# --- distributed ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("process", [0, 1])

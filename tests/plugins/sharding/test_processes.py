@@ -34,7 +34,7 @@ DEADLINE = 300.0
 
 
 def alone(out: Path, *, devices: int = 1, **options: object) -> subprocess.CompletedProcess[str]:
-    """One process with so many simulated devices."""
+    """One process with that many simulated devices."""
     command = [sys.executable, str(PROGRAM), str(out), *written(options)]
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": f"{devices}"}
     return subprocess.run(
@@ -116,8 +116,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# --- what they compute
-# ------------------------------------------------------------------------------------------------
+# --- what they compute ----------------------------------------------------------------------------
 
 
 def assert_like_one(out: Path, single: Path) -> None:
@@ -162,12 +161,11 @@ def test_four_processes_compute_what_one_does(single: Path, tmp_path: Path, layo
     assert_same_end(tmp_path / "four", 4)
 
 
-# --- death and resumption
-# ---------------------------------------------------------------------------------------------
+# --- death and resumption -------------------------------------------------------------------------
 
 
 def test_killed_run_ends_like_an_uninterrupted_run(whole: Path, tmp_path: Path) -> None:
-    """Process 1 is killed at step 45: the launcher says so at once, and both go on from one
+    """Process 1 is killed at step 45: the launcher says so at once, and both continue from one
     checkpoint, each with its own host state."""
     out, run = tmp_path / "two", tmp_path / "run"
     output = together(out, code=137, gradients="", evaluate=20, save=20, run=run, kill=45)
@@ -242,8 +240,7 @@ def test_run_resumes_with_another_number_of_processes_and_devices(
     np.testing.assert_allclose(values(out, "sums")[-1], values(single, "sums")[-1], rtol=1e-5)
 
 
-# --- how they stop
-# ----------------------------------------------------------------------------------------------------
+# --- how they stop --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +328,7 @@ def test_several_processes_need_a_sharding_plugin(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_the_division_of_batches_changes_is_refused_by_all_processes() -> None:
-    """It is no mean over examples, or padding counts in it. Each tries examples of its own, and they agree. NumPy says what the numbers are."""
+    """It is not a mean over examples, or padding counts in it. Each tries examples of its own, and they agree. NumPy says what the numbers are."""
     program = PROGRAM.with_name("bare_losses.py")
     run = subprocess.run(
         [*LAUNCH, "--processes", "2", program], capture_output=True, text=True, timeout=DEADLINE

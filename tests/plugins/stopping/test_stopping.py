@@ -437,6 +437,6 @@ def test_a_spike_rewinds_to_the_checkpoint_before() -> None:
     result = spiking("rewind", save, InMemoryCheckpointer())
     # Seen at step 6: back to the weight of step 4, and two more updates.
     assert (int(result.state.step), float(result.module.weight)) == (8, 6.0)
-    assert "training goes on with what it had at step 4" in result.messages[0]
+    assert "training continues with what it had at step 4" in result.messages[0]
     with pytest.raises(FulguriteError, match="no checkpoint before it"):
         spiking("rewind")

@@ -546,7 +546,7 @@ def test_a_record_that_is_no_event_is_an_error(tmp_path: Path):
     header = (4).to_bytes(8, "little")
     data = b"\xff" * 4
     (tmp_path / "a").write_bytes(header + _pack_crc(header) + data + _pack_crc(data))
-    with pytest.raises(CheckpointError, match="the record that ends at byte 20 is no event"):
+    with pytest.raises(CheckpointError, match="the record that ends at byte 20 is not an event"):
         list(read_events(tmp_path / "a"))
 
 

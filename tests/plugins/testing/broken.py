@@ -127,7 +127,7 @@ class Unchecked:
 
 @dataclass
 class NeedsStrength:
-    """Is no broken plugin; its first argument has no default."""
+    """Is not a broken plugin; its first argument has no default."""
 
     strength: float
     every: int = 1
@@ -281,7 +281,7 @@ class AppendsBeforeItLogs:
 
 
 class WritesOn:
-    """Appends to its file whatever a resumed run goes on from."""
+    """Appends to its file whatever a resumed run continues from."""
 
     @fg.hookimpl
     def open_logger(self, run: fg.LoggedRun) -> None:

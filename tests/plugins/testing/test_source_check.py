@@ -52,7 +52,7 @@ class Overwriting:
 
 
 class Drawing:
-    """Another order in each pass, from a generator that goes on."""
+    """Another order in each pass, from a generator that continues."""
 
     def __iter__(self) -> Iterator[Any]:
         rng = np.random.default_rng()

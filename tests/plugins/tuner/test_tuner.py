@@ -338,7 +338,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: Any) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     assert main(["lr", str(program), "--optimizer", "chain"]) == 2
-    assert "'chain', which is no optimizer of optax" in capsys.readouterr().err
+    assert "'chain', which is not an optimizer of optax" in capsys.readouterr().err
     assert main(["lr", str(program), "width=3"]) == 2
     assert main(["batch", str(program)]) == 2
     assert "give limit=" in capsys.readouterr().err

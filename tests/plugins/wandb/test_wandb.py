@@ -590,7 +590,7 @@ def test_records_that_are_damaged_are_an_error_naming_the_line(
 
 
 def test_a_record_without_an_end_takes_bounded_memory(tmp_path: Path):
-    """Each chunk says that the record goes on."""
+    """Each chunk says that the record continues."""
     path = tmp_path / "run.wandb"
     block = struct.pack("<IHB", 0, 32768 - 7, 3) + bytes(32768 - 7)
     with open(path, "wb") as file:

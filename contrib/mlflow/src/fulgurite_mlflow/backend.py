@@ -85,7 +85,7 @@ class Backend:
         identity: what it is called.
         uri: the address of the server or of a folder.
         note: of the run to continue; an empty one for a new run.
-        step: the step to go on from.
+        step: the step to continue from.
         history: the records up to that step, some of which may not have arrived.
         replaced: of the run that this one replaces, to be marked as killed.
     """
@@ -152,7 +152,7 @@ class Backend:
         self._client.set_terminated(self._note.run_id, self.final_status)
 
     def _connect(self) -> None:
-        """Begin the run, or go on with it."""
+        """Begin the run, or continue with it."""
         if self._client is not None:
             return
         for name, value in _ENVIRONMENT.items():
@@ -284,8 +284,8 @@ class Backend:
             return
         self._refused_names.add(full_name)
         warnings.warn(
-            f"mlflow leaves {full_name!r} out, of step {step} first: "
-            f"{type(error).__name__}: {error}",
+            f"mlflow leaves {full_name!r} out, of step {step} first: {type(error).__name__}: "
+            f"{error}",
             stacklevel=2,
         )
 

@@ -26,7 +26,8 @@ def run_mlflow(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "fulgurite mlflow",
         description="Sends what MLflow lacks of a run that was logged with 'jsonl' as well, such "
-        "as what was recorded while no server could be reached: metrics, texts, the configuration "
+        "as what was recorded while no server could be reached: metrics, strings, the "
+        "configuration "
         "and what else is known of the run, and the tags of the best checkpoint. Metrics that have "
         "arrived are not sent again. Media are not sent: 'jsonl' holds none.",
     )

@@ -19,13 +19,14 @@ from fulgurite_mlflow.values import FOLDER, build_uri, clean_name
 @hide_constructor_frames
 @dataclass(eq=False)
 class MLflowLogger(FileLogger):
-    """Send metrics, parameters, media and texts to MLflow, on its own thread.
+    """Send metrics, parameters, media and strings to MLflow, on its own thread.
 
     Metrics are named `SOURCE/NAME`, such as `train/loss`; what MLflow refuses in a name, such as
-    brackets, becomes `_`. The step in MLflow is the step of the run. A resumed run goes on with the
-    same run of MLflow, whose id is in `mlflow.json` of the run's directory and in each checkpoint:
-    what has already arrived is not sent again, and exact metrics that have not are sent from the
-    history of the checkpoint, as far as it goes back. A run that starts anew gets a new run of
+    brackets, becomes `_`. The step in MLflow is the step of the run. A resumed run continues with
+    the same run of MLflow, whose id is in `mlflow.json` of the run's directory and in each
+    checkpoint: what has already arrived is not sent again, and exact metrics that have not are sent
+        from the
+    history of the checkpoint, as far as it goes back. A run that starts over gets a new run of
     MLflow, and one that it replaces in the directory is marked as killed.
 
     Neither training nor a checkpoint waits for the server. If it cannot be reached, or does not
@@ -70,7 +71,7 @@ class MLflowLogger(FileLogger):
             )
         if not isinstance(self.tags, dict):
             raise ConfigurationError(
-                f"MLflowLogger: tags is {self.tags!r}; give texts by name: "
+                f"MLflowLogger: tags is {self.tags!r}; give strings by name: "
                 'MLflowLogger(tags={"data": "v2"})'
             )
 

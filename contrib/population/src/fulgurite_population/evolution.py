@@ -245,7 +245,7 @@ def copy_members(
 
     paths = map_to_paths(state.module.members)
     members = jax.tree.map(copy_parameter, paths, state.module.members, trained)
-    # What is the path of an array is no hyperparameter of the same name.
+    # What is the path of an array is not a hyperparameter of the same name.
     names = factors.keys() - set(list_paths(state.module.members))
 
     def copy_hyperparameter(path: Any, leaf: Any) -> Any:

@@ -29,7 +29,7 @@ def set_hyperparameters(
     for name in values:
         if name in scheduled:
             raise ConfigurationError(
-                f"Population: vary has {name!r}, which a schedule computes anew at each step: give "
+                f"Population: vary has {name!r}, which a schedule recomputes at each step: give "
                 "optax.inject_hyperparams a number for it. To scale a schedule, chain "
                 "optax.inject_hyperparams(optax.scale)(step_size=1.0) behind the optimizer, and "
                 "vary step_size"
@@ -39,7 +39,7 @@ def set_hyperparameters(
                 f"Population: vary has {name!r}, which is neither the path of an array of the "
                 "module nor a hyperparameter in the optimizer's state. "
                 f"{did_you_mean(name, {*known, *paths})} A hyperparameter is made "
-                "by optax.inject_hyperparams(optax.adam)(learning_rate=...). What is no array, "
+                "by optax.inject_hyperparams(optax.adam)(learning_rate=...). What is not an array, "
                 "such as a width, cannot be vmapped: use a sweep of several runs"
             )
     replaced = [

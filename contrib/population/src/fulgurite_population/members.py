@@ -151,7 +151,7 @@ def map_together(function: Callable[..., Any], *trees: PyTree) -> PyTree:
 
     Args:
         function: called with one member's part of each tree.
-        trees: every array has a leading axis of members; what is no array is common to all.
+        trees: every array has a leading axis of members; what is not an array is common to all.
     """
     arrays, call, static_results = _split_static(function, trees)
     return eqx.combine(jax.vmap(call)(arrays), static_results[-1])
@@ -168,7 +168,7 @@ def map_one_by_one(
 
     Args:
         function: called with one member's part of each tree.
-        trees: every array has a leading axis of members; what is no array is common to all.
+        trees: every array has a leading axis of members; what is not an array is common to all.
         is_called: true, but not to XLA, which would do away with a branch that is always taken.
     """
     arrays, call, static_results = _split_static(function, trees)
@@ -190,7 +190,7 @@ def _split_static(
     function: Callable[..., Any], trees: tuple[PyTree, ...]
 ) -> tuple[PyTree, Callable[[PyTree], PyTree], list[PyTree]]:
     """Return the arrays of trees, a function of them alone, and the list to which each call of it
-    adds what it returns and is no array."""
+    adds what it returns and is not an array."""
     arrays, static = eqx.partition(trees, eqx.is_array)
     static_results = []
 

@@ -57,7 +57,7 @@ class Population(fg.Plugin):
 
     All members see the same batches. Each has its own weights, optimizer state and random keys:
     those of a run with `fg.Engine(seed=its seed)`. A member whose step is not finite is frozen: it
-    stays as it was before that step, is reported, and counts no more; the others go on. With
+    stays as it was before that step, is reported, and counts no more; the others continue. With
     `on_nonfinite="skip"` it leaves the step out instead.
 
     Example:

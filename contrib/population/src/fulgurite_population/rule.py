@@ -224,7 +224,7 @@ def compute_is_finite(before: PyTree, after: PyTree, output: fg.Output) -> Bool[
     is_finite = _are_all_finite([*results, *jax.tree.leaves(after)])
 
     def find_changed() -> Bool[Array, " members"]:
-        # A parameter that never was finite, such as a mask of -inf, is no failure.
+        # A parameter that never was finite, such as a mask of -inf, is not a failure.
         flags = [_are_all_finite(results)]
         for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
             if eqx.is_inexact_array(new):

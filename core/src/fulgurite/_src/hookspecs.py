@@ -254,9 +254,9 @@ def after_finalize(
 ) -> tuple[PyTree, PyTree]:
     """Return the module after its last update, possibly changed, and this plugin's new state.
 
-    What is left of an accumulation over steps is applied where training ends. This is no step, so
-    there is no output, and `after_update` is not called: a plugin that must see each update of the
-    parameters, such as an average or a constraint, implements both.
+    What is left of an accumulation over steps is applied where training ends. This is not a step,
+    so there is no output, and `after_update` is not called: a plugin that must see each update of
+    the parameters, such as an average or a constraint, implements both.
 
     Args:
         module: the module after that update, as the plugins before left it.

@@ -1,6 +1,6 @@
-"""Secrets in texts and values are replaced by `***`.
+"""Secrets in strings and values are replaced by `***`.
 
-Everything that a run writes goes through here: the core redacts the texts of records, reasons of
+Everything that a run writes goes through here: the core redacts the strings of records, reasons of
 failures and of stops, plugins what they write themselves.
 
 A secret is known by what it is called, or by its shape: the tokens of well-known services begin in
@@ -19,14 +19,14 @@ from fulgurite._src.triggers import Trigger
 
 REDACTED = "***"
 """What stands in the place of a secret."""
-# Anywhere in a name, and as a whole part of one: `author` and `sigma` are called like no secret.
+# Anywhere in a name, and as a whole part of one: `author` and `sigma` are named like no secret.
 # A tokenizer is none.
 _PARTS = "key|token(?!iz)|secret|password|passwd|pwd|credential|signature|authorization|cookie"
 _WORDS = "auth|sig|header|headers|passphrase|bearer|jwt"
 SECRET_NAME = (
     rf"(?:[\w.-]*(?:{_PARTS})[\w.-]*|(?:[\w.-]*[._-])?(?:{_WORDS})(?:[._-][\w.-]*)?(?![A-Za-z0-9]))"
 )
-"""Pattern of names that are called like a secret, to be matched in any case."""
+"""Pattern of names of secrets, to be matched in any case."""
 _QUOTED = r"""(?:b?"(?:\\.|[^"\\])*"|b?'(?:\\.|[^'\\])*'|\\"[^"]*"|\\'[^']*')"""
 # What is not closed ends with its line.
 _BRACKETED = (
@@ -64,14 +64,14 @@ _PRIVATE_KEY = re.compile(
 _SECRET_NAME = re.compile(SECRET_NAME, re.IGNORECASE)
 _NUMERIC_SECRET = re.compile("secret|password|passwd|pwd|passphrase", re.IGNORECASE)
 MIN_UNIQUE_LENGTH = 6
-"""Shorter secrets are replaced as whole words only: one that is `a` stands in every text."""
-# Of the whole process, because a text may come from anywhere in it, such as its command line.
+"""Shorter secrets are replaced as whole words only: one that is `a` stands in every string."""
+# Of the whole process, because a string may come from anywhere in it, such as its command line.
 _REGISTERED: set[str] = set()
 
 
 class RedactedText(str):
-    """A text in which secrets are replaced already, as JSON that was redacted value by value: read
-    as a text, `"key": {` in it would be taken for a secret.
+    """A string in which secrets are replaced already, as JSON that was redacted value by value:
+    read as a string, `"key": {` in it would be taken for a secret.
 
     Example:
         from fulgurite.plugins import RedactedText, redact_value
@@ -84,7 +84,7 @@ class RedactedText(str):
 
 
 def register_secret(value: str) -> None:
-    """Have a value replaced wherever it stands in a text, in this process: as it is, and as it is
+    """Have a value replaced wherever it stands in a string, in this process: as it is, and as it is
     written in URLs, in JSON, by `repr` and in base64."""
     if not value:
         return
@@ -116,7 +116,7 @@ def redact_registered(text: str) -> str:
 
 
 def redact_registered_value(value: Any) -> Any:
-    """Return a JSON value with `***` for what was registered, in its texts and its keys."""
+    """Return a JSON value with `***` for what was registered, in its strings and its keys."""
     if not _REGISTERED:
         return value  # a loop that logs each step comes here each time
     if isinstance(value, str):
@@ -134,8 +134,8 @@ def _choose_names(keys: Iterable[Any], redact: Callable[[str], str]) -> dict[Any
     a value would be lost.
 
     Args:
-        keys: of the dictionary; those that are no strings stay.
-        redact: replaces the secrets in a text.
+        keys: of the dictionary; those that are not strings stay.
+        redact: replaces the secrets in a string.
     """
     names: dict[Any, Any] = {}
     for key in keys:
@@ -163,7 +163,7 @@ def redact_text(text: str) -> str:
     """Return the text with `***` for what is a secret.
 
     That is: what was registered; user and password in a URL; what is assigned to a name that is
-    called like a secret, `token=abc` or `{"api_key": "abc"}`, or follows an option that is,
+    named like a secret, `token=abc` or `{"api_key": "abc"}`, or follows an option that is,
     `--passwd abc`; what follows `Bearer`; tokens of well-known services, and private keys.
     """
     text = redact_registered(text)
@@ -178,7 +178,7 @@ def redact_text(text: str) -> str:
 
 def format_error(error: BaseException) -> str:
     """Return type and text of an error, without secrets."""
-    # Not as one text: the key of a KeyError is no secret.
+    # Not as one string: the key of a KeyError is not a secret.
     return f"{type(error).__name__}: {redact_text(str(error))}"
 
 
@@ -186,7 +186,7 @@ def redact_value(value: Any, name: str = "") -> Any:
     """Return a JSON value without secrets.
 
     Args:
-        value: the value; triggers in it become their text, and texts go through `redact_text`.
+        value: the value; triggers in it become their text, and strings go through `redact_text`.
         name: what the value is called; it becomes `***` if that is like a secret.
     """
     if isinstance(value, dict):
@@ -209,5 +209,5 @@ def _is_count(value: Any, name: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a name is called like a secret."""
+    """Return whether a name is that of a secret."""
     return _SECRET_NAME.fullmatch(name) is not None

@@ -124,7 +124,7 @@ def fold_name(key: AnyKey, name: str, *indices: Count) -> AnyKey:
 
     Args:
         key: the key to fold into.
-        name: any text.
+        name: any string.
         indices: numbers, traced or not.
     """
     name_hash = int.from_bytes(hashlib.sha1(name.encode()).digest()[:4], "big")

@@ -64,7 +64,7 @@ class Timings:
         self.calls[name] += calls
 
     def note_step_durations(self, num_steps: int) -> None:
-        """Note that so many steps took the time added to data, dispatch and wait since the last
+        """Note that a number of steps took the time added to data, dispatch and wait since the last
         call."""
         previous = self._step_seconds
         self._step_seconds = sum(self.seconds[name] for name in ("data", "dispatch", "wait"))

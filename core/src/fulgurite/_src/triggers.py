@@ -53,7 +53,7 @@ class UnboundedRange(StepRange):
     """The range of a loop of `Engine.step`, which knows of no end and no epochs.
 
     A class of its own, so that an update rule that waits for one of these can say so instead of
-    waiting for ever.
+    waiting forever.
 
     Example:
         from fulgurite.plugins import UnboundedRange
@@ -394,7 +394,7 @@ class TriggerState:
         """Return the first step later than `after` that is due by a step rule, whatever the clocks
         say."""
         # A trigger is a pure function, so its answer holds until that step. With a thousand actions
-        # to ask each anew took 12 ms for every step at which one of them was due.
+        # to ask each again took 12 ms for every step at which one of them was due.
         if self._asked is not None:
             asked_after, asked_range = self._asked
             is_before_answer = self._answer is None or after < self._answer

@@ -12,7 +12,7 @@ from typing import ClassVar
 class WaitAbandoned(BaseException):
     """A wait was left, because training was asked to stop and what it waited for did not come.
 
-    It is no `Exception`: a data source that tries again after any error shall not catch it.
+    It is not an `Exception`: a data source that tries again after any error shall not catch it.
 
     Example:
         from fulgurite.plugins import WaitAbandoned

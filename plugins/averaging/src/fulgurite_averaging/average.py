@@ -111,7 +111,7 @@ class Average(fg.Plugin):
 
     def set_begin(self, run: fg.Run) -> fg.ReplaceState:
         """Return the state in which the step is set after which the average begins. It begins
-        afresh: weights of an earlier fit are no part of it."""
+        afresh: weights of an earlier fit are not part of it."""
         start, stop = run.step_range.start, run.step_range.stop
         if stop is None:
             raise ConfigurationError(

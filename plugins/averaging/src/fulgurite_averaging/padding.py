@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float
 
 
 class UnpaddedBatchNorm(eqx.nn.BatchNorm):
-    """A layer that normalizes by the statistics of the rows that are no padding, and keeps those of
-    the last batch alone.
+    """A layer that normalizes by the statistics of the rows that are not padding, and keeps those
+    of the last batch alone.
 
     Attributes:
         mask: which rows of the batch are examples.

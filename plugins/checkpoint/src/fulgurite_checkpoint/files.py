@@ -126,7 +126,7 @@ def read_bytes(path: Path) -> bytes:
         DamagedError: the file is missing or too large.
     """
     try:
-        # A pipe would block for ever.
+        # A pipe would block forever.
         if isinstance(path, Path) and not stat.S_ISREG(path.lstat().st_mode):
             raise DamagedError(f"{path} is not a regular file")
         with path.open("rb") as file:

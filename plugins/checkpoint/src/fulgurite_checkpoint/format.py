@@ -102,7 +102,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Entry:
-    """A directory called like a checkpoint.
+    """A directory named like a checkpoint.
 
     Attributes:
         step: the step in its name.

@@ -1,4 +1,4 @@
-"""The history of a run in its checkpoints: `run.history` goes on after a resume."""
+"""The history of a run in its checkpoints: `run.history` continues after a resume."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

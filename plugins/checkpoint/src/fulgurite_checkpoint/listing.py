@@ -157,7 +157,7 @@ def print_table(rows: Sequence[Any], columns: Columns) -> None:
 
 
 def format_number(value: float | None) -> str:
-    """Return a number with six digits, and an empty text for None."""
+    """Return a number with six digits, and an empty string for None."""
     return "" if value is None else f"{value:.6g}"
 
 

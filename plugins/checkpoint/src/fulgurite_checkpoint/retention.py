@@ -142,7 +142,7 @@ def supersede_later(root: Path, step: int | None) -> Path | None:
 def remove(path: Path) -> None:
     """Remove a checkpoint.
 
-    It is renamed first, so that what is removed in part is no checkpoint any more.
+    It is renamed first, so that what is removed in part is not a checkpoint any more.
     """
     if STEP_NAME.fullmatch(path.name) and not is_link(path) and (path / "COMMIT").is_file():
         trash = path.with_name(f"trash-{path.name}")

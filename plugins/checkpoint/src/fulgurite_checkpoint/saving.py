@@ -160,7 +160,7 @@ class Saver:
             wait: whether to return only when the checkpoint is complete.
         """
         snapshot = run.snapshot()
-        # What it says of a checkpoint is no reason to save another one.
+        # What it says of a checkpoint is not a reason to save another one.
         num_records = run.num_records - self._num_own_records
         content = _Content(run.step, num_records, snapshot.pending_actions, snapshot.state.step)
         while True:
@@ -331,7 +331,7 @@ class Saver:
         return {**manifest, "settings": {**manifest["settings"], **length}}
 
     def _has_data_restarted(self, run: fg.Run) -> bool:
-        """Return whether the data has begun anew at a resume, so that its position counts from
+        """Return whether the data has started over at a resume, so that its position counts from
         there."""
         if self.resumed_from is None:
             return False

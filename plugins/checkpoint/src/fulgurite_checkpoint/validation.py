@@ -62,14 +62,14 @@ def check_bool(value: Any, name: str) -> bool:
 
 
 def check_text(value: Any, name: str) -> str:
-    """Return a text; raise `ValueError` if it is not one."""
+    """Return a string; raise `ValueError` if it is not one."""
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}; it must be a string")
     return value
 
 
 def check_optional_text(value: Any, name: str) -> str | None:
-    """Return a text or None; raise `ValueError` if it is neither."""
+    """Return a string or None; raise `ValueError` if it is neither."""
     return None if value is None else check_text(value, name)
 
 
@@ -81,7 +81,7 @@ def check_object(value: Any, name: str) -> dict[str, Any]:
 
 
 def check_texts_by_name(value: Any, name: str) -> dict[str, str]:
-    """Return a dictionary of texts; raise `ValueError` if it is not one."""
+    """Return a dictionary of strings; raise `ValueError` if it is not one."""
     for key, text in check_object(value, name).items():
         check_text(text, f"{name}.{key}")
     return value
@@ -159,8 +159,8 @@ def check_stop(
 
 
 def _is_guess(step_range: fg.StepRange, step: int, epochs: int) -> bool:
-    """Return whether a fit of so many epochs takes the end of its range for its end at `step`: each
-    epoch counts as long as the one before it, or as longer once it has turned out to be."""
+    """Return whether a fit of that many epochs takes the end of its range for its end at `step`:
+    each epoch counts as long as the one before it, or as longer once it has turned out to be."""
     stop = step_range.stop
     if not step_range.epoch_ends:
         # The length of the first epoch is known to its data alone.
@@ -197,8 +197,8 @@ def check_data_position(
         position: of the first process; that of another one may have epochs of its own.
         step_range: of the fit.
         step: that of the checkpoint.
-        has_restarted: whether the data may have begun anew at a resume, so that the position counts
-            from there.
+        has_restarted: whether the data may have started over at a resume, so that the position
+            counts from there.
     """
     if position is None:
         if step > step_range.start:
@@ -290,7 +290,9 @@ def parse_metrics(value: Any) -> dict[str, dict[str, Any]]:
             is_number = isinstance(metric, bool | int | float)
             is_array = isinstance(metric, jax.Array | np.ndarray | np.generic)
             if not is_number and not (is_array and is_real_dtype(metric.dtype)):
-                raise ValueError(f"metrics.{source}.{name} is {metric!r:.100}, which is no number")
+                raise ValueError(
+                    f"metrics.{source}.{name} is {metric!r:.100}, which is not a number"
+                )
     return metrics_by_source
 
 
@@ -325,7 +327,7 @@ def check_hyperparameters(section: Any) -> None:
 
 
 def _check_hyperparameter(value: Any, name: str) -> None:
-    """Raise `ValueError` unless it is a number, a text that stands for one, or a list of them."""
+    """Raise `ValueError` unless it is a number, a string that stands for one, or a list of them."""
     if isinstance(value, list):
         for item in value:
             _check_hyperparameter(item, name)

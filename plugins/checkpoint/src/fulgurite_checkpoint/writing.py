@@ -74,7 +74,7 @@ class PendingCheckpoint:
 
     def _wait(self) -> None:
         progress = None
-        # A write that goes on is no wait for what may never come, however long it takes.
+        # A write that continues is not a wait for what may never come, however long it takes.
         while not self._is_written_soon():
             with Wait(f"the checkpoint of step {self.commit.step} ({self.awaited})"):
                 while not self._written.done():

@@ -45,7 +45,7 @@ from fulgurite_cli.replacing import has_only_evaluators, replace_evaluators
 from fulgurite_cli.secrets import convert_secrets, is_secret_type
 
 KEY = "config"
-"""The key of a manifest's configuration that holds the JSON. It is one text there, since keys of
+"""The key of a manifest's configuration that holds the JSON. It is one string there, since keys of
 manifests do not begin with `$`."""
 VALUES = "values"
 """The key that holds its values by path, for those who show or compare runs."""
@@ -61,7 +61,7 @@ def build_from_config(
 
     Args:
         config: what the program returned.
-        overrides: texts `path=value`, with paths and wildcards of `fulgurite_config`.
+        overrides: strings `path=value`, with paths and wildcards of `fulgurite_config`.
         start_config: what the run starts from, as `override_config` takes it.
         allow: what that may name, besides what the program's configuration names.
 
@@ -106,7 +106,7 @@ def refer_to_options() -> Iterator[None]:
 def find_allowed(program_config: Node, allow: Sequence[str]) -> list[str]:
     """Return what a configuration from a file may name: what the user lists, and what the program's
     own configuration names. Never a whole package that only a name is of, as a package may hold
-    functions that run any text.
+    functions that run any string.
 
     Args:
         program_config: of the program. Its targets are loaded, as types are a part of them.
@@ -132,7 +132,7 @@ def rebuild_from_config(
     Args:
         saved_config: the configuration in the run's manifest. It holds: an override that would
             change it is an error.
-        overrides: texts `path=value`.
+        overrides: strings `path=value`.
         program_config: of the program; what it names may be imported, and it knows the secrets that
             the manifest hides. One that has only evaluators replaces or adds those of the run. None
             without a program.
@@ -172,7 +172,7 @@ def override_config(
     Args:
         config: what the program returned, whose targets are loaded; it is changed in place if
             nothing takes its place.
-        overrides: texts `path=value`.
+        overrides: strings `path=value`.
         start_config: what takes its place, as manifests hold it. Or values by path, which change
             the program's.
         allow: what the configuration that takes its place may name, as `find_allowed` returns it.
@@ -211,8 +211,8 @@ def read_config(saved_config: dict[str, Any]) -> Any:
 
 
 def register_secrets(config: Any) -> None:
-    """Have the texts of a configuration hidden that stand where a secret is wanted: an argument of
-    the type `SecretStr`, or what such a type is called with."""
+    """Have the strings of a configuration hidden that stand where a secret is wanted: an argument
+    of the type `SecretStr`, or what such a type is called with."""
 
     def register(_: Any, text: str) -> str:
         register_secret(text)
@@ -322,6 +322,6 @@ def _list_defaults(node: Node, path: str) -> dict[str, Any]:
 
 
 def get_text(value: Any) -> str:
-    """Return a value that is no JSON constant as text: a function or a class by its name."""
+    """Return a value that is not a JSON constant as text: a function or a class by its name."""
     is_named = isinstance(value, Name) or inspect.isroutine(value) or isinstance(value, type)
     return get_public_name(value) if is_named else str(value)

@@ -34,7 +34,7 @@ from fulgurite_cli.values import (
 )
 
 RUN_DIR = "run_dir"
-"""An experiment's argument that gets the value of `--run`. It is no part of the configuration."""
+"""An experiment's argument that gets the value of `--run`. It is not part of the configuration."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def build_experiment(
 
     Args:
         experiment: the function.
-        overrides: texts `name=value`.
+        overrides: strings `name=value`.
         saved_config: the configuration in a run's manifest. It holds: an override that differs is
             an error, unless the manifest hides the value because it is a secret. An argument that
             the function does not have is one too, unless its program only evaluates.
@@ -138,7 +138,7 @@ def plan_config(
 
     Args:
         experiment: the function.
-        overrides: texts `name=value`.
+        overrides: strings `name=value`.
         start_config: a configuration, as manifests hold it, that the overrides change.
         allow: what that may name, besides what the program's own names.
 
@@ -257,7 +257,7 @@ def describe_values(
 
     Args:
         experiment: the function.
-        overrides: texts `name=value`.
+        overrides: strings `name=value`.
         start_config: a configuration, as manifests hold it, that the overrides change.
         start_source: what to call it.
         allow: what it may name, besides what the program's own names.

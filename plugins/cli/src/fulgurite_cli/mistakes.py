@@ -1,4 +1,4 @@
-"""How the command line shows an error that is no defect of the program."""
+"""How the command line shows an error that is not a defect of the program."""
 
 from collections.abc import Iterator
 

@@ -38,7 +38,7 @@ class _OnlyOnce(argparse.Action):
 
 
 def print_to_pipe(text: str) -> None:
-    """Print; where nobody reads any more, as behind `| head`, that is no error."""
+    """Print; where nobody reads any more, as behind `| head`, that is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -74,7 +74,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "--resume",
         choices=["auto", "never"],
         default="auto",
-        help="whether a run that is in the run directory goes on (default: auto)",
+        help="whether a run that is in the run directory continues (default: auto)",
     )
     parser.add_argument(
         "--hyperparameters",
@@ -149,5 +149,5 @@ def _parse_exit_code(text: str) -> int:
 
 def _parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number of jobs: give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of jobs: give 1 or more")
     return int(text)

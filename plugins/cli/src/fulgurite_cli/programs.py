@@ -33,7 +33,7 @@ def find_mistyped_argument(path: str, overrides: list[str]) -> str | None:
 
     Args:
         path: of the program.
-        overrides: texts `name=value`.
+        overrides: strings `name=value`.
 
     Returns:
         The error, or None.
@@ -57,7 +57,7 @@ def find_mistyped_path(config: Node, override: str) -> str | None:
 
     Args:
         config: the configuration.
-        override: a text `path=value`.
+        override: a string `path=value`.
 
     Returns:
         The error, or None if there is none, or the source does not tell.

@@ -8,7 +8,7 @@ from fulgurite_config import flatten_union
 
 
 class SecretStr:
-    """A text that shows as `***`: the type of an argument that is a password or the like.
+    """A string that shows as `***`: the type of an argument that is a password or the like.
 
     Its value stays in memory: manifests, checkpoints, records, telemetry and messages of this
     process show `***` in its place, the command line included, as it is and as it is written in
@@ -79,7 +79,7 @@ def make_secret(annotation: Any, text: str) -> Any:
 
 
 def convert_secrets(value: Any, annotation: Any, make: Callable[[Any, str], Any]) -> Any:
-    """Return a value with each text in it that is a secret by its annotation converted.
+    """Return a value with each string in it that is a secret by its annotation converted.
 
     Args:
         value: the value, or a list, tuple or dictionary of values.

@@ -14,7 +14,7 @@ _TRANSPARENT_DECORATORS = {"hide_internal_frames"}
 
 
 def read_description(entry: EntryPoint) -> str:
-    """Return the first paragraph of the docstring of a command, on one line; an empty text where
+    """Return the first paragraph of the docstring of a command, on one line; an empty string where
     there is no source to read."""
     tree = _parse(entry.module)
     definition = _get_definitions(tree).get(entry.attr) if tree else None
@@ -93,7 +93,7 @@ def _read_parameters(
     is_plain = all(text.partition("(")[0] == "dataclass" for text in decorators)
     if "__new__" in methods or definition.keywords or not is_plain:
         return None
-    # Fields that are no arguments are among them: what sets those is answered after the imports.
+    # Fields that are not arguments are among them: what sets those is answered after the imports.
     names = {
         node.target.id
         for node in definition.body

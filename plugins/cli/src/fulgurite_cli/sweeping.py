@@ -31,7 +31,7 @@ def plan_sweep(overrides: Sequence[str], axes: Sequence[str]) -> dict[str, list[
 
     Args:
         overrides: what all runs have.
-        axes: texts as `fulgurite_config.sweep` takes them: `lr=1e-3,1e-2`.
+        axes: strings as `fulgurite_config.sweep` takes them: `lr=1e-3,1e-2`.
 
     Raises:
         ConfigurationError: an axis is none or holds a secret, something is set twice, or two runs
@@ -112,7 +112,7 @@ def _plan(
 
     Args:
         name: of the run, which an error of its overrides names.
-        overrides: texts `name=value`.
+        overrides: strings `name=value`.
         plan_config: returns the configuration.
     """
     try:

@@ -55,12 +55,12 @@ def parse_value(name: str, text: str, annotation: Any) -> Any:
             union.
 
     Raises:
-        ConfigurationError: the text is no value of that type.
+        ConfigurationError: the text is not a value of that type.
     """
     if not is_known_type(annotation):
         raise ConfigurationError(
-            f"{name} is of the type {format_type(annotation)}, which no text can be read as: let "
-            "the program choose it by an argument that is a text or a number"
+            f"{name} is of the type {format_type(annotation)}, which no string can be read as: let "
+            "the program choose it by an argument that is a string or a number"
         )
     return _convert(read_value, name, text, annotation)
 
@@ -75,7 +75,7 @@ def from_plain(name: str, value: Any, annotation: Any) -> Any:
         annotation: the type of the argument.
 
     Raises:
-        ConfigurationError: it is no value of that type.
+        ConfigurationError: it is not a value of that type.
     """
     return _convert(fit_value, name, value, annotation)
 

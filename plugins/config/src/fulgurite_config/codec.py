@@ -29,7 +29,7 @@ JSON_SOURCE = "JSON"
 MAX_CHARACTERS = 4_000_000
 MAX_DEPTH = 100
 BYTE_ORDER_MARK = "\ufeff"
-"""What some editors write before a text."""
+"""What some editors write before a string."""
 Path = tuple[str | int, ...]
 
 
@@ -268,7 +268,7 @@ class _Decoder:
         keys = tuple(form["$ref"])
         root = tuple(form.get("from", ()))
         if not all(isinstance(key, str | int) for key in keys):
-            raise ConfigError(f"{format_path(path)} has a reference that is no path")
+            raise ConfigError(f"{format_path(path)} has a reference that is not a path")
         if not all(is_constant(key) for key in root):
             raise ConfigError(f"{format_path(path)} has a reference that starts from no path")
         reference = Reference(None, keys)

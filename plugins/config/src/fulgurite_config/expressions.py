@@ -129,8 +129,8 @@ class Lazy:
 
     def __str__(self) -> NoReturn:
         raise ConfigError(
-            f"{format_expression(self)} has no text while the configuration is written: join texts "
-            "with +, or use apply(str.format, 'w{}', reference)"
+            f"{format_expression(self)} has no string while the configuration is written: join "
+            "strings with +, or use apply(str.format, 'w{}', reference)"
         )
 
     def __format__(self, spec: str) -> NoReturn:

@@ -92,7 +92,7 @@ class Malformed(Term):
 
 
 def parse_term(text: str) -> Term:
-    """Return a whole text as a term."""
+    """Return a whole string as a term."""
     try:
         items = _parse_all(text)
     except GrammarError as error:
@@ -103,7 +103,7 @@ def parse_term(text: str) -> Term:
 
 
 def split_items(text: str) -> list[str]:
-    """Return the values between the commas of a text, each as it is written.
+    """Return the values between the commas of a string, each as it is written.
 
     Raises:
         GrammarError: one is missing, or a bracket or a quote is not closed.
@@ -112,7 +112,7 @@ def split_items(text: str) -> list[str]:
 
 
 def check_characters(text: str) -> None:
-    """Raise a `GrammarError` if a text has characters that UTF-8 cannot write."""
+    """Raise a `GrammarError` if a string has characters that UTF-8 cannot write."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -123,7 +123,7 @@ def check_characters(text: str) -> None:
 
 
 def _keep_text(term: Term, text: str) -> Term:
-    """Return the only term of a text. A string is it as it stands, with the spaces around it."""
+    """Return the only term of a string. A string is it as it stands, with the spaces around it."""
     if isinstance(term, Quoted):
         return term if term.text == text else Word(text)
     if isinstance(term, Items):
@@ -142,7 +142,7 @@ def _parse_all(text: str) -> Items:
 
 
 class _Parser:
-    """Reads a text from left to right.
+    """Reads a string from left to right.
 
     Args:
         text: what is read.
@@ -153,7 +153,7 @@ class _Parser:
         self._position = 0
 
     def parse_all(self) -> Items:
-        """Return what stands between the commas of the whole text."""
+        """Return what stands between the commas of the whole string."""
         items, has_comma = self._parse_items("", 0)
         return Items(self._text, "", items, has_comma)
 
@@ -280,7 +280,7 @@ class _Parser:
         return self._peek() in stops
 
     def _peek(self) -> str:
-        """Return the next character, or an empty text at the end."""
+        """Return the next character, or an empty string at the end."""
         return self._text[self._position : self._position + 1]
 
     def _skip_space(self) -> None:

@@ -14,7 +14,7 @@ MAX_VALUES = 1_000_000
 MAX_LENGTH = 10_000
 MAX_BITS = 4_096
 CHARACTERS = 8
-"""So many characters of a text count as one value, as they are as large."""
+"""So many characters of a string count as one value, as they are as large."""
 
 
 class Budget:
@@ -106,7 +106,7 @@ def check_operands(symbol: str, values: Sequence[Any]) -> None:
         if lengths and counts and lengths[0] * counts[0] > MAX_LENGTH:
             raise ConfigError(f"a reference makes more than {MAX_LENGTH} items")
     if symbol == "%" and isinstance(values[0], str):
-        raise ConfigError("% formats no text here: join texts with + or apply(str.join, ...)")
+        raise ConfigError("% formats no string here: join strings with + or apply(str.join, ...)")
     if symbol == "**" and all(isinstance(value, int) for value in values):
         base, exponent = values
         if base.bit_length() * abs(exponent) > MAX_BITS:

@@ -439,5 +439,5 @@ def iter_expressions(value: Any, visited: set[int]) -> Iterator[Expression]:
 
 
 def is_constant(value: Any) -> bool:
-    """Return whether a value is a leaf that is no name of a function or class."""
+    """Return whether a value is a leaf that is not a name of a function or class."""
     return isinstance(value, bool | int | float | str | None) and not isinstance(value, Enum)

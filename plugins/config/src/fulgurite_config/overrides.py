@@ -54,14 +54,14 @@ Match = tuple[Any, Key, tuple[Key, ...]]
 
 
 def apply_overrides(config: Any, overrides: Sequence[str]) -> list[Change]:
-    """Change a configuration as texts say, a later one after an earlier one.
+    """Change a configuration as strings say, a later one after an earlier one.
 
     `*` stands for each name or index of one level, all of which must have what follows; `**` for
     any number of levels, and it changes what follows wherever that is.
 
     Args:
         config: the configuration. It is changed in place, or not at all if there is an error.
-        overrides: texts `path=value`.
+        overrides: strings `path=value`.
 
     Returns:
         What was changed, in order.
@@ -71,7 +71,7 @@ def apply_overrides(config: Any, overrides: Sequence[str]) -> list[Change]:
         NotLoadedError: it may match once `load_targets` has imported what is called.
     """
     if isinstance(overrides, str):
-        raise ConfigError(f"overrides are a list of texts: write [{overrides!r}]")
+        raise ConfigError(f"overrides are a list of strings: write [{overrides!r}]")
     with undo_on_error(config):
         return [change for override in overrides for change in _apply_override(config, override)]
 
@@ -305,8 +305,8 @@ def _apply(
 def _check_replaceable(
     old: Any, chosen: Any, value: Any, annotation: Any, path: tuple[Key, ...]
 ) -> None:
-    """Raise a `ConfigError` if a text would take the place of a call or a section, which no text
-    can stand for.
+    """Raise a `ConfigError` if a string would take the place of a call or a section, which no
+    string can stand for.
 
     Args:
         old: what has been there.
@@ -323,11 +323,11 @@ def _check_replaceable(
     how = f"set its values, {place}.{next(iter_names(chosen), 'name')}=..."
     if isinstance(old, Lazy):
         how = f"it is {format_expression(old)}: set what that refers to, or its values"
-    raise ConfigError(f"{place}={value} is no value for {describe(chosen)}: {how}")
+    raise ConfigError(f"{place}={value} is not a value for {describe(chosen)}: {how}")
 
 
 def _check_number(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) -> None:
-    """Raise a `ConfigError` if a text would take the place of a number, and the annotation has
+    """Raise a `ConfigError` if a string would take the place of a number, and the annotation has
     numbers and no texts: `fit_value` leaves those to the function that have arrays among them."""
     members = flatten_union(annotation)
     is_number = old is EMPTY or (isinstance(old, int | float) and not isinstance(old, bool))

@@ -48,14 +48,14 @@ Pattern = tuple[Key | Wildcard, ...]
 
 
 def split_override(override: str) -> tuple[str, str]:
-    """Return the path and the value of a text `path=value`.
+    """Return the path and the value of a string `path=value`.
 
     Raises:
         ConfigError: there is no `=`, or UTF-8 cannot write the path.
     """
     parts = OVERRIDE.match(override)
     if parts is None:
-        raise ConfigError(f"{override!r} is no override: write path=value")
+        raise ConfigError(f"{override!r} is not an override: write path=value")
     check_characters(parts[1])
     return normalize_path(parts[1]), parts[2]
 
@@ -102,4 +102,4 @@ def _read_token(token: Token, path: str) -> Key | Wildcard:
     if kind == "index" and INDEX.fullmatch(value):
         return int(value)
     rest = f"[{value}]" if kind == "index" else value
-    raise ConfigError(f"{path!r} is no path at {rest!r}: write a.b[0].*.c")
+    raise ConfigError(f"{path!r} is not a path at {rest!r}: write a.b[0].*.c")

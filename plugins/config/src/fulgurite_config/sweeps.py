@@ -45,7 +45,7 @@ def sweep(config: Any, axes: Sequence[str]) -> list[Trial]:
 
     Args:
         config: what each trial changes a copy of.
-        axes: texts `rate=1e-3,1e-2`. Several paths that change together are joined with commas:
+        axes: strings `rate=1e-3,1e-2`. Several paths that change together are joined with commas:
             `width,name=(16,small),(32,big)`.
 
     Raises:
@@ -64,7 +64,7 @@ def expand_axes(axes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the overrides of each trial of a sweep by its name.
 
     Args:
-        axes: texts, as `sweep` takes them.
+        axes: strings, as `sweep` takes them.
 
     Raises:
         ConfigError: an axis is none, a path is set twice, or two trials would be the same.
@@ -119,7 +119,7 @@ def _expand_axis(axis: str) -> list[tuple[str, ...]]:
     paths, values = split_axis(axis)
     points = _split(values, axis)
     if not points:
-        raise ConfigError(f"{axis!r} is no axis of a sweep: write path=value,value")
+        raise ConfigError(f"{axis!r} is not an axis of a sweep: write path=value,value")
     if len(paths) == 1:
         return [(f"{paths[0]}={point}",) for point in points]
     expanded = []
@@ -142,12 +142,12 @@ def split_axis(axis: str) -> tuple[list[str], str]:
     match = OVERRIDE.match(axis)
     paths = _split(normalize_path(match[1]), axis) if match else []
     if match is None or not paths:
-        raise ConfigError(f"{axis!r} is no axis of a sweep: write path=value,value")
+        raise ConfigError(f"{axis!r} is not an axis of a sweep: write path=value,value")
     return paths, match[2]
 
 
 def _split(text: str, axis: str) -> list[str]:
-    """Return what stands between the commas of a text.
+    """Return what stands between the commas of a string.
 
     Args:
         text: a part of an axis.
@@ -156,4 +156,4 @@ def _split(text: str, axis: str) -> list[str]:
     try:
         return split_items(text)
     except GrammarError as error:
-        raise ConfigError(f"{axis!r} is no axis of a sweep: {error}") from None
+        raise ConfigError(f"{axis!r} is not an axis of a sweep: {error}") from None

@@ -1,4 +1,4 @@
-"""Texts and constants as values of an annotation."""
+"""Strings and constants as values of an annotation."""
 
 import types
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ NONE = ("none", "null")
 """How None is written where the annotation says that it may be, in letters of any case."""
 MAX_SHOWN = 200
 """How many characters of a value an error shows."""
-SECRET = "a text that is a secret"
+SECRET = "a secret string"
 """The kind of such types as pydantic's SecretStr."""
 Key = str | int
 
 
 def parse_value(text: str) -> Any:
-    """Return a text as the constant that it writes, or as a string if it is none.
+    """Return a string as the constant that it writes, or as a string if it is none.
 
     Raises:
         ConfigError: it begins with a bracket or a quote and is none, or it is a number that no
@@ -46,7 +46,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_value(text: str, annotation: Any, path: Sequence[Key]) -> Any:
-    """Return a text as a value of an annotation, by the grammar of `docs/command-line.md`.
+    """Return a string as a value of an annotation, by the grammar of `docs/command-line.md`.
 
     Args:
         text: as on the command line.
@@ -54,7 +54,7 @@ def read_value(text: str, annotation: Any, path: Sequence[Key]) -> Any:
         path: of the argument, for the error.
 
     Raises:
-        ConfigError: it is no value of that type.
+        ConfigError: it is not a value of that type.
     """
     try:
         check_characters(text)
@@ -67,7 +67,7 @@ def read_value(text: str, annotation: Any, path: Sequence[Key]) -> Any:
 
 
 def fit_value(value: Any, annotation: Any, path: Sequence[Key]) -> Any:
-    """Return a constant, as JSON holds it, as a value of an annotation: a list as a tuple, a text
+    """Return a constant, as JSON holds it, as a value of an annotation: a list as a tuple, a string
     as a path or as the member of an Enum that has this name.
 
     Args:
@@ -76,7 +76,7 @@ def fit_value(value: Any, annotation: Any, path: Sequence[Key]) -> Any:
         path: of the argument, for the error.
 
     Raises:
-        ConfigError: it is no value of that type.
+        ConfigError: it is not a value of that type.
     """
     try:
         _check_all_characters(value)
@@ -105,7 +105,7 @@ def flatten_union(annotation: Any) -> list[Any]:
 
 
 def is_known_type(annotation: Any) -> bool:
-    """Return whether each type in an annotation is one that texts are read as."""
+    """Return whether each type in an annotation is one that strings are read as."""
     return all(
         member is Any or _find_kind(member) is not None for member in flatten_union(annotation)
     )
@@ -183,7 +183,7 @@ def _read(term: Term, annotation: Any) -> Any:
 
     Raises:
         GrammarError: it is written wrongly.
-        ValueError: it is no value of that type.
+        ValueError: it is not a value of that type.
     """
     reasons: list[GrammarError] = []
     for member, kind in _sort_members(annotation, _get_form(term)):
@@ -276,7 +276,7 @@ class _NoConstantError(ValueError):
 
 
 def _read_nested(term: Term) -> Any:
-    """Return a term that has no annotation, and is no string unless it is in quotes.
+    """Return a term that has no annotation, and is not a string unless it is in quotes.
 
     Raises:
         GrammarError: it is written wrongly.
@@ -289,7 +289,7 @@ def _read_nested(term: Term) -> Any:
             return _read_group(term)
         except _NoConstantError:
             raise GrammarError(
-                f"what begins with {term.text.strip()[0]} is no value: put strings in it into "
+                f"what begins with {term.text.strip()[0]} is not a value: put strings in it into "
                 "quotes"
             ) from None
     word = term.text.strip()
@@ -297,7 +297,7 @@ def _read_nested(term: Term) -> Any:
         reason: object = "a comma or the end must come after it"
         if isinstance(term, Malformed):
             reason = term.error
-        raise GrammarError(f"what begins with {word[0]} is no value: {reason}")
+        raise GrammarError(f"what begins with {word[0]} is not a value: {reason}")
     if word in CONSTANTS:
         return CONSTANTS[word]
     number = parse_number(word)
@@ -381,7 +381,7 @@ def _fit_dict(value: Any, annotation: Any) -> Any:
 
 
 def _fit_key(key: Any, annotation: Any) -> Any:
-    """Return a key of a dictionary, which JSON makes a text of, as a value of an annotation."""
+    """Return a key of a dictionary, which JSON makes a string of, as a value of an annotation."""
     try:
         return _fit(key, annotation)
     except ValueError:

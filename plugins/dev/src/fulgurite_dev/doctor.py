@@ -104,8 +104,8 @@ def _find_plugin_problems() -> Iterator[str]:
     autoload_names = {entry.name for entry in entry_points(group="fulgurite.autoload")}
     for name in sorted(autoload_names - find_installed_plugins().keys()):
         yield (
-            f"{name!r} of fulgurite.autoload is no plugin, because it is not in fulgurite.plugins:"
-            " it is never loaded"
+            f"{name!r} of fulgurite.autoload is not a plugin, because it is not in "
+            "fulgurite.plugins: it is never loaded"
         )
 
 

@@ -90,7 +90,7 @@ def write_contrib_plugin(name: str, kind: str, checkout: Path) -> tuple[Path, Pa
         checkout: the folder of a checkout of Fulgurite.
 
     Raises:
-        ConfigurationError: the name cannot be used, this is no checkout, or a folder exists or
+        ConfigurationError: the name cannot be used, this is not a checkout, or a folder exists or
             cannot be written.
     """
     if not (checkout / "contrib" / "README.md").is_file():

@@ -56,8 +56,8 @@ class EvaluationRecord:
 class ResultWriter:
     """Appends to the results of one group, in `evaluations/GROUP.jsonl` of a run.
 
-    Only the holder of the group's lock appends. A line in which a process was killed is no result:
-    it is cut off here, and the evaluation is done again.
+    Only the holder of the group's lock appends. A line in which a process was killed is not a
+    result: it is cut off here, and the evaluation is done again.
 
     Args:
         run: the directory of the run.

@@ -21,7 +21,7 @@ class Keyed:
         """Return the keys that are set, by field.
 
         Raises:
-            ConfigurationError: a required key is not set, or a text is no key.
+            ConfigurationError: a required key is not set, or a string is not a key.
         """
         keys = {}
         for name, is_required in _list_key_fields(type(self)).items():

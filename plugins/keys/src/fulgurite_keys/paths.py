@@ -28,7 +28,7 @@ class Name:
 
     Attributes:
         text: the name, possibly with wildcards.
-        is_literal: whether `*` and `?` in it are no wildcards.
+        is_literal: whether `*` and `?` in it are not wildcards.
     """
 
     text: str
@@ -155,7 +155,7 @@ def _parse_token(kind: str, value: str, key: str) -> Part:
 def _parse_name(text: str, key: str) -> Name:
     if not path_grammar.is_name(text):
         raise PathError(
-            f"{text!r} in the key {key!r} is no identifier; write "
+            f"{text!r} in the key {key!r} is not an identifier; write "
             f"{Name(text, is_literal=True)} for the key of a dictionary, and [0] for an index"
         )
     return Name(text)
@@ -176,7 +176,8 @@ def _parse_item(text: str, key: str) -> IndexItem:
     if text in ("None", "..."):
         return None if text == "None" else Ellipsis
     raise PathError(
-        f"{text!r} in the key {key!r} is no index; write an integer, a slice such as 1:-1, None or "
+        f"{text!r} in the key {key!r} is not an index; write an integer, a slice such as 1:-1, "
+        "None or "
         '..., or a quoted name, ["odd key"]'
     )
 

@@ -290,7 +290,7 @@ def _check_one_place(items: Mapping[str, Keyed], where: str) -> None:
         if item.needs_update and "interms" in prefixes:
             raise ConfigurationError(
                 f"{where}: {name} needs both interms, which only the forward pass has, and what is "
-                "there after the update: make two of it"
+                "there after the update: split it in two"
             )
 
 

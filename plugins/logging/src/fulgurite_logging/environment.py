@@ -56,8 +56,8 @@ class EnvironmentLogger:
 
     There are two records of kind `config`: `environment` (versions, plugins, devices, processes,
     command, variables) and `parameters` (count and bytes of the arrays, of each module, and of the
-    optimizer's state), and one text: a table of the arrays. Secrets in the command and in variables
-    are masked.
+    optimizer's state), and one string: a table of the arrays. Secrets in the command and in
+    variables are masked.
 
     Example:
         from fulgurite_logging import EnvironmentLogger
@@ -166,7 +166,7 @@ def describe_parameters(state: fg.TrainState) -> dict[str, Any]:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command without secrets: values of names that are called like one,
+    """Return the arguments of a command without secrets: values of names that are named like one,
     what follows an option such as `--api-key` or `-p`, and what else looks like one."""
     redacted = []
     previous = ""

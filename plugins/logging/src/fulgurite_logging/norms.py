@@ -178,7 +178,7 @@ def _find_learning_rates(opt_state: Any) -> list[Any]:
     return [
         value
         for _, value in optax.tree.get_all_with_path(opt_state, "learning_rate")
-        # A schedule's own state has the same name, and is no number.
+        # A schedule's own state has the same name, and is not a number.
         if jnp.isscalar(value) or isinstance(value, jax.Array)
     ]
 

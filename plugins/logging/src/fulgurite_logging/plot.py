@@ -80,7 +80,7 @@ def plot_runs(
         if Path(matplotlib.matplotlib_fname()).absolute().parent == Path.cwd():
             # The current directory may be anybody's, and settings name commands, such as TeX.
             matplotlib.rcdefaults()
-        # A name is a text: between dollar signs in it there is no formula.
+        # A name is a string: between dollar signs in it there is no formula.
         matplotlib.rcParams.update({"text.parse_math": False, "text.usetex": False})
         _draw(runs, metrics, out, log=log)
 

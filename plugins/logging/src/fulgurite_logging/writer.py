@@ -99,15 +99,15 @@ class BackgroundWriter:
         self._flush_now = threading.Event()
         self._ended = threading.Event()
         # Guards the unanswered futures, `failure` and `_ended`: the waiting thread declares a hung
-        # backend failed while the writer's thread may just have gone on.
+        # backend failed while the writer's thread may just have continued.
         self._lock = threading.Lock()
         self._unanswered: list[Future[Any]] = []
         self._num_put = 0
         self._num_written = 0
         self._num_done = 0
         self._warned_full = False
-        # Not a ThreadPoolExecutor, whose thread is no daemon: the interpreter joins it at its end,
-        # and would wait forever for a disk that hangs.
+        # Not a ThreadPoolExecutor, whose thread is not a daemon: the interpreter joins it at its
+        # end, and would wait forever for a disk that hangs.
         threading.Thread(target=self._run, name=f"fulgurite {name}", daemon=True).start()
 
     def put(self, record: Record) -> None:

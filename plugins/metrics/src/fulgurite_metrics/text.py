@@ -172,7 +172,7 @@ def _count_matches(pred: str, reference: str, lowercase: bool) -> np.ndarray:
 
 
 def _count_sequences(text: str, length: int, lowercase: bool) -> Counter[str]:
-    """Return how often each sequence of so many characters is in a text, without white space."""
+    """Return how often each sequence of that many characters is in a text, without white space."""
     characters = "".join((text.lower() if lowercase else text).split())
     starts = range(len(characters) - length + 1)
     return Counter(characters[start : start + length] for start in starts)

@@ -146,7 +146,7 @@ class BackboneFinetuning(fg.Plugin):
         return {"rate": LastValue.from_values(rate)}
 
     def compute_rate(self, num_updates: Int[Array, ""]) -> Float[Array, ""]:
-        """Return the fraction for the update after so many updates of the part."""
+        """Return the fraction for the update after that many updates of the part."""
         rate = self.rate(num_updates) if callable(self.rate) else self.rate
         rate = jnp.asarray(rate, jnp.float32)
         if self.warmup:

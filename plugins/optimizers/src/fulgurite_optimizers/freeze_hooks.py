@@ -19,7 +19,7 @@ class FreezeHooks:
         "build",
         Combine.EACH,
         list[eqx.nn.StateIndex],
-        "By what computes parts of the model state anew, such as `recompute_statistics` of "
+        "By what recomputes parts of the model state, such as `recompute_statistics` of "
         "`fulgurite-averaging`.",
     )
     def list_kept_state(self, module: PyTree) -> list[eqx.nn.StateIndex] | None:

@@ -48,7 +48,7 @@ class Freeze(fg.Plugin):
         until: when its training begins: a step, or the first time of a trigger. The step is then
             compiled again. A trigger by epochs counts those of the fit; a loop of `engine.step` has
             none. None for never.
-        train_statistics: whether the model state of the frozen part goes on changing.
+        train_statistics: whether the model state of the frozen part keeps changing.
         since: when its training ends: a step, or the first time of a trigger; None for from the
             beginning. With both, it is frozen in between, or, if `until` comes first, before and
             after.

@@ -70,7 +70,7 @@ what it updates."""
 class Gradients:
     """Computes the gradients of the losses of phases.
 
-    A term of a loss is called like its phase, or begins with the name of the phase and a slash.
+    A term of a loss is named after its phase, or begins with the name of the phase and a slash.
 
     Args:
         phases: by the name of their loss.

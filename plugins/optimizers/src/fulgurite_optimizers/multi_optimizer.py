@@ -103,8 +103,8 @@ class MultiOptimizer(FinalizeMixin):
             if name not in self.phases and phase.accumulate and phase.accumulate.changes:
                 raise ConfigurationError(
                     f"the accumulation of the phase {name!r} changes during the run: give the "
-                    "phases to MultiOptimizer itself, MultiOptimizer("
-                    f"{name}=Phase(...)), so that it knows the steps"
+                    f"phases to MultiOptimizer itself, MultiOptimizer({name}=Phase(...)), so that "
+                    "it knows the steps"
                 )
         if self.simultaneous:
             _check_one_gradient_each(phases)

@@ -41,7 +41,7 @@ def check_device(device: Any) -> None:
 def cast_products(module: PyTree, exclude: Selector | None) -> PyTree:
     """Return a module whose `eqx.nn.Linear` layers multiply in float8.
 
-    Those that are excluded, or of which a size is no multiple of 16, stay as they are.
+    Those that are excluded, or of which a size is not a multiple of 16, stay as they are.
 
     Args:
         module: the module.

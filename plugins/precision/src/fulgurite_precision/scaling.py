@@ -115,7 +115,7 @@ class ScaleState(eqx.Module):
         scale: float32, the scale of the newest step.
         num_finite: int32, the finite updates in a row since it changed.
         is_finite: bool, whether its gradients were finite. An update that is left out for another
-            reason, such as a spike of the loss, is no overflow.
+            reason, such as a spike of the loss, is not an overflow.
     """
 
     scale: Float[Array, ""]

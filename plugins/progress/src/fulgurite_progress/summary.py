@@ -24,7 +24,7 @@ def model_summary(
 
     Args:
         state: the state, or a tree of its shapes.
-        max_rows: modules are listed as deep as fits into so many rows.
+        max_rows: modules are listed as deep as fits into that many rows.
         update_rule: what it never updates is frozen.
     """
     arrays = _list_arrays(state.module)

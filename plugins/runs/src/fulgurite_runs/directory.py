@@ -374,7 +374,7 @@ def hash_commit(checkpoint: Path) -> str | None:
     """Return the SHA-256 of a local checkpoint's `COMMIT`, in hexadecimal, which names the
     checkpoint; None if it is gone, or not a file. It may have any size."""
     try:
-        # A pipe would block for ever.
+        # A pipe would block forever.
         descriptor = os.open(checkpoint / "COMMIT", os.O_RDONLY | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -18,7 +18,8 @@ MAX_MEMORY = 2**28
 """The most bytes of memory for the values in one piece of JSON, as `estimate_memory` counts."""
 _MAX_GROWTH = 32
 """No JSON takes more than this many times its size as Python values; `{"":0},` takes 27 times."""
-# What NumPy calls real numbers. It would evaluate other texts as Python, or make types of any size.
+# What NumPy calls real numbers. It would evaluate other strings as Python, or make types of any
+# size.
 _DTYPE = re.compile(r"[<>]?(?:bool|b?float|u?int|[iuf][0-9])[a-z0-9_]*")
 
 
@@ -27,7 +28,7 @@ def dumps(value: Any, *, sort_keys: bool = False) -> str:
 
     Scalars of NumPy and jax become Python numbers, and tuples become lists. Arrays are
     `{"$array": [...], "dtype": ..., "shape": ...}`, and non-finite floats `{"$float": "nan"}`:
-    not the string "NaN", because then a text of that name would come back as a number. Bytes are
+    not the string "NaN", because then a string of that name would come back as a number. Bytes are
     `{"$bytes": ...}` in base64.
 
     Args:
@@ -202,14 +203,14 @@ def _decode_object(pairs: dict[str, Any]) -> Any:
         raise ValueError(f"no such value is written here: {error}") from error
     for key in pairs:
         if key.startswith("$"):
-            raise ValueError(f"{key!r:.100} is no key that is written here")
+            raise ValueError(f"{key!r:.100} is not a key that is written here")
     return pairs
 
 
 def _decode_array(pairs: dict[str, Any]) -> np.ndarray:
     """Return an array of numbers, no larger than its text.
 
-    A dtype of texts or records would let a few bytes of JSON ask for any amount of memory.
+    A dtype of strings or records would let a few bytes of JSON ask for any amount of memory.
     """
     items = pairs["$array"]
     name = pairs["dtype"]

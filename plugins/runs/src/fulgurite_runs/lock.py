@@ -214,8 +214,8 @@ class Lock(AbstractContextManager["Lock", None]):
     def _release(self) -> str | None:
         """Release the lock, and return what could not be written.
 
-        That is no error: all that was to be done under the lock is done, and its end alone is not
-        noted. An error would hide the one that ends the block, often of the same disk.
+        That is not an error: all that was to be done under the lock is done, and its end alone is
+        not noted. An error would hide the one that ends the block, often of the same disk.
         """
         self._released.set()
         self._thread.join()

@@ -159,7 +159,7 @@ def is_connected() -> bool:
 
 
 def get_client() -> Any:
-    """Return the client of the coordination service: a store of keys and texts, and barriers,
+    """Return the client of the coordination service: a store of keys and strings, and barriers,
     without a device."""
     return _distributed.global_state.client
 

@@ -187,7 +187,7 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"--logs {path} is no folder that can be written to: {error}"
+            f"--logs {path} is not a folder that can be written to: {error}"
         ) from error
 
 
@@ -289,7 +289,7 @@ class _Process:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         for reader in self._readers:
-            # Not for ever: what it has started may still hold the pipes.
+            # Not forever: what it has started may still hold the pipes.
             reader.join(timeout=1.0)
         if self._log:
             self._log.close()
@@ -420,7 +420,7 @@ def _collect_signals() -> Iterator[list[int]]:
 
 def _get_device_variables(processes: int, devices: int | None) -> list[dict[str, str]]:
     """Return the environment variables that give each process an equal part of the GPUs, or on a
-    machine without GPUs so many simulated devices.
+    machine without GPUs that many simulated devices.
 
     Args:
         processes: how many.

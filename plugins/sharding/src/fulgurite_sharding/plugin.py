@@ -109,8 +109,8 @@ class Sharding(fg.Plugin):
             if any(kind != AxisType.Auto for kind in self.mesh.axis_types):
                 raise ConfigurationError(
                     "Sharding: the mesh has axes that are not Auto, under which some Equinox "
-                    "layers fail: make it by "
-                    "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * n)"
+                    "layers fail: make it by jax.make_mesh(..., "
+                    "axis_types=(jax.sharding.AxisType.Auto,) * n)"
                 )
             return self.mesh
         num_devices = jax.device_count()
@@ -158,8 +158,8 @@ class Sharding(fg.Plugin):
         lost = describe_lost_peer(get_client(), exception) if is_connected_error else None
         if lost is not None:
             exception.add_note(
-                f"{lost}: process {jax.process_index()} cannot go on alone, so look at the output "
-                "of that one"
+                f"{lost}: process {jax.process_index()} cannot continue alone, so look at the "
+                "output of that one"
             )
 
     def _check_axes(self) -> None:

@@ -176,7 +176,7 @@ def _read_profiles(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_FILE_SIZE:
             raise ConfigurationError(
-                f"{path} has more than {_MAX_FILE_SIZE:,} bytes: these are no profiles"
+                f"{path} has more than {_MAX_FILE_SIZE:,} bytes: these are not profiles"
             )
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

@@ -117,7 +117,7 @@ class EarlyStopping(fg.Plugin):
         if type(self.patience) is not int or self.patience < 1:
             raise ConfigurationError(
                 f"EarlyStopping: patience is {self.patience!r}; it must be a positive integer: "
-                "1 stops at the first check that is no improvement"
+                "1 stops at the first check that is not an improvement"
             )
         if not self.min_delta >= 0:
             raise ConfigurationError(

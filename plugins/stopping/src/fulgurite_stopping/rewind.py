@@ -7,7 +7,7 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
 
-# A checkpoint is written while training goes on: how long one may take to be complete.
+# A checkpoint is written while training continues: how long one may take to be complete.
 _SECONDS_TO_WAIT = 600.0
 _TRAINED = ("module", "model_state", "opt_state")
 

@@ -64,9 +64,9 @@ class SpikeDetection(fg.Plugin):
         window: the number of losses of which the median is taken; there are no spikes before as
             many steps.
         action: `warn` tells of a spike. `skip` leaves the update out, as one that is not finite,
-            and needs `Engine(on_nonfinite="skip")`. `stop` ends training. `rewind` goes on with the
-            weights, the model state and the optimizer state of a checkpoint before the
-            spike; steps and data go on, so the batches since then are not seen again.
+            and needs `Engine(on_nonfinite="skip")`. `stop` ends training. `rewind` continues with
+            the weights, the model state and the optimizer state of a checkpoint before the
+            spike; steps and data continue, so the batches since then are not seen again.
     """
 
     plugin_name = "spike_detection"
@@ -242,7 +242,7 @@ class SpikeDetection(fg.Plugin):
                 "more often, with fulgurite_checkpoint.Checkpointer"
             )
         run.notify(
-            self.plugin_name, f"{message}: training goes on with what it had at step {steps[-1]}"
+            self.plugin_name, f"{message}: training continues with what it had at step {steps[-1]}"
         )
         return fg.ReplaceState(read_trained(run, steps[-1]))
 

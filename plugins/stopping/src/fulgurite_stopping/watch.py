@@ -62,8 +62,8 @@ class SpikeState(eqx.Module):
         size = jnp.median(jnp.abs(self.values))
         is_above = is_beyond(value, median, "max", (factor - 1) * size)
         is_spike = (self.count >= window) & (size > 0) & is_above
-        # A spike enters the window as any value does: a lasting change of the level is no spike any
-        # more once half of the window has seen it. NaN is the finite check's.
+        # A spike enters the window as any value does: a lasting change of the level is not a spike
+        # any more once half of the window has seen it. NaN is the finite check's.
         is_finite = jnp.isfinite(value)
         values = jnp.where(is_finite, self.values.at[self.count % window].set(value), self.values)
         new = SpikeState(

@@ -107,7 +107,7 @@ def read_events(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the events of a file with the position after each, up to the last complete one.
 
     Raises:
-        CheckpointError: a checksum is wrong, or a record is no event.
+        CheckpointError: a checksum is wrong, or a record is not an event.
     """
     with open(path, "rb") as file:
         file_size = os.fstat(file.fileno()).st_size
@@ -117,7 +117,7 @@ def read_events(path: Path) -> Iterator[tuple[int, Any]]:
             if header[8:] != _pack_crc(header[:8]):
                 raise CheckpointError(f"{path}: the record at byte {end} is damaged")
             if length > file_size:
-                return  # so many bytes cannot even be asked for
+                return  # this many bytes cannot even be asked for
             data = file.read(length)
             footer = file.read(_FOOTER.size)
             if len(footer) < _FOOTER.size:
@@ -129,7 +129,7 @@ def read_events(path: Path) -> Iterator[tuple[int, Any]]:
                 event = Event.FromString(data)
             except DecodeError as error:
                 raise CheckpointError(
-                    f"{path}: the record that ends at byte {end} is no event: {error}"
+                    f"{path}: the record that ends at byte {end} is not an event: {error}"
                 ) from error
             yield end, event
 

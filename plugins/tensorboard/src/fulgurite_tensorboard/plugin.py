@@ -88,7 +88,7 @@ class TensorBoardLogger(FileLogger):
         assert run.run_dir is not None
         folder = run.run_dir.path / FOLDER
         sizes = _check_position(position)
-        # Without a position the run goes on from the state that an earlier fit left here.
+        # Without a position the run continues from the state that an earlier fit left here.
         continues_state = run.step == run.step_range.start > 0
         if position is None and continues_state:
             sizes = {
@@ -115,8 +115,8 @@ class _Backend:
 
     Args:
         folder: where the splits are.
-        sizes: the position to go on from; other files are set aside.
-        step: the step to go on from.
+        sizes: the position to continue from; other files are set aside.
+        step: the step to continue from.
         layout: that of the logger.
         sources: those of the logger.
     """

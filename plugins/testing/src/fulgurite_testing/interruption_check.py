@@ -134,7 +134,7 @@ class SavingRecorder(EventRecorder):
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Forget the checkpoint that the run goes on from, so that its step is saved again."""
+        """Forget the checkpoint that the run continues from, so that its step is saved again."""
         self.memory.checkpoints.pop(run.step, None)
 
     @fg.hookimpl

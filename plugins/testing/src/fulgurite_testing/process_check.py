@@ -94,7 +94,7 @@ def _run_two_processes(command: list[str], outputs: Sequence[IO[str]]) -> list[i
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
-        # When one has failed the other may wait for it for ever.
+        # When one has failed the other may wait for it forever.
         if None not in codes or any(codes):
             break
         time.sleep(POLL_INTERVAL)

@@ -1,4 +1,4 @@
-"""The check of a data source: that a run that resumes gets the batches of one that went on."""
+"""The check of a data source: that a run that resumes gets the batches of one that continued."""
 
 from collections.abc import Callable
 from dataclasses import replace

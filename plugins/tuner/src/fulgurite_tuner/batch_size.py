@@ -147,7 +147,7 @@ def _find_most_parts(
 
     num_parts = find_largest(fits, search=search, start=start, max_size=max_parts)
     # The line is a prediction, and the compiler may have another plan for large arrays: then the
-    # line goes on through what was measured.
+    # line continues through what was measured.
     while num_parts > 0:
         need = _measure_trial(measure, num_parts)
         if need is not None and need <= limit:

@@ -49,8 +49,8 @@ def find_optimizer(name: str) -> Callable[[Any], optax.GradientTransformation]:
     parameters = inspect.signature(optimizer).parameters if inspect.isfunction(optimizer) else {}
     if optimizer is None or next(iter(parameters), None) != "learning_rate":
         raise ConfigurationError(
-            f"--optimizer is {name!r}, which is no optimizer of optax with a learning rate: give "
-            "adam, adamw, sgd or another one"
+            f"--optimizer is {name!r}, which is not an optimizer of optax with a learning rate: "
+            "give adam, adamw, sgd or another one"
         )
     return optimizer
 

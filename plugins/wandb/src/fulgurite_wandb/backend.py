@@ -21,7 +21,7 @@ from fulgurite_wandb.values import convert_value
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What a resumed run goes on from.
+    """What a resumed run continues from.
 
     Attributes:
         step: its step.
@@ -46,7 +46,7 @@ class Backend:
         mode: `online` or `offline`.
         folder: where wandb's files go.
         timeout: seconds that a connection may take before the run continues offline.
-        resume_point: what a resumed run goes on from; None for a new run.
+        resume_point: what a resumed run continues from; None for a new run.
         check_lock: raises if this process may not write to the folder any more.
     """
 
@@ -296,7 +296,7 @@ def _iter_scalars(path: Path, size: int) -> Iterator[fg.Record]:
     """Yield the records of scalars in the first `size` bytes of a file of JSON lines.
 
     Raises:
-        CheckpointError: a line is no record.
+        CheckpointError: a line is not a record.
     """
     with open(path, "rb") as file:
         number = 0

@@ -119,7 +119,7 @@ class WandbLogger(RunPlugin):
 
     @fg.hookimpl
     def open_logger(self, run: fg.LoggedRun) -> None:
-        """Begin the run, or go on with it."""
+        """Begin the run, or continue with it."""
         if self.mode == "disabled":
             return
         is_new_fit_of_state = run.step == run.step_range.start > 0
@@ -239,7 +239,7 @@ def _find_resume_point(run: fg.LoggedRun) -> ResumePoint:
 
 
 def _redact_setting(value: Any) -> Any:
-    """Return an argument of `wandb.init` without secrets, if it is a text, or some, such as tags.
+    """Return an argument of `wandb.init` without secrets, if it is a string, or some, such as tags.
     The names of arguments say nothing of it: `config_exclude_keys` holds none."""
     if isinstance(value, str):
         return redact_text(value)

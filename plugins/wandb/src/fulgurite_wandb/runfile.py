@@ -16,7 +16,7 @@ _BLOCK = 32768
 _CHUNK = struct.Struct("<IHB")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _IDENT = b":W&B"
-# In bytes, far beyond any row; a file that is damaged may say that one goes on for ever.
+# In bytes, far beyond any row; a file that is damaged may say that one continues forever.
 _LARGEST_RECORD = 64 * 2**20
 
 

@@ -13,8 +13,8 @@ def convert_value(name: str, value: Any) -> dict[str, Any]:
     """Return what is handed to wandb for one value, by name.
 
     Args:
-        name: `SOURCE/NAME`; the elements of an array that is no table have `name/INDEX`.
-        value: a number, a text, a medium or an array.
+        name: `SOURCE/NAME`; the elements of an array that is not a table have `name/INDEX`.
+        value: a number, a string, a medium or an array.
 
     Raises:
         TypeError: wandb cannot show such a medium.
@@ -64,7 +64,7 @@ def _convert_histogram(histogram: media.Histogram) -> Any:
 
     counts = np.asarray(histogram.counts)
     edges = np.asarray(histogram.edges)
-    # wandb takes so many bins at most: neighbours are merged.
+    # wandb takes this many bins at most: neighbours are merged.
     bins_per_group = -(-len(counts) // wandb.Histogram.MAX_LENGTH)
     starts = np.arange(0, len(counts), bins_per_group)
     merged_counts = np.add.reduceat(counts, starts)

@@ -70,7 +70,7 @@ def test_numbers_do_not_depend_on_the_number_of_devices() -> None:
         for count in (1, 2, 4, 8)
     }
     single = results[1]
-    assert len(set(single.history["train/draws"])) > 40, "every step draws anew"
+    assert len(set(single.history["train/draws"])) > 40, "every step draws other numbers"
     for count, result in results.items():
         for name in ("draws", "order"):
             assert np.array_equal(

@@ -67,7 +67,7 @@ def test_an_uneven_last_batch_is_refused_before_the_first_step() -> None:
         settings: list[dict[str, Any]] = [{"epochs": 1}, {"steps": 11}, {"steps": 500}]
         for setting in settings:
             refuse(fg.Engine(plugins=[DataParallel(), noting], autoload=False, **setting), data, 11)
-        # What the fit does not come to is no mistake.
+        # What the fit does not come to is not a mistake.
         result = engine(FSDP(), steps=10).fit(Line, data)
         later = engine(DataParallel(), steps=1).fit(state=result.state, data=data)
         assert int(later.state.step) == 11, "a later fit is another pass"
@@ -103,7 +103,7 @@ def test_a_run_is_saved_before_an_uneven_batch_that_nobody_knew_of() -> None:
             state = trained.load_weights(Line, folder)
             assert int(state.step) == 10
             np.testing.assert_allclose(gather(state.module.weight), weight, rtol=1e-5)
-            # With a last batch that divides, it goes on where it was.
+            # With a last batch that divides, it continues where it was.
             mended = fg.DataSource(Stream(regression(344, 32)), resume="replay")
             assert int(trained.fit(Line, mended, resume="auto").state.step) == 30
 

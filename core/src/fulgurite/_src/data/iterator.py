@@ -1,5 +1,5 @@
 """The endless sequence of batches that a loop consumes, and the position in it from which another
-loop goes on.
+loop continues.
 
 A `DataSource` or `ArrayData` describes where batches come from and holds no position. A
 `BatchIterator` is one walk through it.
@@ -53,7 +53,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         label: what errors call the source.
         is_resumable: whether a walk can begin at a position. An iterator can if it is a
             `StatefulSource`, and a `StatefulSource` if it has no limit.
-        resume: whether it then goes on with the same batches, as `DataSource.resume` says; None
+        resume: whether it then continues with the same batches, as `DataSource.resume` says; None
             where nobody knows.
         resume_hint: what is known of sources of this library; empty if nothing is.
         is_shared: whether the position is that of all processes together, as for `ArrayData`; in

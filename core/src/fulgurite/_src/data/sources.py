@@ -45,7 +45,7 @@ ResumePromise = Literal["exact", "replay", "restart"]
 
 @runtime_checkable
 class StatefulSource(Protocol):
-    """A source that can go on in the middle of an epoch. Iterators of grain are such sources."""
+    """A source that can continue in the middle of an epoch. Iterators of grain are such sources."""
 
     def get_state(self) -> Any:
         """Return the position right after the batch yielded last: numbers, strings, bytes, NumPy
@@ -53,7 +53,7 @@ class StatefulSource(Protocol):
         ...
 
     def set_state(self, state: Any) -> None:
-        """Go to a position: the next `iter()` goes on from there."""
+        """Go to a position: the next `iter()` continues from there."""
         ...
 
 
@@ -323,7 +323,7 @@ def iter_batches(source: Any) -> Iterator[Any]:
     """Return an iterator over one pass of a source as the user gave it.
 
     One with `__getitem__` and `__len__` is read from 0 to its length. Python's own iteration would
-    go on until an `IndexError`: past the length, and not past a mistake that raises one.
+    continue until an `IndexError`: past the length, and not past a mistake that raises one.
     """
     if not hasattr(source, "__iter__") or _has_sequence_iter(source):
         return (source[index] for index in range(len(source)))

@@ -216,6 +216,6 @@ def _collect_plugin_metrics(
 
 
 def _as_mean(value: Any, num_examples: Any) -> Metric:
-    """Return the mean over so many examples, element by element."""
+    """Return the mean over that many examples, element by element."""
     means = jax.vmap(partial(Mean.from_values, weight=num_examples))(jnp.ravel(value))
     return jax.tree.map(lambda leaf: leaf.reshape(jnp.shape(value)), means)

@@ -47,8 +47,8 @@ class Evaluation:
             draw the same.
         exact: whether its results are exact records; False for one that runs by the clock.
         check_at_start: whether its step is traced by shape, on its first batch, before training
-            begins, so that a mistake in it is no surprise hours later. False where a failure is no
-            reason not to train, or where the step may never be run.
+            begins, so that a mistake in it is not a surprise hours later. False where a failure is
+            no reason not to train, or where the step may never be run.
     """
 
     name: str
@@ -94,7 +94,7 @@ class EvaluationResult:
 
 
 def never_stop() -> bool:
-    """Return False: the evaluation goes on to its end."""
+    """Return False: the evaluation continues to its end."""
     return False
 
 

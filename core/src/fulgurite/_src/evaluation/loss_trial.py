@@ -24,8 +24,8 @@ NOISE = 2e-5
 whose losses are alike, as those of an untrained model, differ by little more."""
 FIX = (
     "If it is a mean over something else, say over what: return fg.Output(..., weight=...), or an "
-    "fg.metrics.Mean. A sum, the root of a mean, and a loss that compares examples are no averages "
-    "of those of parts"
+    "fg.metrics.Mean. A sum, the root of a mean, and a loss that compares examples are not "
+    "averages of those of parts"
 )
 """What an error about a number that is not a mean over examples ends with."""
 LOW_PRECISION_NOISE = 1e-2
@@ -101,7 +101,7 @@ def choose_sample(*batches: Any) -> Sample | None:
 
 
 def _list_rows(batch: Any) -> np.ndarray:
-    """Return the indices of the examples of a batch that are no padding; none if its arrays do not
+    """Return the indices of the examples of a batch that are not padding; none if its arrays do not
     say which they are."""
     parts = as_batch(batch)
     has_arrays = any(jnp.ndim(leaf) for leaf in jax.tree.leaves(parts.value))

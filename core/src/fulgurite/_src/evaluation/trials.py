@@ -234,7 +234,7 @@ class ResultWarnings:
                 return
             message = (
                 f"the results of evaluation {self._name!r} depend on how its data is divided into "
-                f"batches, because they are averaged over examples: "
+                "batches, because they are averaged over examples: "
                 f"{'; '.join(sentences.values())}. {FIX}"
             )
         self._compilations.notify(message)

@@ -81,7 +81,7 @@ def compile_lowered(
         return lowered.compile(options)
     key = (
         sha256(text.encode()).digest(),
-        # Arguments that are not used are no part of the text either, nor does it say which of
+        # Arguments that are not used are not part of the text either, nor does it say which of
         # several alike are used.
         str(lowered.in_avals),
         used_arguments,

@@ -38,7 +38,7 @@ class Subtree(NamedTuple):
 class VectorPacking:
     """Where each of a list of arrays lies in few vectors.
 
-    Numbers of 16, 32 and 64 bits travel as integers of so many bits, booleans among those of 32,
+    Numbers of 16, 32 and 64 bits travel as integers of as many bits, booleans among those of 32,
     anything else by its dtype. Two packings of the same arrays are equal, for `jax.jit`.
 
     Args:
@@ -221,7 +221,7 @@ class StateLayout:
         return FlatState(arrays, put_beside(self._pack(scalars), arrays))
 
     def flatten_on_host(self, state: TrainState) -> FlatState:
-        """Do as `flatten`, and wait for the device: so the numbers are packed by NumPy, without a
+        """Like `flatten`, and wait for the device: so the numbers are packed by NumPy, without a
         program, which takes a second to compile for 300 metrics."""
         if self._replicated is not None:
             return self.flatten(state)
@@ -243,7 +243,7 @@ class StateLayout:
         return self._unflatten_leaves(flat.arrays, jax.device_put(numbers))
 
     def flatten_traced(self, state: TrainState) -> FlatState:
-        """Do as `flatten` inside a trace."""
+        """Like `flatten` inside a trace."""
         leaves = self._flatten_checked(state)
         packed = self.packing.pack(_get_raw(leaves, self._packed_plans))
         return FlatState(_get_raw(leaves, self._array_plans), packed)
@@ -358,7 +358,7 @@ def _find_subtrees(state: TrainState, packed_plans: list[LeafPlan]) -> dict[str,
 
 
 def _get_raw(leaves: list[Any], plans: list[LeafPlan]) -> list[Array]:
-    """Return the arrays of these plans, keys as their data: a typed key is no plain array to the
+    """Return the arrays of these plans, keys as their data: a typed key is not a plain array to the
     fast path of jit. Numbers of less than a byte become wider, because XLA chooses layouts for them
     at the border of a program that are not those of the arrays."""
     raw = []

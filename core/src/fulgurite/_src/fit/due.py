@@ -138,7 +138,7 @@ class DuePoint:
                 fit.result = fit.build_result()
         resume_point.num_records_before_action = fit.records.num_records
         if action.scheduled.action is not None:
-            # Records from before the action are no part of it.
+            # Records from before the action are not part of it.
             if fit.do_records_change_host_states:
                 fit.records.flush(wait=True)
             resume_point.host_before_action = fit.copy_host()

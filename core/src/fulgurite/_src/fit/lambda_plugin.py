@@ -34,7 +34,7 @@ class LambdaPlugin(Plugin):
             that it needs.
 
     Raises:
-        ConfigurationError: a hook or an action is no function.
+        ConfigurationError: a hook or an action is not a function.
         PluginError: by the engine: there is no such hook, or it does not give such an argument.
     """
 

@@ -286,7 +286,7 @@ class History:
 
 
 class RecordDispatcher:
-    """Takes records in the order in which they come about and passes them to the loggers in that
+    """Takes records in emission order and passes them to the loggers in that
     order.
 
     A record may wait for values that are still being computed; those behind it wait as well, so
@@ -417,9 +417,9 @@ class RecordDispatcher:
         """Return what a plugin logs as a record keeps it, whatever the plugin does with its own
         arrays afterwards; None if none of it has a name that can be written.
 
-        Secrets become `***`: in a configuration what looks like one, in texts what was registered.
-        What no logger could write is an error here. Otherwise the logger would be the one that
-        fails, and would be left out.
+        Secrets become `***`: in a configuration what looks like one, in strings what was
+        registered. What no logger could write is an error here. Otherwise the logger would be the
+        one that fails, and would be left out.
 
         Args:
             kind: the kind of the record.
@@ -428,7 +428,7 @@ class RecordDispatcher:
 
         Raises:
             PluginError: a name, a number or a medium has another type.
-            ConfigurationError: texts or a configuration cannot be written as JSON.
+            ConfigurationError: strings or a configuration cannot be written as JSON.
         """
         where = _check_record_types(kind, source, values)
         writable = self.select_writable(source, values)
@@ -439,7 +439,7 @@ class RecordDispatcher:
                 check_json_value(value, f"{where}: {name!r}")
         if kind == "config":
             return redact_value(writable)
-        # Texts are samples as well, in which nothing may be guessed.
+        # Strings are samples as well, in which nothing may be guessed.
         return writable if kind == "text" else _copy_host_arrays(writable)
 
     def select_writable(self, source: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class RunView:
         timings: where the wall time went so far.
         resume: what `fit(resume=...)` was.
         requested_length: the steps and epochs that the fit was asked for, one of them None.
-        module_text: the module as text, in which everything that is no array shows by its value.
+        module_text: the module as text, in which everything that is not an array shows by its
+            value.
         run_dir: the directory of the run, as the plugin that opened it in `fit_context` set it;
             None without one.
         manifest: the description of the run, as JSON, as a plugin set it in `fit_context`; None

@@ -38,7 +38,7 @@ class StopRequests:
 
     Args:
         signals: to listen to.
-        timeout: in seconds; None to wait for ever, as one of several processes must, which cannot
+        timeout: in seconds; None to wait forever, as one of several processes must, which cannot
             stop alone.
     """
 
@@ -247,7 +247,7 @@ def raise_unanswered(sync: ProcessSync) -> None:
     for name in filter(None, names):
         _end_program(
             name,
-            f"{name} stopped the fit before this one, and the program went on: after each fit, "
+            f"{name} stopped the fit before this one, and the program continued: after each fit, "
             f"look at result.stop_reason, or call fulgurite.forget_stop_request() to train "
             f"nevertheless",
         )

@@ -25,7 +25,7 @@ SHARED_HOST_STATE = "fulgurite.shared"
 
 @runtime_checkable
 class PathLike(Protocol):
-    """A path that is no string, like `os.PathLike`; the core itself opens none."""
+    """A path that is not a string, like `os.PathLike`; the core itself opens none."""
 
     def __fspath__(self) -> str: ...
 
@@ -176,7 +176,7 @@ def read_shared(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
     if not isinstance(shared, dict) or not all(isinstance(part, dict) for part in shared.values()):
         raise CheckpointError(
             f"the checkpoint of step {int(snapshot.state.step)} holds {shared!r:.100} as "
-            f"run.shared, which is no dictionary of dictionaries: resume from another checkpoint"
+            f"run.shared, which is not a dictionary of dictionaries: resume from another checkpoint"
         )
     return shared
 

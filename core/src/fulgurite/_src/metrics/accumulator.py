@@ -20,7 +20,7 @@ from fulgurite._src.tree.vectors import join_scalars, split_into_scalars, stack_
 from fulgurite.errors import ModelError, error_context
 
 MIN_GROUP = 4
-"""Metrics of single numbers that are merged as one vector from so many of a kind on."""
+"""Metrics of single numbers that are merged as one vector from that many of a kind on."""
 
 
 class MetricAccumulator(eqx.Module):

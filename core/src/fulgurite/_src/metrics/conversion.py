@@ -37,8 +37,8 @@ def as_mean(name: str, value: Any, get_weight: GetWeight) -> Mean:
     else:
         description = f"of type {type(value).__name__}"
     raise ModelError(
-        f"metric {name!r} is {description}: return a scalar, or "
-        "fg.metrics.Mean.from_values(array, ctx.mask)"
+        f"metric {name!r} is {description}: return a scalar, or fg.metrics.Mean.from_values(array, "
+        "ctx.mask)"
     )
 
 

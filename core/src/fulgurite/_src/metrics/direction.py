@@ -65,8 +65,8 @@ def resolve_mode(monitor: str, mode: Mode | None, where: str) -> Mode:
     mode_by_name = find_mode(monitor)
     if mode_by_name is None:
         raise ConfigurationError(
-            f"{where}: is a larger or a smaller {monitor!r} better? Its name does not tell: give "
-            "mode='max' or mode='min'"
+            f"{where}: is a larger or a smaller {monitor!r} better? it cannot be inferred from the "
+            "name: give mode='max' or mode='min'"
         )
     return mode_by_name
 

@@ -51,7 +51,7 @@ def render_if_due(
         is_due: whether the step shows its media.
 
     Raises:
-        ModelError: a value is no `Media`.
+        ModelError: a value is not a `Media`.
     """
     structures = []
 

@@ -434,9 +434,8 @@ def evaluate_metric_fn(
         if counts_padding:
             kind = type(value).__name__
             raise ModelError(
-                f"metric {name!r} is a {kind} of a padded batch, computed without its mask: "
-                "take it, "
-                f"as in `lambda preds, batch, mask: {kind}.from_values(..., mask)`"
+                f"metric {name!r} is a {kind} of a padded batch, computed without its mask: take "
+                f"it, as in `lambda preds, batch, mask: {kind}.from_values(..., mask)`"
             )
         return value
     try:
@@ -444,17 +443,15 @@ def evaluate_metric_fn(
         value = value if isinstance(value, jax.Array) else jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"metric {name!r} is {type(value).__name__}, which is neither a number nor an array "
-            "of numbers; "
-            "return pictures and the like as fg.Output(media=...)"
+            f"metric {name!r} is {type(value).__name__}, which is neither a number nor an array of "
+            "numbers; return pictures and the like as fg.Output(media=...)"
         ) from error
     if value.ndim:
         return Mean.from_values(value, mask)
     if counts_padding:
         raise ModelError(
-            f"{name!r} is one number for a padded batch, computed without its mask: give an "
-            "array with "
-            "the example axis, or take it: `lambda preds, batch, mask: ...`"
+            f"{name!r} is one number for a padded batch, computed without its mask: give an array "
+            "with the example axis, or take it: `lambda preds, batch, mask: ...`"
         )
     return value
 
@@ -521,9 +518,8 @@ def apply_model(model: Any, batch: Any, ctx: Context) -> Output:
         )
     if not isinstance(batch, tuple | list):
         raise ModelError(
-            "fg.Task cannot tell which part of a batch of type "
-            f"{type(batch).__name__} is the model's input: pass "
-            "forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])"
+            f"fg.Task cannot tell which part of a batch of type {type(batch).__name__} is the "
+            "model's input: pass forward=lambda model, batch, ctx: jax.vmap(model)(batch['image'])"
         )
     inputs = batch[0]
     takes_key = issubclass(type(model), eqx.Module) and "key" in inspect.signature(model).parameters

@@ -91,7 +91,7 @@ class Sown:
 
 @contextmanager
 def collect_sown(should_collect: ShouldCollect) -> Iterator[Sown]:
-    """Collect values that code in the block sows; they are there as it goes on, and may be used
+    """Collect values that code in the block sows; they are there as it continues, and may be used
     after the block.
 
     Inside of `jax.grad`, collect inside of it, and return the values with `has_aux`.

@@ -73,8 +73,8 @@ def _check_type(hook: str, returns: Any, answer: Any) -> None:
 
 @contextmanager
 def record_answers() -> Iterator[list[tuple[str, Any]]]:
-    """Collect what implementations of hooks return in the block, each with a text that names plugin
-    and hook."""
+    """Collect what implementations of hooks return in the block, each with a string that names
+    plugin and hook."""
     answers: list[tuple[str, Any]] = []
     token = _recorded.set(answers)
     try:

@@ -163,7 +163,7 @@ class PluginManager:
             if options is None:
                 if name in self.hooks and inspect.isroutine(member):
                     raise PluginError(
-                        f"{where} has a method called like the hook {name!r}: mark it with "
+                        f"{where} has a method named like the hook {name!r}: mark it with "
                         "@fg.hookimpl"
                     )
                 continue

@@ -144,7 +144,7 @@ class InstalledPlugin:
 InstalledPlugins = Mapping[str, Sequence[InstalledPlugin]]
 
 
-@functools.cache  # reading it anew takes most of the time of an `Engine`
+@functools.cache  # reading it again takes most of the time of an `Engine`
 def find_installed_plugins() -> dict[str, list[InstalledPlugin]]:
     """Return everything installed, by name; more than one entry is a conflict for whoever asks for
     that name."""
@@ -212,7 +212,7 @@ def resolve_plugins(
 
     Raises:
         PluginError: a plugin that was asked for is missing, is claimed twice or fails.
-        ConfigurationError: something in `requested` is no plugin.
+        ConfigurationError: something in `requested` is not a plugin.
     """
     installed = find_installed_plugins()
     entries = [_parse_entry(entry, installed) for entry in requested]

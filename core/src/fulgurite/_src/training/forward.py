@@ -179,8 +179,8 @@ def get_weight(output: Output, batch: Any, ctx: Context) -> Array:
 
 
 def count_examples(batch: Any, ctx: Context) -> Float[Array, ""]:
-    """Return the number of examples in a batch: those that are no padding, or what its source says,
-    or the length with which its arrays begin.
+    """Return the number of examples in a batch: those that are not padding, or what its source
+    says, or the length with which its arrays begin.
 
     Args:
         batch: the batch without its mask.

@@ -69,7 +69,7 @@ class TrainState(eqx.Module):
         return partial(_replace_plugin_state, self)
 
     def reset_metrics(self) -> "TrainState":
-        """Return a copy whose metrics begin anew: those of the open window, and running ones such
+        """Return a copy whose metrics start over: those of the open window, and running ones such
         as moving averages."""
         return self.replace(metric_window=jax.tree.map(jnp.zeros_like, self.metric_window))
 

@@ -120,8 +120,9 @@ class UpdateRule:
         """Return the state at the end of training, after remaining work, such as applying
         accumulated gradients. Traced.
 
-        This is no step, because where training ends may be known only after its last one: whoever
-        calls this calls the hook `after_finalize` of plugins in the place of `after_update`.
+        This is not a step, because where training ends may be known only after its last one:
+        whoever calls this calls the hook `after_finalize` of plugins in the place of
+        `after_update`.
         """
         return state
 

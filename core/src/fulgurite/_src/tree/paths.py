@@ -1,8 +1,8 @@
 """Paths: where a node is in a tree.
 
 A path is written like Python: `module.layers[0].weight`. A name is an attribute or a dictionary
-key; one that is no identifier is quoted, `plugin_states["evaluator:test"]`; a number is an index.
-`tree.select` adds wildcards; `tree.path_grammar` is the grammar of both.
+key; one that is not an identifier is quoted, `plugin_states["evaluator:test"]`; a number is an
+index. `tree.select` adds wildcards; `tree.path_grammar` is the grammar of both.
 
 `jax.tree_util.keystr` is not used: it tells attributes from dictionary keys (`.a` and `['a']`), and
 its quotes are Python's, so that a path could not be read back from what it writes.
@@ -114,7 +114,8 @@ def read_tokens(text: str) -> list[Token]:
 
 
 def format_plain_segment(segment: Segment) -> str:
-    """Return a segment as it stands in a path, without quotes even where it is no identifier."""
+    """Return a segment as it stands in a path, without quotes even where it is not an
+    identifier."""
     return f".{segment}" if isinstance(segment, str) else f"[{segment}]"
 
 
@@ -127,8 +128,8 @@ def _parse_segment(kind: str, value: str, text: str) -> Segment:
     is_unquoted = kind == "name" and not value.isidentifier()
     if is_wildcard or is_unquoted:
         raise PathError(
-            f"{value!r} in the path {text!r} is no identifier; "
-            f"a key is written as {_format_segment(value)}"
+            f"{value!r} in the path {text!r} is not an identifier; a key is written as "
+            f"{_format_segment(value)}"
         )
     return int(value) if kind == "index" else value
 

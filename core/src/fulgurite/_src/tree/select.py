@@ -227,8 +227,8 @@ def _check_not_empty(mask: list[bool], text: str, tree: PyTree) -> list[bool]:
         paths = [path for path, leaf in leaves_with_paths(tree) if is_array_like(leaf)]
         nearest = ", ".join(get_close_matches(text, paths, n=6, cutoff=0)) or "none"
         raise PathError(
-            f"{text!r} selects no array of {describe_node(tree)}; "
-            f"of its {len(paths)} the nearest are: {nearest}"
+            f"{text!r} selects no array of {describe_node(tree)}; of its {len(paths)} the nearest "
+            f"are: {nearest}"
         )
     return mask
 

@@ -44,7 +44,7 @@ def shape_signature(tree: Any) -> tuple[Any, ...]:
 
 
 def tree_signature(tree: PyTree) -> Any:
-    """Return a key of structure, shapes and dtypes, and of the leaves that are no arrays.
+    """Return a key of structure, shapes and dtypes, and of the leaves that are not arrays.
 
     Trees with the same key share a `Program`.
     """
@@ -120,9 +120,9 @@ def copy_arrays(tree: PyTree) -> PyTree:
     Weak types are stripped: such a leaf would come back strong from a checkpoint and compile the
     step again.
     """
-    # In a trace an array that is no tracer, such as one that a function has in its closure, becomes
-    # a constant of the program. Where the program is one of a mesh, to ask for the device of that
-    # array is an error, and what leaves the program is a copy anyway.
+    # In a trace an array that is not a tracer, such as one that a function has in its closure,
+    # becomes a constant of the program. Where the program is one of a mesh, to ask for the device
+    # of that array is an error, and what leaves the program is a copy anyway.
     is_tracing = isinstance(jnp.empty(()), Tracer)
     return jax.tree.map(lambda leaf: _copy_leaf(leaf, is_tracing), tree)
 

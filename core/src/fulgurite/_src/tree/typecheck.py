@@ -249,7 +249,7 @@ def _get_array_hints(module_class: type) -> dict[str, Any]:
 
 @jaxtyping.jaxtyped(typechecker=None)
 def _find_field_mismatch(self: Any, hints: dict[str, Any], num_stacked: int) -> Mismatch | None:
-    """Return the first field that is not as annotated; what is no array is left alone.
+    """Return the first field that is not as annotated; what is not an array is left alone.
 
     Args:
         self: the module.
