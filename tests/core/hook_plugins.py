@@ -1,5 +1,5 @@
-"""What the tests of hooks share: engines and plugins made on the spot, and two plugins whose numbers
-are known."""
+"""What the tests of hooks share: engines and plugins made on the spot, a plugin whose numbers NumPy
+computes too, and one that draws random numbers wherever it can."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from models import Linear, regression
 
 
 def engine(*plugins: Any, **settings: Any) -> fg.Engine:
+    """An engine with these plugins and no installed ones."""
     return fg.Engine(plugins=plugins, autoload=False, **settings)
 
 
