@@ -925,6 +925,7 @@ class Witness:
             raise ValueError(f"{self.instance} fails as well")
 
 
+@pytest.mark.hook("on_exception")
 @pytest.mark.parametrize("cause", [Trouble(), KeyboardInterrupt()])
 def test_on_exception_is_called_for_all_whatever_the_others_do(cause: BaseException) -> None:
     def fail(run: fg.Run) -> None:
