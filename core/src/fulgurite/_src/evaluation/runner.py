@@ -107,7 +107,7 @@ class EvaluationRunner:
                 assert program.carry_layout is not None
                 spec: EvaluationCarry = program.carry_layout.spec
                 collected = program.collected_treedef.unflatten(collected)
-                metrics = spec.accumulator.metrics | spec.accumulator.running | collected
+                metrics = spec.accumulator.by_name | collected
                 metric_types = {name: type(metric) for name, metric in metrics.items()}
         return metric_types
 

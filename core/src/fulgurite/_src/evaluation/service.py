@@ -116,8 +116,7 @@ class EvaluationService:
         """Return the class of each metric that a source of records gives, by name; the arguments
         are those of `Engine.get_metric_types`."""
         if source == "train":
-            window = state.metric_window.values
-            metrics = window.metrics | window.running
+            metrics = state.metric_window.values.by_name
             return {name: type(metric) for name, metric in metrics.items()}
         return self._check(self._get_evaluator(source), state)
 

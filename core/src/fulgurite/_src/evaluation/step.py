@@ -17,7 +17,6 @@ from fulgurite._src.evaluation.batch_metrics import (
 from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.program import EvaluationCarry
 from fulgurite._src.execution.debugging import check_jit_can_compile
-from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import MEDIA_ACTION
 from fulgurite._src.model.mode import training_mode
@@ -101,17 +100,16 @@ class EvaluationStep:
         with self.open_context(target, batch, device_arrays, index) as (module, batch, ctx):
             output = self.run(self.sharding, module, batch, ctx)
             self.may_have_bare_numbers |= may_have_bare_numbers(self.evaluation, output)
-            metrics, collected = collect_batch_metrics(
+            accumulator, collected = collect_batch_metrics(
                 self.evaluation, self.plugins, module, output, batch, ctx
             )
             media = choose_media(self.evaluation, output, batch, ctx, index == 0)
-        accumulator = MetricAccumulator.from_metrics(metrics)
         names = dict.fromkeys(collected)
         if carry is not None:
             previous = carry.accumulator
             check_same_structure(
-                previous.metrics | carry.collected_names,
-                metrics | names,
+                previous.by_name | carry.collected_names,
+                accumulator.by_name | names,
                 f"the metrics of {self.batch_name}",
             )
             accumulator = previous.update(accumulator, restart=~carry.has_batches)
