@@ -104,16 +104,12 @@ class EvaluationStep:
                 self.evaluation, self.plugins, module, output, batch, ctx
             )
             media = choose_media(self.evaluation, output, batch, ctx, index == 0)
-        names = dict.fromkeys(collected)
+        new = EvaluationCarry(accumulator, dict.fromkeys(collected), jnp.bool_(True))
         if carry is not None:
-            previous = carry.accumulator
-            check_same_structure(
-                previous.by_name | carry.collected_names,
-                accumulator.by_name | names,
-                f"the metrics of {self.batch_name}",
-            )
-            accumulator = previous.update(accumulator, restart=~carry.has_batches)
-        return EvaluationCarry(accumulator, names, jnp.bool_(True)), collected, media
+            check_same_structure(carry.metrics, new.metrics, f"the metrics of {self.batch_name}")
+            updated = carry.accumulator.update(accumulator, restart=~carry.has_batches)
+            new = new._replace(accumulator=updated)
+        return new, collected, media
 
     @contextmanager
     def open_context(
