@@ -6,7 +6,7 @@ from typing import Any
 
 from fulgurite._src.data.batch import as_batch
 from fulgurite._src.evaluation.feed import MAX_IN_FLIGHT, BatchFeed, EvalBatch
-from fulgurite._src.evaluation.program import Carry, EvaluationProgram, ProgramCache
+from fulgurite._src.evaluation.program import Carry, EvaluationProgram, EvaluationProgramCache
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.totals import EvaluationTotals, Pending
 
@@ -25,7 +25,7 @@ class EvaluationPass:
 
     def __init__(
         self,
-        programs: ProgramCache[EvaluationProgram],
+        programs: EvaluationProgramCache[EvaluationProgram],
         feed: BatchFeed,
         target: EvalTarget,
         totals: EvaluationTotals,

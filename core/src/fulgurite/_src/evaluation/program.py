@@ -195,8 +195,8 @@ class EvaluationProgram:
         return self.carry_layout.flatten(carry), collected_leaves, media_leaves
 
 
-class ProgramCache(Generic[AnyProgram]):
-    """The programs of one kind of step, by target and by structure of the batches.
+class EvaluationProgramCache(Generic[AnyProgram]):
+    """The programs of one kind of evaluation step, by target and by structure of the batches.
 
     Args:
         compilations: is told of new executables, and says how many there may be.

@@ -11,7 +11,11 @@ from fulgurite._src.data.sources import StatefulSource, as_data
 from fulgurite._src.evaluation.evaluation import Evaluation, ShouldStop, never_stop
 from fulgurite._src.evaluation.evaluation_pass import EvaluationPass
 from fulgurite._src.evaluation.feed import BatchFeed
-from fulgurite._src.evaluation.program import EvaluationCarry, EvaluationProgram, ProgramCache
+from fulgurite._src.evaluation.program import (
+    EvaluationCarry,
+    EvaluationProgram,
+    EvaluationProgramCache,
+)
 from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.totals import EvaluationTotals
@@ -33,7 +37,7 @@ class EvaluationRunner:
     def __init__(self, services: Services, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
         self._step = EvaluationStep(services, evaluation, "validation_step")
-        self._programs = ProgramCache(
+        self._programs = EvaluationProgramCache(
             services.compilations, f"evaluate.{evaluation.name}", self._make_program
         )
         self._warnings = ResultWarnings(self._step, services.compilations)
