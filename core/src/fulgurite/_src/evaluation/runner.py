@@ -79,7 +79,7 @@ class EvaluationRunner:
                     self._warnings.warn_of_padding(target, feed, batch)
             return evaluation_pass.result()
 
-    def check(self, target: EvalTarget, data: Any) -> dict[str, type]:
+    def trace_metric_types(self, target: EvalTarget, data: Any) -> dict[str, type]:
         """Trace an evaluation by shape, on the first batch of `data`, and return the types of its
         metrics by name; nothing is compiled.
 
@@ -107,6 +107,7 @@ class EvaluationRunner:
                 program = self._programs.get(target, batch.value)
                 arguments = feed.place(batch)
                 carry, collected, _ = jax.eval_shape(program, *arguments, None)
+                # Once more with the carry, as every batch runs it: only then are metrics merged.
                 jax.eval_shape(program, *arguments, carry)
                 assert program.carry_layout is not None
                 spec: EvaluationCarry = program.carry_layout.spec
