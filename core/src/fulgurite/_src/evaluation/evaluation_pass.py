@@ -14,7 +14,8 @@ from fulgurite._src.evaluation.totals import EvaluationTotals, Pending
 class EvaluationPass:
     """Adds the batches of one pass to the totals of an evaluation.
 
-    Nothing is read from the device but what batches collected, once more than four are under way.
+    Only collected arrays are read from the device, and only once more than `MAX_IN_FLIGHT` batches
+    are pending.
 
     Args:
         programs: of the evaluation.
@@ -61,7 +62,7 @@ class EvaluationPass:
             self._parts.append(self._in_flight.popleft().read())
         self._num_batches = batch.index + 1
 
-    def result(self) -> EvaluationTotals:
+    def get_totals(self) -> EvaluationTotals:
         """Return the totals with the batches that were added."""
         return replace(
             self._totals,

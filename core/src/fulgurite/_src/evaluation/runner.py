@@ -77,7 +77,7 @@ class EvaluationRunner:
                     evaluation_pass.add(batch)
                     # Behind the step itself, whose own errors come first.
                     self._warnings.warn_of_padding(target, feed, batch)
-            return evaluation_pass.result()
+            return evaluation_pass.get_totals()
 
     def trace_metric_types(self, target: EvalTarget, data: Any) -> dict[str, type]:
         """Trace an evaluation by shape, on the first batch of `data`, and return the types of its
