@@ -87,8 +87,7 @@ def choose_media(
 
 
 def may_have_bare_numbers(evaluation: Evaluation, output: Output) -> bool:
-    """Return whether losses or metrics may be numbers of which nobody says what they are means
-    over.
+    """Return whether losses or metrics may be scalars without a known weight.
 
     Args:
         evaluation: its own functions may return anything.
@@ -102,8 +101,7 @@ def may_have_bare_numbers(evaluation: Evaluation, output: Output) -> bool:
 def collect_bare_numbers(
     evaluation: Evaluation, output: Output, batch: Any, ctx: Context
 ) -> dict[str, Any]:
-    """Return the numbers of which nobody says what they are means over, each under what it is in a
-    sentence; traced.
+    """Return the scalars without a known weight, each under what it is in a sentence; traced.
 
     Args:
         evaluation: its own metrics and losses replace those of the module's step.

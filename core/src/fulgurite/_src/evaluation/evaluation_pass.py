@@ -45,7 +45,7 @@ class EvaluationPass:
         self._shown = totals.shown
 
     def add(self, batch: EvalBatch) -> None:
-        """Run the step on one batch more and merge its metrics into those of the others."""
+        """Run the step on one more batch and merge its metrics into those of the others."""
         arguments = self._feed.place(batch)
         if batch.signature not in self._prepared:
             self._prepared[batch.signature] = self._prepare(batch, arguments)

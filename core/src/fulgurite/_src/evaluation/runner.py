@@ -75,7 +75,7 @@ class EvaluationRunner:
                         )
                     self._warnings.warn_of_bare_numbers(target, feed, batch)
                     evaluation_pass.add(batch)
-                    # Behind the step itself, whose own errors come first.
+                    # After the step itself, whose own errors come first.
                     self._warnings.warn_of_padding(target, feed, batch)
             return evaluation_pass.get_totals()
 

@@ -36,8 +36,7 @@ class EvaluationStep:
         plugins: those of the engine.
         sharding: where arrays lie.
         batch_index: the number of the batch at hand, for errors.
-        may_have_bare_numbers: whether a batch had numbers of which nobody says what they are means
-            over.
+        may_have_bare_numbers: whether a batch had scalars without a known weight.
 
     Args:
         services: what the engine provides.
@@ -88,7 +87,7 @@ class EvaluationStep:
         index: Any,
         carry: EvaluationCarry | None,
     ) -> tuple[EvaluationCarry, Any, Any]:
-        """Return the carry with one batch more, and its collecting metrics and media; traced.
+        """Return the carry with one more batch, and its collecting metrics and media; traced.
 
         Args:
             target: module, model state, key and step.

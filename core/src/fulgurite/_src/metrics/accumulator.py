@@ -27,10 +27,9 @@ class MetricAccumulator(eqx.Module):
     """Metrics by name, merged over steps or batches: what the window of a training run, an
     evaluation and microbatches accumulate.
 
-    Every merge of metrics goes through here, so that all of them treat a metric alike, and nobody
-    else looks at the two dictionaries: `from_metrics` fills them, `by_name` is both. Two things are
-    elsewhere: a `CollectingMetric` is put together on the host, at the end of an evaluation, and
-    running metrics of microbatches are averaged by the plugin that makes the microbatches.
+    Every merge of metrics goes through here, so that all of them treat a metric alike. Two things
+    are elsewhere: a `CollectingMetric` is put together on the host, at the end of an evaluation,
+    and running metrics of microbatches are averaged by the plugin that makes the microbatches.
     `merge` and `update` are traced; `compute` is traced for a training window, and runs on the
     host, on NumPy arrays, for an evaluation.
 
