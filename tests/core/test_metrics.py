@@ -598,7 +598,7 @@ def test_metrics_merged_as_one_vector_are_those_merged_alone(restart: bool):
     before, after = map(fg.metrics.MetricAccumulator.from_metrics, batches)
     updated = jax.jit(fg.metrics.MetricAccumulator.update)(before, after, jnp.bool_(restart))
     for name, metric in updated.metrics.items():
-        alone = after.metrics[name] if restart else before.metrics[name].merge(after.metrics[name])
+        alone = after.metrics[name] if restart else before.metrics[name].update(after.metrics[name])
         for leaf, expected in zip(jax.tree.leaves(metric), jax.tree.leaves(alone), strict=True):
             assert leaf.tobytes() == expected.tobytes(), name
     assert updated.metrics.keys() == batches[0].keys()

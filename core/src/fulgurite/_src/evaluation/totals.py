@@ -11,7 +11,7 @@ from fulgurite._src.evaluation.batch_metrics import as_numbers, compute_collecte
 from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult
 from fulgurite._src.evaluation.program import Carry
 from fulgurite._src.metrics.accumulator import MetricAccumulator
-from fulgurite._src.metrics.base import AnyMetric, CollectingMetric, flatten_nested
+from fulgurite._src.metrics.base import CollectingMetric, flatten_nested
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class EvaluationTotals:
         device."""
         return self.get_result().metrics
 
-    def read_metrics(self) -> dict[str, AnyMetric]:
+    def read_metrics(self) -> dict[str, Any]:
         """Return the metrics over all batches so far themselves, by name, on the host: they can be
         merged with those of other evaluations. Waits for the device."""
         accumulator, collected = self._read()

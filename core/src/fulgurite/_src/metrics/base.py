@@ -49,8 +49,9 @@ class AccumulatedMetric(AnyMetric):
     restarts_with_window: ClassVar[bool]
 
     @abstractmethod
-    def update(self, new: Self) -> Self:
-        """Return the metric after one more step or batch, whose own metric is `new`."""
+    def update(self, new: Any) -> Self:
+        """Return the metric after one more step or batch, whose own metric, of the same class, is
+        `new`."""
 
     @abstractmethod
     def empty(self) -> Self:
