@@ -13,6 +13,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
 
+from fulgurite._src.metrics.accumulator import MetricAccumulator
+from fulgurite._src.metrics.base import AccumulatedMetric
 from fulgurite._src.model.module import (
     Module,
     OptimizerSpec,
@@ -46,6 +48,18 @@ _HOW_WITHOUT_VALUES = (
     "such as a learning rate a Python number or a static field, eqx.field(static=True); an "
     "optimizer that needs the initial weights can keep the params of its init in its state"
 )
+
+
+class WindowSpec(NamedTuple):
+    """The metrics of training steps, as `jax.ShapeDtypeStruct`s.
+
+    Attributes:
+        metrics: of all steps.
+        optional: the names of those that batches of some structures do not have.
+    """
+
+    metrics: MetricAccumulator
+    optional: tuple[str, ...]
 
 
 class TrainingRule(NamedTuple):
@@ -164,7 +178,7 @@ def _get_gradient_transform(
 def init_train_state(
     plugins: PluginManager,
     update_rule: UpdateRule,
-    window: "WindowSpec",
+    window: WindowSpec,
     model_init: ModelInit,
     arrays: Any,
     key: Key[Array, ""],
@@ -223,43 +237,29 @@ def trace_program(
     return program, eqx.combine(arrays, static)
 
 
-class WindowSpec(NamedTuple):
-    """The metrics of training steps, as `jax.ShapeDtypeStruct`s.
-
-    Attributes:
-        metrics: merged over a window, by name.
-        running: carried from step to step, by name.
-        optional: the names of those that batches of some structures do not have.
-    """
-
-    metrics: dict[str, Any]
-    running: dict[str, Any]
-    optional: tuple[str, ...]
-
-
-def unite_metric_specs(specs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> WindowSpec:
+def unite_metric_specs(specs: Iterable[MetricAccumulator]) -> WindowSpec:
     """Return the metrics of steps on batches of several structures together.
 
     Args:
-        specs: the metrics and the running metrics of a step on each structure.
+        specs: the metrics of a step on each structure.
 
     Raises:
         ModelError: two structures have a metric of one name and of different kinds.
     """
-    united: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    united: dict[str, AccumulatedMetric] = {}
     names_by_structure = []
-    for kinds in specs:
-        names_by_structure.append({name for kind in kinds for name in kind})
-        for of_one, of_all in zip(kinds, united, strict=True):
-            for name, spec in of_one.items():
-                check_same_structure(
-                    of_all.setdefault(name, spec),
-                    spec,
-                    f"the metric {name!r} on batches of another structure",
-                )
-    in_all = set.intersection(*names_by_structure)
-    optional = sorted(set.union(*names_by_structure) - in_all)
-    return WindowSpec(*united, tuple(optional))
+    for structure_metrics in specs:
+        metrics = structure_metrics.by_name
+        names_by_structure.append(metrics.keys())
+        for name, spec in metrics.items():
+            check_same_structure(
+                united.setdefault(name, spec),
+                spec,
+                f"the metric {name!r} on batches of another structure",
+            )
+    in_all = set.intersection(*map(set, names_by_structure))
+    optional = sorted(united.keys() - in_all)
+    return WindowSpec(MetricAccumulator.from_metrics(united), tuple(optional))
 
 
 def build_module(

@@ -33,6 +33,7 @@ from fulgurite._src.execution.dispatch import (
 from fulgurite._src.execution.executables import compile_lowered
 from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite._src.identity import ByIdentity
+from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.conversion import to_number
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
@@ -89,7 +90,7 @@ class Program:
         self.step = self._get_step(self.update_rule.for_step(0, StepRange(0)))
         self._batch_structures = {jax.tree.structure(batch) for batch in batches}
         self._batch_bytes = max(map(count_batch_bytes, map(shape_spec, batches)))
-        self._window_spec = WindowSpec({}, {}, ())
+        self._window_spec = WindowSpec(MetricAccumulator({}, {}), ())
         self._step_programs: list[ClosedJaxpr] = []
         with services.sharding.mesh_context():
             key = jax.random.key(0)
@@ -306,9 +307,10 @@ class Program:
             unneeded -= {path for path, is_needed in pairs if is_needed}
         return [path for path in paths if path in unneeded]
 
-    def _trace_step_metrics(self, state: TrainState, batch: Any, device_arrays: Any) -> Any:
-        """Return the metrics and the running metrics of a step, by name, as
-        `jax.ShapeDtypeStruct`s, and keep its program.
+    def _trace_step_metrics(
+        self, state: TrainState, batch: Any, device_arrays: Any
+    ) -> MetricAccumulator:
+        """Return the metrics of a step as `jax.ShapeDtypeStruct`s, and keep its program.
 
         Args:
             state: without metrics in its window.
@@ -320,11 +322,13 @@ class Program:
         self._step_programs.append(program)
         return metrics
 
-    def _compute_step_metrics(self, state: TrainState, batch: Any, device_arrays: Any) -> Any:
+    def _compute_step_metrics(
+        self, state: TrainState, batch: Any, device_arrays: Any
+    ) -> MetricAccumulator:
         due = jnp.zeros(len(self._services.due_names), bool)
         batch = ArrayData.gather(device_arrays, batch)
         outcome = self.step.update(state, batch, due, step_number=1)
-        return outcome.metrics, outcome.running_metrics
+        return outcome.metrics
 
 
 def _mark_as_closed(packing: VectorPacking, packed: Vectors) -> Vectors:
