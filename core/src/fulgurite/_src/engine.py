@@ -542,7 +542,7 @@ def _build_services(engine: Engine, settings: Settings) -> Services:
         engine: which has its plugins, actions and sharding strategy.
         settings: its arguments.
     """
-    names = [action.name for action in engine.actions if action.name != "log"]
+    names = [action.name for action in engine.actions if not action.is_engine_action]
     overridable = (type(engine).train_step, type(engine).forward)
     is_standard = overridable == (Engine.train_step, Engine.forward)
     return Services(

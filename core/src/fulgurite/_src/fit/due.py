@@ -68,7 +68,7 @@ class DuePoint:
         if self._pending:
             # What is due and not pending was done before the interruption. What falls due by a
             # pending action, such as the end of the run by early stopping, was not.
-            due = {action.name for action in fit.actions if self._is_due_by_trigger(action)}
+            due = {action.name for action in fit.engine.actions if self._is_due_by_trigger(action)}
             self._done_before = due - set(self._pending)
         while (action := self._take_next()) is not None:
             try:
@@ -89,7 +89,7 @@ class DuePoint:
 
     def _take_next(self) -> BoundAction | None:
         """Return the next action to run; None at the end."""
-        for action in self._fit.actions:
+        for action in self._fit.engine.actions:
             if self._is_due(action):
                 self._taken.add(action.name)
                 return action
@@ -97,7 +97,7 @@ class DuePoint:
 
     def _list_behind(self, action: BoundAction) -> tuple[str, ...]:
         """Return the names of what is due behind an action."""
-        later = self._fit.actions[self._fit.actions.index(action) + 1 :]
+        later = self._fit.engine.actions[self._fit.engine.actions.index(action) + 1 :]
         return tuple(action.name for action in later if self._is_due(action))
 
     def _is_due(self, action: BoundAction) -> bool:

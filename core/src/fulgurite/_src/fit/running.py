@@ -13,7 +13,7 @@ from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.progress import Progress
 from fulgurite._src.fit.records import RecordDispatcher
 from fulgurite._src.fit.result import FitResult
-from fulgurite._src.fit.scheduler import BoundAction, Scheduler
+from fulgurite._src.fit.scheduler import Scheduler
 from fulgurite._src.fit.signals import StopRequests
 from fulgurite._src.fit.snapshot import (
     HostSnapshot,
@@ -94,7 +94,6 @@ class RunningFit:
         state: the train state.
         records: hands records to the loggers.
         timings: where the wall time went so far.
-        actions: all actions, in the order in which they run.
         scheduler: says what is due.
         resumed_from: the snapshot that the fit resumes from, or None.
         resume: what `fit(resume=...)` was.
@@ -117,7 +116,6 @@ class RunningFit:
     state: CurrentState
     records: RecordDispatcher
     timings: Timings
-    actions: list[BoundAction]
     scheduler: Scheduler
     resumed_from: Snapshot | None
     resume: Any
