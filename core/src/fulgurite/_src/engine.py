@@ -264,7 +264,7 @@ class Engine(GuardedEngine):
             resume=resume,
             init_from=init_from,
         )
-        return run_fit(self, self._programs, request)
+        return run_fit(self, self._programs, self._evaluations, request)
 
     @_entry_point
     def init_state(self, model: Any, data: Any) -> TrainState:

@@ -5,6 +5,7 @@ import math
 from functools import partial
 
 from fulgurite._src.callbacks import callback_error_context
+from fulgurite._src.evaluation.service import EvaluationService
 from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.dispatcher import StepDispatcher
 from fulgurite._src.fit.due import DuePoint
@@ -34,12 +35,19 @@ class Loop:
 
     Args:
         engine: the engine.
+        evaluations: of the engine.
         plan: what the fit begins with.
         signals: the signals that were received.
     """
 
-    def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
-        self.fit = _assemble_fit(engine, plan, signals)
+    def __init__(
+        self,
+        engine: EngineView,
+        evaluations: EvaluationService,
+        plan: FitPlan,
+        signals: StopRequests,
+    ) -> None:
+        self.fit = _assemble_fit(engine, evaluations, plan, signals)
         steps_per_execution = _choose_steps_per_execution(plan, self.fit.scheduler)
         device_arrays = engine.sharding.replicate(plan.device_arrays)
         self._dispatcher = StepDispatcher(self.fit, steps_per_execution, device_arrays)
@@ -77,7 +85,7 @@ class Loop:
         engine = fit.engine
         if engine.evaluators and fit.progress.should_train:
             with fit.timings.time("check"):
-                engine.check_evaluators(fit.state.read())
+                fit.evaluations.check_evaluators(fit.state.read())
         if fit.resumed_from is not None:
             self._note_newly_due(fit.resumed_from)
             fit.call_event("on_restore", run=self.run, step=self.step)
@@ -166,11 +174,14 @@ class Loop:
                 error.add_note(f"and then {type(further).__name__}: {further} ({notes})")
 
 
-def _assemble_fit(engine: EngineView, plan: FitPlan, signals: StopRequests) -> RunningFit:
+def _assemble_fit(
+    engine: EngineView, evaluations: EvaluationService, plan: FitPlan, signals: StopRequests
+) -> RunningFit:
     """Return the parts of a fit, which stands where its plan says.
 
     Args:
         engine: the engine.
+        evaluations: of the engine.
         plan: what the fit begins with.
         signals: the signals that were received.
     """
@@ -179,6 +190,7 @@ def _assemble_fit(engine: EngineView, plan: FitPlan, signals: StopRequests) -> R
     progress = Progress(int(plan.state.step), plan.step_range, plan.requested_length)
     fit = RunningFit(
         engine=engine,
+        evaluations=evaluations,
         program=plan.program,
         data_iterator=plan.data_iterator,
         signals=signals,

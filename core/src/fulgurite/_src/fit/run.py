@@ -186,7 +186,7 @@ class Run(RunView):
             EvaluationInterrupted: training is to stop; let it through.
         """
         try:
-            return self.engine.run_evaluator(name, state, self._fit.should_give_up_action)
+            return self._fit.evaluations.run_evaluator(name, state, self._fit.should_give_up_action)
         except WaitAbandoned as wait:
             self._fit.abandoned_wait = wait
             if self._fit.should_give_up_action():

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from fulgurite._src.data.iterator import BatchIterator
+from fulgurite._src.evaluation.service import EvaluationService
+from fulgurite._src.evaluation.target import apply_module_view
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.engine_view import EngineView
@@ -87,6 +89,7 @@ class RunningFit:
 
     Attributes:
         engine: the engine.
+        evaluations: of the engine.
         program: the training program.
         data_iterator: where batches come from.
         signals: the signals that were received.
@@ -109,6 +112,7 @@ class RunningFit:
     """
 
     engine: EngineView
+    evaluations: EvaluationService
     program: Program
     data_iterator: BatchIterator
     signals: StopRequests
@@ -225,5 +229,5 @@ class RunningFit:
             failures=self.records.failures,
             messages=self.records.messages,
             shared=self.shared,
-            _apply_module_view=self.engine.apply_module_view,
+            _apply_module_view=partial(apply_module_view, self.engine.plugins),
         )
