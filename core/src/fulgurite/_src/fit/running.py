@@ -105,8 +105,8 @@ class RunningFit:
         untried_actions: the names of the actions that a trial has still to run: it runs each once,
             also those whose trigger it does not reach.
         resume_point: what a run would resume from if it ended now.
-        is_between_steps: whether plugins may read the state. What opens the run's directory before
-            the first step describes it.
+        is_between_steps: whether plugins may read the state. True at first: `fit_context` describes
+            the run from its state.
         abandoned_wait: the wait for data that was left after a signal, or None.
         result: of the fit, once its last step is taken and only saves and ends are left.
     """
