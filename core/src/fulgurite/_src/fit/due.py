@@ -1,6 +1,6 @@
 """What happens at a step where something is due: its actions, in order, and what they return."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from fulgurite._src.fit.actions import ReplaceState, StopTraining
 from fulgurite._src.fit.run import Run
@@ -11,18 +11,6 @@ from fulgurite._src.plugins.answers import check_has_run
 from fulgurite._src.plugins.implementations import plugin_error_context
 from fulgurite._src.triggers import is_exact
 from fulgurite.errors import EvaluationInterrupted, PluginError
-
-
-class Outcome(NamedTuple):
-    """What the actions at a step have led to.
-
-    Attributes:
-        stop_reason: why training ends there before its planned end, or None.
-        is_save_requested: whether an action has asked for a checkpoint that is not saved yet.
-    """
-
-    stop_reason: str | None
-    is_save_requested: bool
 
 
 class DuePoint:
@@ -53,11 +41,11 @@ class DuePoint:
         self._done_before: set[str] = set()
         self._window_is_logged = False
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Run the actions, up to the first that is interrupted.
 
-        To see what happens in which order, read this function, `_call` and `_apply_answer`. All
-        else here is for what an action may leave behind that fails or is interrupted.
+        To see what happens in which order, read this function, `_run_action`, `_call` and
+        `_apply_answer`; the rest says which actions are due, and handles interruptions.
         """
         fit, scheduler = self._fit, self._fit.scheduler
         fit.is_between_steps = True
@@ -76,14 +64,12 @@ class DuePoint:
             except EvaluationInterrupted as interruption:
                 self._note_interruption(action, interruption)
                 break
-        stop_reason = fit.progress.stop_reason
-        if stop_reason is None:
-            stop_reason = next(iter(scheduler.stop_reasons), None)
+        if fit.progress.stop_reason is None:
+            fit.progress.stop_reason = next(iter(scheduler.stop_reasons), None)
         scheduler.forget_requests()
         fit.is_between_steps = False
         if fit.resume_point.loop_state not in (LoopState.INTERRUPTED, LoopState.BROKEN):
             fit.resume_point.loop_state = LoopState.STEPPING
-        return Outcome(stop_reason, fit.resume_point.is_save_requested)
 
     # --- which actions ----------------------------------------------------------------------------
 

@@ -141,9 +141,8 @@ class Loop:
 
     def _run_due_actions(self, pending: tuple[str, ...] = ()) -> None:
         """Do what is due at this step, or what is `pending` of it where a run resumes."""
-        outcome = DuePoint(self.fit, self.run, self._train_metrics, pending).run()
-        self.fit.progress.stop_reason = outcome.stop_reason
-        if outcome.is_save_requested:
+        DuePoint(self.fit, self.run, self._train_metrics, pending).run()
+        if self.fit.resume_point.is_save_requested:
             self.run.save()
 
     def _stop_if_requested(self) -> None:
