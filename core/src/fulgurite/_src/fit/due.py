@@ -81,8 +81,8 @@ class DuePoint:
                 return action
         return None
 
-    def _list_behind(self, action: BoundAction) -> tuple[str, ...]:
-        """Return the names of what is due behind an action."""
+    def _list_later(self, action: BoundAction) -> tuple[str, ...]:
+        """Return the names of what is due after an action."""
         later = self._fit.engine.actions[self._fit.engine.actions.index(action) + 1 :]
         return tuple(action.name for action in later if self._is_due(action))
 
@@ -94,8 +94,8 @@ class DuePoint:
             return action.name in self._pending or (
                 action.name not in self._done_before and self._is_due_by_trigger(action)
             )
-        is_tried = self._fit.progress.is_at_end and action.name in self._fit.untried_actions
-        return is_tried or self._is_due_by_trigger(action)
+        is_trial_run = self._fit.progress.is_at_end and action.name in self._fit.untried_actions
+        return is_trial_run or self._is_due_by_trigger(action)
 
     def _is_due_by_trigger(self, action: BoundAction) -> bool:
         progress = self._fit.progress
@@ -110,7 +110,7 @@ class DuePoint:
 
     def _run_action(self, action: BoundAction) -> None:
         """Run an action. One that fails without having emitted a record is pending, and so is
-        everything behind it: the run that resumes does them, so that its records come in the same
+        everything after it: the run that resumes does them, so that its records come in the same
         order."""
         fit, resume_point = self._fit, self._fit.resume_point
         if action.closes_window and not self._window_is_logged:
@@ -119,7 +119,7 @@ class DuePoint:
         if action.stage == "save":
             fit.records.flush(wait=True)
             resume_point.loop_state = LoopState.SAVING
-            resume_point.pending_actions = self._list_behind(action)
+            resume_point.pending_actions = self._list_later(action)
             if not fit.progress.should_train:
                 fit.result = fit.build_result()
         resume_point.num_records_before_action = fit.records.num_records
@@ -127,13 +127,13 @@ class DuePoint:
             # Records from before the action are not part of it.
             if fit.do_records_change_host_states:
                 fit.records.flush(wait=True)
-            resume_point.host_before_action = fit.copy_host()
+            resume_point.host_before_action = fit.take_host_snapshot()
         fit.signals.is_in_action = True
         try:
             self._call(action)
         except Exception:
             if fit.records.num_records == resume_point.num_records_before_action:
-                resume_point.pending_actions = (action.name, *self._list_behind(action))
+                resume_point.pending_actions = (action.name, *self._list_later(action))
                 resume_point.loop_state = LoopState.INTERRUPTED
             raise
         finally:

@@ -8,7 +8,7 @@ from fulgurite._src.fit.dispatcher import StepDispatcher
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.records import RecordKind, RecordStream
 from fulgurite._src.fit.run_view import RunView
-from fulgurite._src.fit.running import RunningFit
+from fulgurite._src.fit.running import LoopState, RunningFit
 from fulgurite._src.fit.snapshot import Snapshot
 from fulgurite._src.training.state import TrainState
 from fulgurite._src.triggers import StepRange
@@ -238,7 +238,10 @@ class Run(RunView):
         """Ask the checkpointer to save: at once in the stage `save`; in an earlier stage, at the
         end of the step's actions. A trial saves nothing."""
         fit = self._fit
-        if not fit.resume_point.request_save() or self.engine.fast_dev_run is not None:
+        is_deferred = fit.resume_point.defer_save()
+        is_broken = fit.resume_point.loop_state is LoopState.BROKEN
+        is_trial = self.engine.fast_dev_run is not None
+        if is_deferred or is_broken or is_trial:
             return
         save_checkpoint = self.engine.plugins.hooks.save_checkpoint
         if save_checkpoint.plugins:

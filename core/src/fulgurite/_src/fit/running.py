@@ -33,9 +33,12 @@ class LoopState(Enum):
 
     STEPPING = "a dispatch is under way: an exception leaves no state to resume from"
     FETCHING = "getting the next steps ready: the state is that of the newest step"
-    ACTING = "actions before saves run: what they ask to save is saved behind them"
+    ACTING = "actions before saves run: what they ask to save is saved after them"
     SAVING = "actions that save run"
-    INTERRUPTED = "an action stopped before it had any effect: it is pending"
+    INTERRUPTED = (
+        "an action failed or was given up before it emitted a record: it is pending, and repeated "
+        "on resume"
+    )
     BROKEN = "an exception left no state to resume from"
 
 
@@ -61,12 +64,12 @@ class ResumePoint:
     num_records_before_action: int = 0
     is_save_requested: bool = False
 
-    def request_save(self) -> bool:
-        """Return whether to save now. Before the stage `save` of a step, it is done at the end of
-        the step's actions: what is still due would be neither in the checkpoint nor done by the run
-        that resumes from it."""
+    def defer_save(self) -> bool:
+        """Return whether the save is put off to the end of the step's actions, as before the stage
+        `save`: what is still due would be neither in the checkpoint nor done by the run that
+        resumes from it."""
         self.is_save_requested = self.loop_state is LoopState.ACTING
-        return self.loop_state not in (LoopState.ACTING, LoopState.BROKEN)
+        return self.is_save_requested
 
     def break_by_exception(self, *, is_at_first_step: bool) -> None:
         """Note that an exception ends the fit, unless it has left a state to resume from.
@@ -160,6 +163,7 @@ class RunningFit:
         was_between_steps = self.is_between_steps
         self.is_between_steps = True
         call(self.progress.step, **arguments)
+        # Stays True on an error: `name_failed_steps` reads it.
         self.is_between_steps = was_between_steps
 
     def notify(self, message: str) -> None:
@@ -177,7 +181,7 @@ class RunningFit:
         has_requests = self.scheduler.poll_requests(self.progress.step)
         return has_requests and bool(self.scheduler.stop_reasons)
 
-    def copy_host(self) -> HostSnapshot:
+    def take_host_snapshot(self) -> HostSnapshot:
         """Return what the run holds on the host now."""
         return copy_host(self.engine.plugins, self.progress.step, self.shared, self.metrics)
 
@@ -198,7 +202,7 @@ class RunningFit:
         # The run that resumes does an interrupted action again, so from what was before it.
         is_interrupted = resume_point.loop_state is LoopState.INTERRUPTED
         before_action = resume_point.host_before_action if is_interrupted else None
-        host = before_action or self.copy_host()
+        host = before_action or self.take_host_snapshot()
         metrics = host.metrics
         if "train" in self.metrics:
             # Those of a window that was closed before an action may have been computed since.
