@@ -146,7 +146,7 @@ class Loop:
             self.run.save()
 
     def _stop_if_requested(self) -> None:
-        """Stop at a step without actions if all processes agree to."""
+        """Stop here, without running actions, if all processes agree to."""
         scheduler, progress = self.fit.scheduler, self.fit.progress
         if scheduler.poll_requests(progress.step):
             progress.stop_reason = next(iter(scheduler.stop_reasons), progress.stop_reason)
