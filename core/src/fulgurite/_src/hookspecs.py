@@ -382,12 +382,13 @@ def on_epoch_end(run: Run, epoch: int) -> None:
 
 
 @hookspec("event", when="After each evaluation during training, once its metrics are computed.")
-def on_evaluate_end(run: Run, name: str, metrics: dict[str, Any]) -> None:
+def on_evaluate_end(run: Run, source: str, metrics: dict[str, Any]) -> None:
     """React to the metrics of an evaluation.
 
     Args:
         run: a view of the run, valid during the call.
-        name: the name of the evaluation.
+        source: the name of the evaluation, which is the source of its records and the key of
+            `run.metrics`.
         metrics: by name, as Python numbers or NumPy arrays.
     """
 

@@ -220,7 +220,7 @@ class Run(RunView):
         self.log_scalars(name, metrics, stream=stream)
         if media:
             self.log_media(name, media, stream=stream)
-        self._fit.call_event("on_evaluate_end", run=self, name=name, metrics=dict(metrics))
+        self._fit.call_event("on_evaluate_end", run=self, source=name, metrics=dict(metrics))
 
     def forget_metrics(self, source: str) -> None:
         """Remove the metrics of a source, so that no decision is based on those of an earlier
