@@ -159,12 +159,12 @@ def test_actions_are_ordered_around_on_epoch_end() -> None:
         ),
         fg.ScheduledAction("earlier", "epoch_end", lambda run: calls.append("earlier")),
     ]
-    told = plugin(
+    listener = plugin(
         "told",
         register_actions=lambda self: actions,
         on_epoch_end=lambda self: calls.append("epoch end"),
     )
-    engine(told, epochs=2).fit(Counting(), numbers([0], [0]))
+    engine(listener, epochs=2).fit(Counting(), numbers([0], [0]))
     assert calls == 2 * ["earlier", "epoch end", "later"]
 
 
