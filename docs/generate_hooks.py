@@ -33,7 +33,7 @@ KINDS = {
     ),
     "event": (
         "Called on the host, between steps. An exception ends the run, after `on_exception` of"
-        " every plugin."
+        " every plugin, unless `around_fit` or `fit_context` raises it."
     ),
     "logger": (
         "Receive the records of a run, in step order. If a logger raises, there is one message, it"

@@ -169,7 +169,9 @@ def test_evaluators_are_run_by_name() -> None:
             spec,
             fg.Evaluation("short", numbers([2, 4], [9]), num_batches=1, metrics=spec.metrics),
         ],
-        on_evaluate_end=lambda self, run, name, metrics: calls.append((run.step, name, metrics)),
+        on_evaluate_end=lambda self, run, source, metrics: calls.append(
+            (run.step, source, metrics)
+        ),
     )
 
     def evaluate(run: fg.Run) -> None:

@@ -151,6 +151,23 @@ def test_on_epoch_end_comes_at_the_last_batch(steps_per_execution: int) -> None:
     assert calls == [(0, 3, (3,)), (1, 6, (3, 6))]
 
 
+def test_actions_are_ordered_around_on_epoch_end() -> None:
+    calls: list[str] = []
+    actions = [
+        fg.ScheduledAction(
+            "later", fg.EveryEpoch(), lambda run: calls.append("later"), after=("epoch_end",)
+        ),
+        fg.ScheduledAction("earlier", "epoch_end", lambda run: calls.append("earlier")),
+    ]
+    listener = plugin(
+        "told",
+        register_actions=lambda self: actions,
+        on_epoch_end=lambda self: calls.append("epoch end"),
+    )
+    engine(listener, epochs=2).fit(Counting(), numbers([0], [0]))
+    assert calls == 2 * ["earlier", "epoch end", "later"]
+
+
 @dataclass(frozen=True)
 class Compilations:
     """Keeps what `on_compile` tells."""

@@ -21,7 +21,7 @@ from fulgurite._src.fit.monitor import (
     read_measured_metric,
 )
 from fulgurite._src.fit.records import RecordDispatcher, RecordKind
-from fulgurite._src.fit.scheduler import EPOCH_END_ACTION, BoundAction
+from fulgurite._src.fit.scheduler import BoundAction
 from fulgurite._src.fit.snapshot import SHARED_HOST_STATE, CheckpointSource, TrainingLength
 from fulgurite._src.foreign_names import hint_at_arguments, hint_at_class_arguments
 from fulgurite._src.model.ambient_rng import provide_rngs
@@ -118,7 +118,6 @@ __all__ = [  # noqa: RUF022 - by subject
     "get_options",
     "hookspecs",
     # Triggers and the actions that they fire.
-    "EPOCH_END_ACTION",
     "BoundAction",
     "Or",
     "UnboundedRange",

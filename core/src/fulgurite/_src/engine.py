@@ -25,7 +25,7 @@ from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.execution.executables import keep_compiled_programs
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.fit import run_fit
-from fulgurite._src.fit.own_loop import OwnLoop
+from fulgurite._src.fit.manual_loop import ManualLoop
 from fulgurite._src.fit.plan import check_request
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.scheduler import BoundAction, collect_actions
@@ -203,7 +203,7 @@ class Engine(GuardedEngine):
         self.services = _build_services(self, settings)
         self.due_names = self.services.due_names
         self._programs = ProgramCache(self.services)
-        self._own_loop = OwnLoop(self.services, self._programs)
+        self._own_loop = ManualLoop(self.services, self._programs)
         self._evaluations = EvaluationService(self.services)
         self.evaluators: dict[str, Evaluation] = self._evaluations.evaluators
 
@@ -264,7 +264,7 @@ class Engine(GuardedEngine):
             resume=resume,
             init_from=init_from,
         )
-        return run_fit(self, self._programs, request)
+        return run_fit(self, self._programs, self._evaluations, request)
 
     @_entry_point
     def init_state(self, model: Any, data: Any) -> TrainState:
@@ -542,7 +542,7 @@ def _build_services(engine: Engine, settings: Settings) -> Services:
         engine: which has its plugins, actions and sharding strategy.
         settings: its arguments.
     """
-    names = [action.name for action in engine.actions if action.name != "log"]
+    names = [action.name for action in engine.actions if not action.is_engine_action]
     overridable = (type(engine).train_step, type(engine).forward)
     is_standard = overridable == (Engine.train_step, Engine.forward)
     return Services(
