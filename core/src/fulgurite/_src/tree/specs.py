@@ -169,6 +169,15 @@ def put_beside(tree: PyTree, arrays: PyTree) -> PyTree:
     )
 
 
+def get_default_device() -> jax.Device:
+    """Return the device that JAX computes on: that of an engine, within its methods."""
+    device = getattr(jax.config, "jax_default_device", None)
+    if isinstance(device, jax.Device):
+        return device
+    # None, or the name of a platform.
+    return jax.local_devices(backend=device)[0]
+
+
 def _is_put(leaf: Any) -> bool:
     """Return whether a leaf is an array that was put on a device."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
@@ -232,8 +241,10 @@ def _copy_leaf(leaf: Any, is_tracing: bool) -> Any:
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     is_computed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
     if is_computed and not is_tracing and not leaf.weak_type:
+        # An array that was put nowhere goes to the engine's device, as in a computation of JAX.
+        place = leaf.sharding if leaf.committed else get_default_device()
         # A copy as a program took 12 ms to compile for each shape.
-        return jax.device_put(leaf, leaf.sharding, may_alias=False)
+        return jax.device_put(leaf, place, may_alias=False)
     return jax.lax.convert_element_type(jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
