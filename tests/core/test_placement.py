@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -60,13 +61,16 @@ def report() -> list[dict[str, Any]]:
         weight = put(jnp.ones(3), WEIGHTS[weights])
         for steps_per_execution in (1, 2):
             places = Places()
-            engine = fg.Engine(
+            make_engine = partial(
+                fg.Engine,
                 steps=2,
                 steps_per_execution=steps_per_execution,
                 device=ENGINES[engine_device],
                 plugins=[places],
                 autoload=False,
             )
+            make_engine().evaluate(Line(weight), [batch])
+            engine = make_engine()
             result = engine.fit(Line(weight), [batch, batch])
             engine.evaluate(result, [batch])
             rows.append(

@@ -149,7 +149,7 @@ def put_beside(tree: PyTree, arrays: PyTree) -> PyTree:
 
     Args:
         tree: of arrays; those that were put nowhere stay as they are, because JAX moves them.
-        arrays: a tree of arrays on one device.
+        arrays: a tree of arrays on one device; if they were put nowhere, JAX's default device.
     """
     leaves, treedef = jax.tree.flatten(tree)
     are_put = [_is_put(leaf) for leaf in leaves]
@@ -157,7 +157,7 @@ def put_beside(tree: PyTree, arrays: PyTree) -> PyTree:
     if not any(are_put):
         return tree
     place = next(
-        (leaf.sharding for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)), None
+        (_get_place(leaf) for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)), None
     )
     if place is None or isinstance(place, jax.sharding.NamedSharding):
         return tree
@@ -176,6 +176,14 @@ def get_default_device() -> jax.Device:
         return device
     # None, or the name of a platform.
     return jax.local_devices(backend=device)[0]
+
+
+def _get_place(leaf: jax.Array) -> jax.sharding.Sharding:
+    """Return where a computation with an array takes place: an array that was put nowhere goes to
+    the default device, as in JAX."""
+    if leaf.committed:
+        return leaf.sharding
+    return jax.sharding.SingleDeviceSharding(get_default_device())
 
 
 def _is_put(leaf: Any) -> bool:
@@ -241,10 +249,8 @@ def _copy_leaf(leaf: Any, is_tracing: bool) -> Any:
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     is_computed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
     if is_computed and not is_tracing and not leaf.weak_type:
-        # An array that was put nowhere goes to the engine's device, as in a computation of JAX.
-        place = leaf.sharding if leaf.committed else get_default_device()
         # A copy as a program took 12 ms to compile for each shape.
-        return jax.device_put(leaf, place, may_alias=False)
+        return jax.device_put(leaf, _get_place(leaf), may_alias=False)
     return jax.lax.convert_element_type(jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
