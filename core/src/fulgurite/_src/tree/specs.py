@@ -169,7 +169,7 @@ def put_beside(tree: PyTree, arrays: PyTree) -> PyTree:
     )
 
 
-def get_default_device() -> jax.Device:
+def get_default_device() -> Any:
     """Return the device that JAX computes on: that of an engine, within its methods."""
     device = getattr(jax.config, "jax_default_device", None)
     if isinstance(device, jax.Device):
