@@ -99,13 +99,6 @@ settings.register_profile("fulgurite", deadline=None)
 settings.load_profile("fulgurite")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
-        "hook(*names): tests these hooks; test_hook_reference.py looks for a test of every hook",
-    )
-
-
 def pytest_collection_finish() -> None:
     """What was imported stays: no collection needs to look at it."""
     gc.freeze()

@@ -323,11 +323,3 @@ def test_evaluation_equals_that_of_one_device(reported: dict[str, Any], what: st
 
 if __name__ == "__main__":
     print(json.dumps(report()))
-
-
-def test_where_a_batch_lies_is_told_of_arrays_that_were_put_there() -> None:
-    batch = {"host": np.zeros(2, np.float32), "put": jax.device_put(np.zeros(3), jax.devices()[0])}
-    lines = fg.Engine(plugins=[], autoload=False).explain_sharding(batch).splitlines()
-    device = jax.devices()[0]
-    assert lines[0] == f"host float32[2]: whole on {device}"
-    assert lines[1] == f"put float32[3]: whole on {device}, where it was put"

@@ -56,6 +56,7 @@ from fulgurite._src.triggers import Trigger
 from fulgurite.errors import ConfigurationError
 
 SET_BY_PROGRAMS = frozenset({"config", "program_file", "run_dir"})
+"""Attributes that the constructor sets, and a program that knows more of the run may set again."""
 SET_ONCE = frozenset(
     {
         "steps",
@@ -73,14 +74,13 @@ SET_ONCE = frozenset(
         "sharding",
         "evaluators",
         "services",
-        "due_names",
         "_programs",
         "_own_loop",
         "_evaluations",
     }
 )
-"""The attributes that the constructor alone sets. A subclass that used one of these names for
-something else trained for another number of epochs, or without its plugins."""
+"""Attributes that only the constructor may set; a subclass that reused one would change the
+engine's settings."""
 
 
 P = ParamSpec("P")
@@ -195,13 +195,10 @@ class Engine(GuardedEngine):
         if compilation_cache_dir is not None:
             keep_compiled_programs(str(compilation_cache_dir))
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
-        for hook in ("save_checkpoint", "restore_checkpoint"):
-            self.plugins.hooks[hook].get_owner()  # raises an error if there are two
         self.actions: list[BoundAction] = collect_actions(self.plugins, settings.log_trigger)
         self.sharding: ShardingStrategy = choose_sharding(self.plugins, device)
         self.device = settings.find_device()
         self.services = _build_services(self, settings)
-        self.due_names = self.services.due_names
         self._programs = ProgramCache(self.services)
         self._own_loop = ManualLoop(self.services, self._programs)
         self._evaluations = EvaluationService(self.services)
@@ -295,6 +292,7 @@ class Engine(GuardedEngine):
         """
         return self._own_loop.step(state, batch, returns)
 
+    @_entry_point
     def check_finite(self, state: TrainState) -> None:
         """Raise `NonFiniteError` if a step up to this state was not finite. Waits for the
         device."""
@@ -311,6 +309,8 @@ class Engine(GuardedEngine):
             epochs: how many; the engine's by default, and one where it has neither.
             start_step: the step of the state from which a fit would continue.
         """
+        # No entry point: what a generator yields is computed outside of any context. Batches from
+        # arrays on the device are on JAX's own device, from which `step` moves them.
         return self._own_loop.iter_batches(data, steps, epochs, start_step)
 
     def train_step(
@@ -394,8 +394,8 @@ class Engine(GuardedEngine):
         metrics: MetricFunctions | None = None,
         losses: MetricFunctions | None = None,
     ) -> EvaluationTotals:
-        """Evaluate one batch more, in a loop of one's own: `totals.compute()` gives what `evaluate`
-        does over all of its batches. Nothing is read from the device before.
+        """Evaluate one more batch, in your own loop: `totals.compute()` gives what `evaluate` does
+        over all of its batches. Nothing is read from the device until `compute`.
 
         Args:
             model: as of `evaluate`; may be another one at each step.
@@ -482,6 +482,7 @@ class Engine(GuardedEngine):
         """
         return self._evaluations.get_metric_types(state, source)
 
+    @_entry_point
     def get_module_view(self, state: TrainState, name: str) -> Any:
         """Return the module that a plugin derives from a state, such as averaged weights.
 
@@ -491,6 +492,7 @@ class Engine(GuardedEngine):
         """
         return self.apply_module_view(state, name).module
 
+    @_entry_point
     def apply_module_view(self, state: TrainState, name: str) -> TrainState:
         """Return a state with the module that a plugin derives from it, and with the model state
         that belongs to that.

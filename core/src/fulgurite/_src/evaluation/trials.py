@@ -90,7 +90,7 @@ class StepTrials:
 
         with sharding.mesh_context():
             leaves = sharding.put_on_mesh(target.leaves)
-            batch = sharding.shard_eval_batch(sample.batch)
+            batch = sharding.shard_eval_batch(sample.batch, beside=leaves)
             program = jax.jit(run)
             arguments = (leaves, batch, device_arrays)
             if not jax.eval_shape(program, *arguments)[0]:
@@ -125,7 +125,7 @@ class StepTrials:
 
         with sharding.mesh_context():
             leaves = sharding.put_on_mesh(target.leaves)
-            batch = sharding.shard_eval_batch(examples)
+            batch = sharding.shard_eval_batch(examples, beside=leaves)
             arguments = (leaves, batch, device_arrays)
             prepare = partial(self._prepare, target, transform_batch)
             return try_padding(compute_numbers, prepare, arguments)

@@ -62,8 +62,8 @@ class WindowSpec(NamedTuple):
     optional: tuple[str, ...]
 
 
-class TrainingRule(NamedTuple):
-    """The update rule of a program.
+class ConfiguredRule(NamedTuple):
+    """The update rule of a program, with the optimizers that were configured for it.
 
     Attributes:
         update_rule: how a batch becomes an update.
@@ -74,8 +74,9 @@ class TrainingRule(NamedTuple):
     origin: str
 
 
-def build_update_rule(services: Services, model_init: ModelInit) -> TrainingRule:
-    """Return the update rule for a module, with the optimizers and wrappers of plugins.
+def build_update_rule(services: Services, model_init: ModelInit) -> ConfiguredRule:
+    """Return the update rule for a module, with the optimizers and wrappers of plugins, and who
+    configured its optimizers.
 
     Args:
         services: of the engine.
@@ -85,7 +86,7 @@ def build_update_rule(services: Services, model_init: ModelInit) -> TrainingRule
         ModelError: there is nothing to train, or an optimizer needs values that are not there.
         PluginError: the optimizers need the update rule of a plugin.
     """
-    rules: list[TrainingRule] = []
+    rules: list[ConfiguredRule] = []
 
     # Traced arrays are arrays to `eqx.is_array`, which masks of weight decay go by, and shapes are
     # not: with shapes, such a mask was False everywhere. What is computed without the module is
@@ -100,7 +101,7 @@ def build_update_rule(services: Services, model_init: ModelInit) -> TrainingRule
     return rules[0]
 
 
-def _build_update_rule_for(services: Services, module: Any) -> TrainingRule:
+def _build_update_rule_for(services: Services, module: Any) -> ConfiguredRule:
     get_method(module, "training_step")
     optimizers, origin = _get_optimizers(services, module)
     hooks = services.plugins.hooks
@@ -121,14 +122,14 @@ def _build_update_rule_for(services: Services, module: Any) -> TrainingRule:
         "update_rule", update_rule, module=module, on_nonfinite=policy
     )
     _check_trainable(services, module, update_rule)
-    return TrainingRule(update_rule, origin)
+    return ConfiguredRule(update_rule, origin)
 
 
 def _check_trainable(services: Services, module: Any, update_rule: UpdateRule) -> None:
     """Raise `ModelError` if a module has arrays, and none that a gradient could change."""
     leaves = leaves_with_paths(module)
     has_floats = any(is_floating_array(leaf) for _, leaf in leaves)
-    # A rule of a plugin may train others, and an engine of one's own anything.
+    # The rule of a plugin may train others, and the `train_step` of a subclass anything.
     is_trained = any(jax.tree.leaves(update_rule.trainable_mask(module)))
     if has_floats or is_trained or services.custom_train_step is not None:
         return

@@ -68,8 +68,8 @@ class Program:
         layout: how states cross `jax.jit`.
         module_text: the module as a string, in which all but arrays shows by its value.
         dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
-        has_tried_losses: whether it was tried if the losses are means over examples.
-        has_tried_padding: whether it was tried if padding counts in them.
+        has_tried_losses: whether the check that the losses are means over examples has run.
+        has_tried_padding: whether the check that padding does not count in them has run.
 
     Args:
         services: of the engine.
@@ -97,7 +97,8 @@ class Program:
             _, without_metrics = self._trace(
                 partial(self._init_state, model_init), model_init.arrays, key, key
             )
-            # No generator: it would make of a plugin's StopIteration an error that names nobody.
+            # A list: inside a generator a plugin's StopIteration would become a RuntimeError that
+            # does not name the plugin.
             self._window_spec = unite_metric_specs(
                 [
                     self._trace_step_metrics(without_metrics, batch, device_arrays)
@@ -138,11 +139,9 @@ class Program:
             model_init: where the module comes from.
             key: the root key.
         """
-        params_key = key
-        if model_init.model is None:
-            # Folded out here, once a process: XLA takes longer for a fold than for the rest of a
-            # small model.
-            params_key = self._services.make_rng_streams(key).key("params", "init")
+        # Folded out here, once a process: XLA takes longer for a fold than for the rest of a small
+        # model.
+        params_key = self._services.make_params_key(model_init, key)
         if self._shardings is None:
             state = self._init_state(model_init, model_init.arrays, key, params_key)
             return self._fill_spec(self._select_arrays(state))

@@ -272,9 +272,7 @@ def _init_evaluation_state(
         key: the root key.
     """
     left_out: Any = None
-    params_key = key
-    if model_init.model is None:
-        params_key = engine.services.make_rng_streams(key).key("params", "init")
+    params_key = engine.services.make_params_key(model_init, key)
     module, model_state = build_module(engine.plugins, model_init, arrays, params_key)
     plugin_states = init_plugin_states(engine.plugins, module, model_state, key)
     return TrainState(

@@ -21,21 +21,21 @@ _NOT_BEGUN = {
 _recorded: ContextVar[list[tuple[str, Any]] | None] = ContextVar("recorded", default=None)
 
 
-def check_answer(hook: str, returns: Any, answer: Any, *, is_traced: bool) -> None:
+def check_answer(hook: str, returns: Any, answer: Any, *, may_return_tracers: bool) -> None:
     """Raise `PluginError` if an answer is not one that its hook may have.
 
     Args:
         hook: the name of the hook.
         returns: the class that an answer must have, or `list[X]`; None for any.
         answer: what the implementation returned; None is always valid.
-        is_traced: whether the hook runs while a program is traced.
+        may_return_tracers: whether the hook may run while a program is traced.
     """
     if answer is None:
         return
     check_has_run(f"hook {hook}", answer)
     if returns is not None:
         _check_type(hook, returns, answer)
-    if not is_traced and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(answer)):
+    if not may_return_tracers and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(answer)):
         raise PluginError(
             f"hook {hook} returned {format_tree(answer)} of a step that was traced: it has no "
             "value. Keep arrays of steps in the plugin state, which run.state has"

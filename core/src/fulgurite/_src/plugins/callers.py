@@ -1,4 +1,4 @@
-"""How hooks are called: one `HookCaller` a hook, with a method for each way of combining answers.
+"""How hooks are called: one `HookCaller` per hook, with a method for each way of combining answers.
 
 `plugins.hooks.transform_batch.fold("batch", batch, step, ctx=ctx)` calls every implementation of
 `transform_batch`. What a hook has as `combine` in its specification decides by which method it is
@@ -81,8 +81,8 @@ class HookCaller:
         self.name = name
         self.metadata = metadata
         self._implementations: tuple[HookImpl, ...] = ()
-        # What is traced does not run in a step. A context lasts for a whole fit, whose parts are
-        # timed themselves.
+        # A traced hook runs only while the step is traced, and that time counts as compiling. A
+        # context lasts for a whole fit, whose parts are timed themselves.
         is_timed = metadata.kind != "traced" and metadata.returns is not AbstractContextManager
         self._time = time if is_timed else nullcontext
 
@@ -100,7 +100,8 @@ class HookCaller:
     @property
     def implementations(self) -> tuple[HookImpl, ...]:
         """The implementations in the order in which they are called, for callers that handle the
-        failure of each. Of several processes only the first has loggers."""
+        failure of each, and for `transform_module`, which a module may apply to several models
+        within it. Of several processes only the first has loggers."""
         if self.metadata.kind == "logger" and jax.process_index() > 0:
             return ()
         return self._implementations
@@ -158,10 +159,14 @@ class HookCaller:
         Raises:
             PluginError: two plugins implement it, whatever they would answer; it names both.
         """
-        self._check_combine(Combine.EXCLUSIVE)
+        self.check_one_owner()
         plugins = self.plugins
-        self._check_exclusive(plugins)
         return plugins[0] if plugins else None
+
+    def check_one_owner(self) -> None:
+        """Raise a `PluginError` that names both if two plugins implement an exclusive hook."""
+        self._check_combine(Combine.EXCLUSIVE)
+        self._check_exclusive(self.plugins)
 
     def collect_by_name(self, step: int | None = None, /, **arguments: Any) -> dict[str, Any]:
         """Return the items of all answers, which are lists, by their `name`.

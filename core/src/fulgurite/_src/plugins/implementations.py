@@ -1,7 +1,8 @@
 """The implementation of one hook by one plugin: the one place where hooks of plugins run.
 
-Here an exception gets a note with plugin, hook and step, an answer is checked, and the time on the
-host is booked to `PLUGIN.HOOK`. `callers` combines the answers of several.
+Here an exception gets a note with plugin, hook and step, an answer is checked, and the time is
+booked to `PLUGIN.HOOK`, unless the hook is traced or returns a context. `callers` combines the
+answers of several.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -56,8 +57,10 @@ class HookImpl:
         """
         with self.time(f"{self.plugin.name}.{self.hook}"), self._name_plugin(step):
             answer = self.function(**{name: arguments[name] for name in self.argnames})
-            is_traced = self.metadata.kind in ("build", "traced")
-            check_answer(self.hook, self.metadata.returns, answer, is_traced=is_traced)
+            may_return_tracers = self.metadata.kind in ("build", "traced")
+            check_answer(
+                self.hook, self.metadata.returns, answer, may_return_tracers=may_return_tracers
+            )
             note_answer(f"plugin {self.plugin.name!r}, hook {self.hook}", answer)
             return answer if accept is None else accept(self.plugin, answer)
 

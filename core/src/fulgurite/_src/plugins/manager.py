@@ -15,7 +15,7 @@ from typing import Any
 import pluggy
 
 from fulgurite._src.plugins.callers import HookCaller, HookCallers
-from fulgurite._src.plugins.markers import PROJECT, find_hookspecs
+from fulgurite._src.plugins.markers import PROJECT, Combine, find_hookspecs
 from fulgurite._src.plugins.ordering import sort_topologically
 from fulgurite._src.plugins.selection import RegisteredPlugin, resolve_plugins
 from fulgurite._src.plugins.usage import reserve
@@ -83,6 +83,12 @@ class PluginManager:
             for hook, function in functions[plugin.name].items():
                 self.hooks[hook].add(plugin, function)
         self._hook_names = {name: set(hooks) for name, hooks in functions.items()}
+        # Of two checkpointers neither would know what the other has. Several plugins may implement
+        # any other exclusive hook, if one of them answers.
+        for hook in self.hooks.values():
+            metadata = hook.metadata
+            if metadata.kind == "persistence" and metadata.combine is Combine.EXCLUSIVE:
+                hook.check_one_owner()
 
     def add_hookspecs(self, namespace: Any) -> None:
         """Add the hooks that a module or class specifies.
@@ -158,8 +164,8 @@ class PluginManager:
         hooks: set[str] = set()
         for name in dir(plugin_class):
             member = getattr(plugin_class, name, None)
-            options = _get_options(inspect.getattr_static(plugin_class, name))
-            options = options or _get_options(member)
+            options = _get_hookimpl_options(inspect.getattr_static(plugin_class, name))
+            options = options or _get_hookimpl_options(member)
             if options is None:
                 if name in self.hooks and inspect.isroutine(member):
                     raise PluginError(
@@ -238,7 +244,7 @@ def _find_own_hookspecs(plugins: list[RegisteredPlugin]) -> list[Any]:
     return list({id(space): space for space in namespaces if space is not None}.values())
 
 
-def _get_options(member: Any) -> dict[str, Any] | None:
+def _get_hookimpl_options(member: Any) -> dict[str, Any] | None:
     """Return what `@hookimpl` noted on a member of a class, or on what further decorators wrap."""
     member = getattr(member, "fget", member)
     member = inspect.unwrap(member, stop=lambda function: hasattr(function, _MARK))

@@ -8,9 +8,6 @@ from typing import Any
 
 from fulgurite.errors import PluginError
 
-_ORDER_OPTIONS = ("provides", "requires", "after", "before")
-_FLAGS = ("kept_on_skip", "required", "changes_results")
-
 
 class Plugin:
     """An optional base class of plugins, which declares the options that a plugin may set.
@@ -43,12 +40,13 @@ class Plugin:
             the class's name in snake case.
         instance: a string that tells several plugins of a class apart; they are named
             `NAME:INSTANCE`. None to number them. It may be a property.
-        provides: names that other plugins may use for this one in the next three.
+        provides: names that other plugins may use for this one in their `requires`, `after` and
+            `before`.
         requires: the names of plugins that must be active, and come before this one.
         after: the names of plugins that come before this one, if they are active.
         before: the names of plugins that come after this one, if they are active.
-        kept_on_skip: whether the plugin state of a step is kept if its update is skipped, because
-            something was not finite.
+        kept_on_skip: whether `after_update` of a step that is skipped, because something was not
+            finite, still changes this plugin's state.
         required: of a logger, whether its failure ends the run.
         state_version: the version of what `get_host_state` returns.
         changes_results: whether it changes numbers of a run on purpose, for `check_plugin` of
@@ -92,14 +90,18 @@ class Plugin:
 
 
 OPTIONS = tuple(Plugin.__annotations__)
+_ORDER_OPTIONS = [
+    option for option, kind in Plugin.__annotations__.items() if kind == tuple[str, ...]
+]
+_FLAGS = [option for option, kind in Plugin.__annotations__.items() if kind is bool]
 
 _registered_names: dict[int, tuple[str, ...]] = {}
 """By the identity of a plugin. Not an attribute of it: a copy is not registered, and Equinox counts
 the attributes of a module."""
 
 
-class _PlainPlugin(Plugin):
-    """The options of a plugin that does not derive from `Plugin`."""
+class _OptionsOf(Plugin):
+    """A copy of the options of a plugin that does not derive from `Plugin`."""
 
     def __init__(self, plugin: Any) -> None:
         for option in OPTIONS:
@@ -109,7 +111,7 @@ class _PlainPlugin(Plugin):
 
 def get_options(plugin: Any) -> Plugin:
     """Return an object that has the options of a plugin, whatever its class, as attributes."""
-    return plugin if isinstance(plugin, Plugin) else _PlainPlugin(plugin)
+    return plugin if isinstance(plugin, Plugin) else _OptionsOf(plugin)
 
 
 def check_options(plugin: Any) -> None:
