@@ -120,8 +120,17 @@ def make_plugin(base: type, **members: Any) -> Any:
         ("afetr", "after"),
         ("hook_specs", "hookspecs"),
         ("kept_on_skipped", "kept_on_skip"),
-        ("state_versions", "state_version"),
         ("change_results", "changes_results"),
+        ("befor", "before"),
+        ("aftr", "after"),
+        ("affter", "after"),
+        ("plugin_nmae", "plugin_name"),
+        ("pluginname", "plugin_name"),
+        ("instace", "instance"),
+        ("state_verion", "state_version"),
+        ("After", "after"),
+        ("KEPT_ON_SKIP", "kept_on_skip"),
+        ("keptOnSkip", "kept_on_skip"),
     ],
 )
 def test_a_misspelt_option_is_an_error_that_names_the_option(
@@ -157,6 +166,27 @@ def test_methods_private_and_other_names_are_not_taken_for_options() -> None:
         def require(self) -> None: ...
 
     assert list(engine(Careful()).plugins.plugins) == ["careful"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "instances",
+        "distance",
+        "provider",
+        "provided",
+        "plugin_names",
+        "state_versions",
+        "befores",
+        "afters",
+        "changed_results",
+        "reacquires",
+        "rafter",
+    ],
+)
+def test_another_word_is_not_taken_for_a_misspelt_option(name: str) -> None:
+    assert list(engine(make_plugin(object, **{name: 3})).plugins.plugins) == ["careless"]
+    assert list(engine(make_plugin(fg.Plugin, **{name: fg.PerFit(int)})).plugins.plugins)
 
 
 def test_a_flag_that_is_not_a_bool_is_an_error() -> None:

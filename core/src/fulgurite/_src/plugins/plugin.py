@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections.abc import Iterator
 from difflib import get_close_matches
 from inspect import getattr_static, isroutine
 from typing import Any
@@ -10,6 +11,7 @@ from fulgurite.errors import PluginError
 
 _ORDER_OPTIONS = ("provides", "requires", "after", "before")
 _FLAGS = ("kept_on_skip", "required", "changes_results")
+_VOWELS = "aeiou"
 
 
 class Plugin:
@@ -151,12 +153,41 @@ def note_name(plugin: Any, name: str) -> None:
     _registered_names[key] = tuple(dict.fromkeys((*names, name)))
 
 
+def _iter_misspellings(word: str) -> Iterator[str]:
+    """Yield what a typing mistake makes of a word: a letter left out or doubled, two neighbours
+    exchanged, one vowel for another.
+
+    Other letters than that are mostly another word, such as `instances`, `provider` or `rafter`.
+    """
+    for index, letter in enumerate(word):
+        head, tail = word[:index], word[index + 1 :]
+        yield head + tail
+        yield head + letter + letter + tail
+        yield head + tail[:1] + letter + tail[1:]
+        if letter in _VOWELS:
+            yield from (head + vowel + tail for vowel in _VOWELS)
+
+
+def _join_words(name: str) -> str:
+    """Return a name without what its style adds: `keptOnSkip`, `KEPT_ON_SKIP` and `kept_on_skip`
+    are one."""
+    return name.replace("_", "").lower()
+
+
+_OPTION_OF = {
+    misspelling: option
+    for option in OPTIONS
+    for misspelling in (*_iter_misspellings(_join_words(option)), _join_words(option))
+}
+"""Each option by what looks like it."""
+
+
 @functools.cache  # each engine asks for the same names
 def _find_misspelt_option(name: str) -> str | None:
     """Return the option that the name of an attribute looks like, unless it is one."""
     if name in OPTIONS or name.startswith("_"):
         return None
-    # Two letters exchanged are further away than 0.85, in a word as short as `after`.
-    anagrams = [option for option in OPTIONS if sorted(option) == sorted(name)]
-    matches = anagrams or get_close_matches(name, OPTIONS, 1, cutoff=0.85)
-    return matches[0] if matches else None
+    # Nobody has another reason for a name that is like one of three words.
+    long_options = [option for option in OPTIONS if option.count("_") > 1]
+    loose_matches = get_close_matches(name, long_options, 1, cutoff=0.85)
+    return _OPTION_OF.get(_join_words(name), *loose_matches)
