@@ -246,6 +246,34 @@ def test_wrap_puts_the_first_plugin_outermost() -> None:
         wrapped("l")
 
 
+@pytest.mark.parametrize(
+    ("combine", "method", "answer", "match"),
+    [
+        (Combine.BY_NAME, "collect_by_name", 3, "a list or None, not 3"),
+        (Combine.BY_NAME, "collect_by_name", [3], "3 has no name"),
+        (Combine.MERGE, "merge", [1], r"a dict or None, not \[1\]"),
+        (Combine.CHAIN, "chain", 3, "a GradientTransformation or None, not 3"),
+    ],
+)
+def test_an_answer_that_cannot_be_combined_names_the_plugin(
+    combine: Combine, method: str, answer: Any, match: str
+) -> None:
+    class Unchecked:
+        @fg.hookspec("build", combine)
+        def give(self) -> Any: ...
+
+    plugins = PluginManager(
+        [plugin("careless", give=lambda self: answer)], hookspecs=Unchecked, autoload=False
+    )
+    with pytest.raises(PluginError, match=f"hook give.*{match}") as caught:
+        getattr(plugins.hooks.give, method)()
+    assert caught.value.__notes__[0].startswith("plugin 'careless'")
+    good = plugin("good", give=lambda self: [Named("x")])
+    if combine is Combine.BY_NAME:
+        plugins = PluginManager([good], hookspecs=Unchecked, autoload=False)
+        assert plugins.hooks.give.collect_by_name() == {"x": Named("x")}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_that_does_not_match_the_hook_is_an_error(method: str) -> None:
     hooks = manage().hooks

@@ -65,10 +65,12 @@ def _check_type(hook: str, returns: Any, answer: Any) -> None:
         raise PluginError(f"hook {hook} returns a {container.__name__} or None, not {answer!r}")
     if container is not list:
         return
-    (item_class,) = get_args(returns)
-    for item in answer:
-        if not isinstance(item, item_class):
-            raise PluginError(f"hook {hook}: return a list of {item_class.__name__}, not {item!r}")
+    for item_class in get_args(returns):
+        for item in answer:
+            if not isinstance(item, item_class):
+                raise PluginError(
+                    f"hook {hook}: return a list of {item_class.__name__}, not {item!r}"
+                )
 
 
 @contextmanager

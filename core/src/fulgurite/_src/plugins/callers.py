@@ -170,11 +170,12 @@ class HookCaller:
             PluginError: two plugins give different items of one name; it names both.
         """
         self._check_combine(Combine.BY_NAME)
-        answers = self._collect_answers(step, arguments)
+        answers = self._collect_answers(step, arguments, accept=self._accept_named_items)
         items = [(plugin, item) for plugin, answer in answers for item in answer or ()]
         named_items = [(plugin, {item.name: item}) for plugin, item in _drop_shared(items)]
-        (item_class,) = get_args(self.metadata.returns)
-        return _merge_by_name(named_items, item_class.__name__)
+        item_classes = get_args(self.metadata.returns)
+        what = item_classes[0].__name__ if item_classes else f"{self.name} item"
+        return _merge_by_name(named_items, what)
 
     def merge(
         self,
@@ -260,6 +261,15 @@ class HookCaller:
         for implementation in reversed(self.implementations):
             call = put_around(implementation, call)
         return call
+
+    def _accept_named_items(self, plugin: RegisteredPlugin, items: Any) -> Any:
+        for item in items or ():
+            if not isinstance(getattr(item, "name", None), str):
+                raise PluginError(
+                    f"hook {self.name}: {item!r} has no name: return a list of objects whose "
+                    "attribute `name` is a string"
+                )
+        return items
 
     def _collect_answers(
         self,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar
 
+import optax
 import pluggy
 
 PROJECT = "fulgurite"
@@ -41,6 +42,14 @@ class Combine(Enum):
     WRAP = "Nested: each calls the next one, its argument `call`; the first is outermost."
 
 
+_RETURNS = {
+    Combine.BY_NAME: list,
+    Combine.MERGE: dict,
+    Combine.CHAIN: optax.GradientTransformation,
+}
+"""The class of an answer that can be combined so."""
+
+
 @dataclass(frozen=True)
 class HookMetadata:
     """What a specification says of its hook.
@@ -74,7 +83,9 @@ def hookspec(
     Args:
         kind: when it runs.
         combine: how the answers of several plugins become one.
-        returns: the class of an answer, or `list[X]`; an answer may always be None.
+        returns: the class of an answer, or `list[X]`; an answer may always be None. By default what
+            `combine` needs: a list for `BY_NAME`, a dictionary for `MERGE`, an
+            `optax.GradientTransformation` for `CHAIN`, and anything for the others.
         when: when it is called, as a sentence.
 
     Example:
@@ -83,6 +94,9 @@ def hookspec(
             def on_phase_end(run, phase):
                 \"\"\"A phase has ended.\"\"\"
     """
+
+    if returns is None:
+        returns = _RETURNS.get(combine)
 
     def mark(function: F) -> F:
         function.fulgurite_hook = HookMetadata(kind, combine, returns, when)  # type: ignore[attr-defined]
