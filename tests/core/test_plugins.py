@@ -590,7 +590,7 @@ def test_two_plugins_that_add_one_loss_term_clash() -> None:
 
 def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
     with pytest.raises(
-        ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step"
+        ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step: plugin 'left'"
     ):
         engine(plugin("left", loss_terms=lambda self: {"loss": jnp.float32(0)}), steps=1).fit(
             Counting(), numbers([0])

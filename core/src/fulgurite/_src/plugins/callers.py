@@ -240,6 +240,7 @@ class HookCaller:
         /,
         *,
         per_plugin: PerPlugin | None = None,
+        accept: Accept | None = None,
     ) -> Callable[..., Any]:
         """Return a function that is called as `innermost` is, with the implementations around it,
         the first one outermost: each gets the next one as its argument `call`, and the arguments of
@@ -253,7 +254,8 @@ class HookCaller:
                 own_arguments = {} if per_plugin is None else per_plugin(implementation.plugin)
                 if own_arguments is None:
                     return call(*values, **named_values)
-                return implementation.call(step, {**arguments, **own_arguments, "call": call})
+                all_arguments = {**arguments, **own_arguments, "call": call}
+                return implementation.call(step, all_arguments, accept)
 
             return call_implementation
 
