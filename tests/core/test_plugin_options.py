@@ -79,12 +79,39 @@ def test_a_plugin_without_an_engine_has_no_name() -> None:
 
 def test_a_plugin_with_another_name_in_each_engine_must_be_told_apart() -> None:
     plugin = CountUpdates()
-    engine(plugin)
-    engine(plugin)
+    engines = [engine(plugin), engine(plugin)]
     assert plugin.registered_name == "count_updates"
-    engine(CountUpdates(), plugin)
+    engines.append(engine(CountUpdates(), plugin))
     with pytest.raises(PluginError, match="'count_updates' and 'count_updates:2'"):
         _ = plugin.registered_name
+    del engines[:2]
+    assert plugin.registered_name == "count_updates:2"
+
+
+def test_a_hook_knows_the_name_that_the_calling_engine_has_for_its_plugin() -> None:
+    plugin = CountUpdates()
+    engines = [engine(CountUpdates(), plugin, steps=3), engine(plugin, steps=3)]
+    for training, name in zip(engines, ("count_updates:2", "count_updates"), strict=True):
+        result = training.fit(Counting(), numbers([0]))
+        assert result.state.plugin_states[name] == 1
+
+
+def test_an_engine_that_cannot_be_built_names_no_plugin() -> None:
+    plugin = CountUpdates()
+    with pytest.raises(PluginError):
+        engine(CountUpdates(), plugin, CountUpdates("a"), CountUpdates("a"))
+
+    @dataclass(frozen=True)
+    class Clashing:
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("x", 1, print), fg.ScheduledAction("x", 2, print)]
+
+    with pytest.raises(PluginError) as caught:
+        engine(CountUpdates(), plugin, Clashing())
+    trained = engine(plugin)
+    assert plugin.registered_name == "count_updates" in trained.plugins.plugins
+    assert caught.value
 
 
 def test_registering_an_equinox_module_does_not_change_it_as_a_tree() -> None:

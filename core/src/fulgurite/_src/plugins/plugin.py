@@ -1,8 +1,11 @@
 """The options that a plugin may have: declared, read and checked here alone."""
 
 import functools
+import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from inspect import getattr_static, isroutine
 from typing import Any
@@ -73,31 +76,40 @@ class Plugin:
 
     @property
     def registered_name(self) -> str:
-        """The name under which engines have the plugin: the key of its plugin state, of its host
-        state and of its timings.
+        """The name under which the engine has the plugin: the key of its plugin state, of its host
+        state and of its timings. In a hook or an action it is that of the engine that calls it.
 
         Raises:
-            PluginError: no engine has it yet, or several have it under different names.
+            PluginError: elsewhere: no engine has it yet, or several have it under different names.
         """
+        for plugin, name in _called.get():
+            if plugin is self:
+                return name
+        names = _find_names(self)
+        if len(names) > 1:
+            gc.collect()  # an engine that nobody has is not another one
+            names = _find_names(self)
         class_name = type(self).__name__
-        names = list(_registered_names.get(id(self), ()))
         if not names:
             raise PluginError(
                 f"{class_name} is not registered yet: read its name in a hook or an action"
             )
         if len(names) > 1:
             raise PluginError(
-                f"{class_name} is {' and '.join(map(repr, names))} in different engines: give each "
-                "of several such plugins its own `instance`"
+                f"{class_name} is {' and '.join(map(repr, names))} in different engines: read its "
+                "name in a hook or an action, or give each of several such plugins its own "
+                "`instance`"
             )
         return names[0]
 
 
 OPTIONS = tuple(Plugin.__annotations__)
 
-_registered_names: dict[int, tuple[str, ...]] = {}
-"""By the identity of a plugin. Not an attribute of it: a copy is not registered, and Equinox counts
-the attributes of a module."""
+_managers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The managers of plugins of the engines that are built."""
+_called: ContextVar[tuple[tuple[Any, str], ...]] = ContextVar("called", default=())
+"""The plugins that are called at the moment, the innermost first, each with the name that the
+engine that calls it has for it."""
 
 
 class _PlainPlugin(Plugin):
@@ -142,15 +154,30 @@ def get_order(plugin: Any) -> dict[str, tuple[str, ...]]:
     return {option: getattr(options, option) for option in _ORDER_OPTIONS}
 
 
-def note_name(plugin: Any, name: str) -> None:
-    """Tell a plugin that derives from `Plugin` the name under which an engine has it."""
-    if not isinstance(plugin, Plugin):
-        return
-    key = id(plugin)
-    if key not in _registered_names:
-        weakref.finalize(plugin, _registered_names.pop, key).atexit = False
-    names = _registered_names.get(key, ())
-    _registered_names[key] = tuple(dict.fromkeys((*names, name)))
+def note_engine(manager: Any) -> None:
+    """Have the plugins of a manager know their names outside of hooks, too, as long as it lives."""
+    _managers.add(manager)
+
+
+@contextmanager
+def name_context(plugin: Any, name: str) -> Iterator[None]:
+    """Have a plugin know its name within the block.
+
+    Args:
+        plugin: it is called in the block.
+        name: under which the engine that calls it has it.
+    """
+    token = _called.set(((plugin, name), *_called.get()))
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
+def _find_names(plugin: Any) -> list[str]:
+    """Return the names under which engines have a plugin, each once."""
+    entries = [entry for manager in list(_managers) for entry in manager.plugins.values()]
+    return sorted({entry.name for entry in entries if entry.plugin is plugin})
 
 
 def _iter_misspellings(word: str) -> Iterator[str]:

@@ -16,7 +16,6 @@ from fulgurite._src.plugins.plugin import (
     check_options,
     get_options,
     get_order,
-    note_name,
 )
 from fulgurite.errors import (
     ConfigurationError,
@@ -390,5 +389,4 @@ def _register(
             instance += 1
     name = base_name if instance is None else f"{base_name}:{instance}"
     check_name(name, f"{type(plugin).__name__}: the plugin's name", error=PluginError)
-    note_name(plugin, name)
     return RegisteredPlugin(name, plugin, activation, get_order(plugin))
