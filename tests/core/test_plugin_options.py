@@ -216,6 +216,34 @@ def test_another_word_is_not_taken_for_a_misspelt_option(name: str) -> None:
     assert list(engine(make_plugin(fg.Plugin, **{name: fg.PerFit(int)})).plugins.plugins)
 
 
+@pytest.mark.parametrize("base", [object, fg.Plugin])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("plugin_name", "a:b"),
+        ("plugin_name", "-a"),
+        ("plugin_name", 3),
+        ("instance", ""),
+        ("instance", 2.5),
+        ("instance", True),
+        ("state_version", "2"),
+        ("state_version", 0),
+        ("state_version", True),
+    ],
+)
+def test_a_name_or_version_that_cannot_be_one_is_an_error(
+    base: type, option: str, value: Any
+) -> None:
+    with pytest.raises(PluginError, match=rf"Careless\.{option} is {value!r}; it must be a "):
+        engine(make_plugin(base, **{option: value}))
+
+
+@pytest.mark.parametrize("base", [object, fg.Plugin])
+def test_a_registered_name_of_ones_own_is_an_error(base: type) -> None:
+    with pytest.raises(PluginError, match="'registered_name', .* Did you mean 'plugin_name'"):
+        engine(make_plugin(base, registered_name="my"))
+
+
 def test_a_flag_that_is_not_a_bool_is_an_error() -> None:
     with pytest.raises(
         PluginError, match=r"Careless\.required must be True or False, not \('x',\)"

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
 from inspect import getattr_static, isroutine
+from numbers import Integral
 from typing import Any
 
-from fulgurite.errors import PluginError
+from fulgurite.errors import PluginError, check_positive_int
 
 _ORDER_OPTIONS = ("provides", "requires", "after", "before")
 _FLAGS = ("kept_on_skip", "required", "changes_results")
@@ -103,6 +104,7 @@ class Plugin:
         return names[0]
 
 
+_REGISTERED_NAME = Plugin.registered_name
 OPTIONS = tuple(Plugin.__annotations__)
 
 _managers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -139,6 +141,8 @@ def check_options(plugin: Any) -> None:
         flag = getattr(options, option)
         if not isinstance(flag, bool):
             raise PluginError(f"{class_name}.{option} must be True or False, not {flag!r}")
+    _check_names(plugin, options)
+    check_positive_int(options.state_version, f"{class_name}.state_version", error=PluginError)
     for name in dir(plugin):
         option = _find_misspelt_option(name)
         if option is not None and not isroutine(getattr_static(type(plugin), name, None)):
@@ -146,6 +150,31 @@ def check_options(plugin: Any) -> None:
                 f"{class_name} has an attribute {name!r}, which is not an option of plugins. Did "
                 f"you mean {option!r}? If not, give it a name that cannot be taken for it"
             )
+
+
+def _check_names(plugin: Any, options: Plugin) -> None:
+    """Raise a PluginError for a `plugin_name` or `instance` that cannot be part of a name, and for
+    an attribute that stands in the place of the name that the engine gives."""
+    class_name = type(plugin).__name__
+    name = options.plugin_name
+    # A colon begins the instance, and a dash in a list of plugins leaves one out.
+    if name and (not isinstance(name, str) or name.startswith("-") or ":" in name):
+        raise PluginError(
+            f"{class_name}.plugin_name is {name!r}; it must be a string without ':' that does not "
+            "begin with '-'. What tells plugins of a class apart is their `instance`"
+        )
+    instance = options.instance
+    is_valid = isinstance(instance, str | Integral) and not isinstance(instance, bool)
+    if instance is not None and (not is_valid or instance == ""):
+        raise PluginError(
+            f"{class_name}.instance is {instance!r}; it must be a string that is not empty, or "
+            "None to number the plugins of the class"
+        )
+    if getattr_static(plugin, "registered_name", _REGISTERED_NAME) is not _REGISTERED_NAME:
+        raise PluginError(
+            f"{class_name} has an attribute 'registered_name', which is the name that the engine "
+            "gives. Did you mean 'plugin_name'?"
+        )
 
 
 def get_order(plugin: Any) -> dict[str, tuple[str, ...]]:

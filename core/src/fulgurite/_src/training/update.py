@@ -129,8 +129,8 @@ class UpdateRule:
 
 
 class UpdateRuleWrapper(UpdateRule):
-    """Passes everything on to another rule. A subclass overrides what it changes, and `rewrap` if it
-    has an `__init__` of its own.
+    """Passes everything on to another rule. A subclass overrides what it changes, and `rewrap` if
+    it has an `__init__` of its own.
 
     Args:
         update_rule: the rule within.
