@@ -9,7 +9,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import pytest
-from fulgurite.errors import PluginError
+from fulgurite.errors import PluginError, StateError
 from fulgurite.plugins import get_options
 from models import Counting, numbers
 
@@ -64,6 +64,12 @@ def test_a_plugin_finds_and_replaces_its_state_by_its_registered_name() -> None:
     assert result.state.plugin_states == {"count_updates:a": 1, "count_updates:b": 10}
     replaced = result.state.with_plugin_state("count_updates:a", 5)
     assert replaced.plugin_states == {"count_updates:a": 5, "count_updates:b": 10}
+    listed = r"; the state has those of: count_updates:a, count_updates:b"
+    with pytest.raises(StateError, match=f"plugin 'count_updates' has no plugin state{listed}"):
+        result.state.with_plugin_state("count_updates", 5)
+    for wrong in (CountUpdates, object(), None, 3):
+        with pytest.raises(StateError, match=f"takes an fg.Plugin or .* not .*{listed}"):
+            result.state.with_plugin_state(wrong, 5)
 
 
 def test_a_numbered_plugin_knows_its_number() -> None:
