@@ -286,6 +286,32 @@ def test_a_method_that_does_not_match_the_hook_is_an_error(method: str) -> None:
     getattr(hooks[METHODS[method]], method)(*arguments)
 
 
+def test_a_call_with_other_arguments_than_the_hook_has_is_an_error_of_the_caller() -> None:
+    plugins = manage(
+        plugin(
+            "innocent",
+            on_call=lambda self, value: value,
+            change=lambda self, value: value,
+            around=lambda self, call, left: call(left),
+        )
+    )
+    hooks = plugins.hooks
+    listed = r".*; its arguments are: step, value$"
+    with pytest.raises(PluginError, match="without 'value', which plugin 'innocent'" + listed):
+        hooks.on_call.call(1, step=1)
+    with pytest.raises(
+        PluginError, match="hook on_call was called with 'vaule'" + listed
+    ) as caught:
+        hooks.on_call.call(1, value=1, vaule=2)
+    assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(PluginError, match="with 'text'" + listed):
+        hooks.on_call.enter_contexts(ExitStack(), text="x", value=1)
+    with pytest.raises(PluginError, match="'worth'.*; its arguments are: value, mine$"):
+        hooks.change.fold("worth", 5)
+    with pytest.raises(PluginError, match="'side'.*; its arguments are: call, left, right, mine$"):
+        hooks.around.wrap(lambda side: side)(1)
+
+
 def test_each_combine_has_a_method() -> None:
     combines = {hook.metadata.combine for hook in manage().hooks.values()}
     assert combines == {*Combine}

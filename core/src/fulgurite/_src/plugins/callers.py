@@ -16,7 +16,7 @@ called:
 | `WRAP` | `wrap` |
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from inspect import signature
 from typing import Any, get_args
@@ -54,7 +54,8 @@ class HookCaller:
     as a dictionary; for None the plugin is not called. `accept(plugin, answer)`, where there is
     one, checks or converts each answer before they are combined.
 
-    A method that does not belong to the hook's `combine` raises a `PluginError`.
+    A method that does not belong to the hook's `combine` raises a `PluginError`, and so does an
+    argument that the hook does not have, or one that an implementation takes and nobody gave.
 
     Example:
         class Diary:
@@ -73,13 +74,17 @@ class HookCaller:
 
     Args:
         name: of the hook.
+        argnames: the names of its arguments.
         metadata: what its specification says.
         time: books the time of a call on the host.
     """
 
-    def __init__(self, name: str, metadata: HookMetadata, time: TimeContext) -> None:
+    def __init__(
+        self, name: str, argnames: Sequence[str], metadata: HookMetadata, time: TimeContext
+    ) -> None:
         self.name = name
         self.metadata = metadata
+        self._argnames = argnames
         self._implementations: tuple[HookImpl, ...] = ()
         # What is traced does not run in a step. A context lasts for a whole fit, whose parts are
         # timed themselves.
@@ -121,6 +126,7 @@ class HookCaller:
         """Enter the context managers that the implementations return; `stack` leaves them."""
         self._check_combine(Combine.ALL)
         for implementation in self.implementations:
+            self._check_arguments(implementation, arguments)
             implementation.enter(stack, step, arguments)
 
     def each(
@@ -213,6 +219,7 @@ class HookCaller:
         self._check_combine(Combine.FOLD)
         for implementation, own_arguments in self._iter_calls(per_plugin):
             all_arguments = {**arguments, **own_arguments, name: value}
+            self._check_arguments(implementation, all_arguments)
             answer = implementation.call(step, all_arguments, accept)
             if answer is not None:
                 value = answer
@@ -255,6 +262,7 @@ class HookCaller:
                 if own_arguments is None:
                     return call(*values, **named_values)
                 all_arguments = {**arguments, **own_arguments, "call": call}
+                self._check_arguments(implementation, all_arguments)
                 return implementation.call(step, all_arguments, accept)
 
             return call_implementation
@@ -282,7 +290,9 @@ class HookCaller:
     ) -> Answers:
         answers = []
         for implementation, own_arguments in self._iter_calls(per_plugin):
-            answer = implementation.call(step, {**arguments, **own_arguments}, accept)
+            all_arguments = {**arguments, **own_arguments}
+            self._check_arguments(implementation, all_arguments)
+            answer = implementation.call(step, all_arguments, accept)
             answers.append((implementation.plugin, answer))
         return answers
 
@@ -294,6 +304,19 @@ class HookCaller:
             own_arguments = {} if per_plugin is None else per_plugin(implementation.plugin)
             if own_arguments is not None:
                 yield implementation, own_arguments
+
+    def _check_arguments(self, implementation: HookImpl, arguments: Mapping[str, Any]) -> None:
+        """Raise a PluginError for a mistake of whoever calls the hook, before a plugin is called
+        that would get the blame."""
+        unknown = [name for name in arguments if name not in self._argnames]
+        missing = [name for name in implementation.argnames if name not in arguments]
+        if unknown or missing:
+            who = f"which plugin {implementation.plugin.name!r} takes"
+            mistake = f"with {unknown[0]!r}" if unknown else f"without {missing[0]!r}, {who}"
+            raise PluginError(
+                f"hook {self.name} was called {mistake}; its arguments are: "
+                f"{', '.join(self._argnames) or 'none'}"
+            )
 
     def _check_combine(self, combine: Combine) -> None:
         if self.metadata.combine is not combine:

@@ -103,7 +103,7 @@ class PluginManager:
                 )
         self._pluggy.add_hookspecs(namespace)
         for name, metadata in hooks.items():
-            self.hooks.add(HookCaller(name, metadata, self._time))
+            self.hooks.add(HookCaller(name, self._get_argnames(name), metadata, self._time))
 
     def get_hooks_of(self, plugin: RegisteredPlugin) -> set[str]:
         """Return the names of the hooks that a plugin implements."""
@@ -210,13 +210,17 @@ class PluginManager:
                 f"{where}: {name!r} does nothing when called: a hook is a plain function, not a "
                 "generator and not async"
             )
-        known = self._pluggy.hook.__dict__[hook].spec.argnames
+        known = self._get_argnames(hook)
         arguments = f"{', '.join(known)}, by name" if known else "nothing"
         for parameter in signature(method).parameters.values():
             if parameter.name not in known or parameter.kind in _NOT_BY_NAME:
                 raise PluginError(
                     f"{where} takes {parameter.name!r} in {name!r}; the hook gives: {arguments}"
                 )
+
+    def _get_argnames(self, hook: str) -> tuple[str, ...]:
+        """Return the arguments that a hook gives."""
+        return self._pluggy.hook.__dict__[hook].spec.argnames
 
     def _check_autoload(self, hook: str, plugin: RegisteredPlugin, where: str) -> None:
         """Check that a plugin which nobody listed cannot change a number."""
