@@ -17,6 +17,7 @@ import pluggy
 from fulgurite._src.plugins.callers import HookCaller, HookCallers
 from fulgurite._src.plugins.markers import PROJECT, find_hookspecs
 from fulgurite._src.plugins.ordering import sort_topologically
+from fulgurite._src.plugins.plugin import get_options
 from fulgurite._src.plugins.selection import RegisteredPlugin, resolve_plugins
 from fulgurite._src.plugins.usage import reserve
 from fulgurite._src.timing import Timings
@@ -53,7 +54,8 @@ class PluginManager:
         plugins: the active plugins by name, in the order in which they are called.
         hooks: by which each hook is called, `plugins.hooks.on_save.call(...)`.
         timings: where the time of host hooks is booked; each fit begins a new one.
-        messages: about plugins that failed to load without having been asked for.
+        messages: about plugins that failed to load without having been asked for, and about
+            entries without effect.
 
     Args:
         plugins: instances, names of installed plugins (`"wandb"`), a name with its arguments
@@ -82,6 +84,12 @@ class PluginManager:
         for plugin in ordered:
             for hook, function in functions[plugin.name].items():
                 self.hooks[hook].add(plugin, function)
+        for plugin in ordered:
+            if not functions[plugin.name] and not _has_marked_member(plugin.plugin):
+                self.messages.append(
+                    f"plugin {plugin.name!r} ({type(plugin.plugin).__name__}) has no hook, so that "
+                    "it does nothing: mark its methods with @fg.hookimpl"
+                )
         self._hook_names = {name: set(hooks) for name, hooks in functions.items()}
 
     def add_hookspecs(self, namespace: Any) -> None:
@@ -240,6 +248,15 @@ def _find_own_hookspecs(plugins: list[RegisteredPlugin]) -> list[Any]:
     """Return the specifications that plugins bring, each once."""
     namespaces = [plugin.options.hookspecs for plugin in plugins]
     return list({id(space): space for space in namespaces if space is not None}.values())
+
+
+def _has_marked_member(plugin: Any) -> bool:
+    """Return whether a plugin brings hooks, or has implementations of hooks, be it of some that are
+    not there."""
+    if get_options(plugin).hookspecs is not None:
+        return True
+    members = (inspect.getattr_static(type(plugin), name) for name in dir(type(plugin)))
+    return any(_get_options(member) is not None for member in members)
 
 
 def _get_options(member: Any) -> dict[str, Any] | None:
