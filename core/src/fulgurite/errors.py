@@ -185,12 +185,25 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a sentence for the end of a message: the closest known name, or else those that share
     a word with it if they are few, or else all of them."""
     names = sorted(known)
-    close = get_close_matches(name, names, n=1)
-    if not close:
-        close = [other for other in names if _share_word(name, other)]
-    if 0 < len(close) <= _MAX_SUGGESTIONS:
-        return f"Did you mean {' or '.join(map(repr, close))}?"
+    similar = find_similar_names(name, names)
+    if similar:
+        return f"Did you mean {' or '.join(map(repr, similar))}?"
     return f"There are: {', '.join(names)}." if names else "There are none."
+
+
+def find_similar_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the closest known name, or else those that share a word with it if they are few.
+
+    Args:
+        name: which is not known.
+        known: the names that are.
+    """
+    names = list(known)
+    close = get_close_matches(name, names, n=1)
+    if close:
+        return close
+    related = [other for other in names if _share_word(name, other)]
+    return related if len(related) <= _MAX_SUGGESTIONS else []
 
 
 def _share_word(name: str, other: str) -> bool:
