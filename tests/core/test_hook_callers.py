@@ -336,6 +336,35 @@ def test_time_is_booked_to_the_timings_of_the_present_fit() -> None:
     assert not first.calls and plugins.timings.calls == {"a.on_call": 1}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("events",), "kind is 'events'; choose 'build', 'traced', "),
+        ((3,), "kind is 3"),
+        (("event", "FOLD"), r"combine is 'FOLD'; choose one of Combine\.ALL"),
+        (("event", Combine.ALL, "int"), "returns is 'int'; it must be a class"),
+        (("event", Combine.ALL, 3), "returns is 3; it must be a class"),
+        (("event", Combine.ALL, Any), "it must be a class"),
+        (("event", Combine.ALL, int | str), "it must be a class"),
+        (("event", Combine.ALL, list["int"]), "it must be a class"),
+        (("build", Combine.MERGE, list), r"Combine\.MERGE combines answers of the class dict"),
+        (("build", Combine.BY_NAME, dict), r"Combine\.BY_NAME combines answers of the class list"),
+        ((lambda self: None,), r'write @fg\.hookspec\("event"\)'),
+    ],
+)
+def test_a_specification_that_says_what_cannot_be_is_an_error(arguments: Any, match: str) -> None:
+    with pytest.raises(PluginError, match=match):
+        fg.hookspec(*arguments)
+    fg.hookspec("event", Combine.MERGE, dict[str, Any])
+
+
+@pytest.mark.parametrize("name", ["items", "get", "add"])
+def test_a_hook_with_the_name_of_a_method_of_dictionaries_is_an_error(name: str) -> None:
+    specifications = type("Hidden", (), {name: fg.hookspec("event")(lambda self: None)})
+    with pytest.raises(PluginError, match=f"Hidden specifies the hook '{name}', which"):
+        PluginManager([], hookspecs=specifications, autoload=False)
+
+
 def test_an_unknown_hook_is_an_error_with_the_closest_name() -> None:
     hooks = manage().hooks
     with pytest.raises(AttributeError, match="no hook 'on_cal'. Did you mean 'on_call'"):

@@ -109,6 +109,11 @@ class PluginManager:
                 raise PluginError(
                     f"{where} specifies the hook {name!r}, which already exists; rename it"
                 )
+            if hasattr(HookCallers, name):
+                raise PluginError(
+                    f"{where} specifies the hook {name!r}, which plugins.hooks.{name} would not "
+                    "find: it is a method of dictionaries. Rename it"
+                )
         self._pluggy.add_hookspecs(namespace)
         for name, metadata in hooks.items():
             self.hooks.add(HookCaller(name, self._get_argnames(name), metadata, self._time))
