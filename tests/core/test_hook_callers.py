@@ -156,7 +156,7 @@ def test_the_owner_of_an_exclusive_hook_is_known_without_a_call() -> None:
     assert manage().hooks.only_one.get_owner() is None
     owner = manage(first).hooks.only_one.get_owner()
     assert owner is not None and owner.plugin is first
-    with pytest.raises(PluginError, match="'first' and 'second' each gave one"):
+    with pytest.raises(PluginError, match="'first' and 'second' each implement it"):
         manage(first, second).hooks.only_one.get_owner()
 
 

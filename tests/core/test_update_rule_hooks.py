@@ -76,6 +76,13 @@ def test_wrap_update_rule_is_folded_over_the_rule() -> None:
     assert float(engine(*wrapped, steps=4).fit(Counting(), numbers([0])).module.weight) == -24
 
 
+def test_what_is_not_an_update_rule_is_an_error() -> None:
+    with pytest.raises(PluginError, match="wrap_update_rule returns an UpdateRule or None, not 3"):
+        engine(plugin("careless", wrap_update_rule=lambda self: 3), steps=1).fit(
+            Counting(), numbers([0])
+        )
+
+
 def test_a_rule_may_look_at_gradients_itself() -> None:
     class Blind(fg.UpdateRuleWrapper):
         def __call__(self, forward: Any, state: Any, batch: Any, ctx: Any) -> Any:

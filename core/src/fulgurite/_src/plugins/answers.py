@@ -62,7 +62,9 @@ def check_has_run(what: str, answer: Any) -> None:
 def _check_type(hook: str, returns: Any, answer: Any) -> None:
     container = get_origin(returns) or returns
     if not isinstance(answer, container):
-        raise PluginError(f"hook {hook} returns a {container.__name__} or None, not {answer!r}")
+        name = container.__name__
+        article = "an" if name[0] in "AEIOUaeiou" else "a"
+        raise PluginError(f"hook {hook} returns {article} {name} or None, not {answer!r}")
     if container is not list:
         return
     for item_class in get_args(returns):

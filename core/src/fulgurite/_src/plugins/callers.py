@@ -155,7 +155,7 @@ class HookCaller:
         self._check_combine(Combine.EXCLUSIVE)
         answers = self._collect_answers(step, arguments)
         answers = [(plugin, answer) for plugin, answer in answers if answer is not None]
-        self._check_exclusive([plugin for plugin, _ in answers])
+        self._check_exclusive([plugin for plugin, _ in answers], "each gave one")
         return answers[0] if answers else None
 
     def get_owner(self) -> RegisteredPlugin | None:
@@ -166,7 +166,7 @@ class HookCaller:
         """
         self._check_combine(Combine.EXCLUSIVE)
         plugins = self.plugins
-        self._check_exclusive(plugins)
+        self._check_exclusive(plugins, "each implement it")
         return plugins[0] if plugins else None
 
     def collect_by_name(self, step: int | None = None, /, **arguments: Any) -> dict[str, Any]:
@@ -326,11 +326,11 @@ class HookCaller:
                 f"plugins.hooks.{self.name}.{_METHODS[self.metadata.combine]}(...)"
             )
 
-    def _check_exclusive(self, plugins: Iterable[RegisteredPlugin]) -> None:
+    def _check_exclusive(self, plugins: Iterable[RegisteredPlugin], clash: str) -> None:
         names = [repr(plugin.name) for plugin in plugins]
         if len(names) > 1:
             raise PluginError(
-                f"hook {self.name} takes one answer, but {' and '.join(names)} each gave one: "
+                f"hook {self.name} takes one answer, but {' and '.join(names)} {clash}: "
                 "leave all but one of them out"
             )
 
