@@ -246,6 +246,15 @@ def test_wrap_puts_the_first_plugin_outermost() -> None:
         wrapped("l")
 
 
+def test_an_answer_with_keys_of_several_types_is_an_error() -> None:
+    plugins = manage(plugin("careless", on_call=lambda self: {"state": {"a": 1, 3: 2}}))
+    with pytest.raises(
+        PluginError, match=r"hook on_call returned .*'a': 1, 3: 2.*make them strings"
+    ) as caught:
+        plugins.hooks.on_call.call(1, step=1, value=1)
+    assert caught.value.__notes__[0].startswith("plugin 'careless'")
+
+
 @pytest.mark.parametrize(
     ("combine", "method", "answer", "match"),
     [

@@ -322,8 +322,9 @@ def init_plugin_states(
             plugin_state = module.adapt_plugin_state(name, plugin_state)
         for path, leaf in leaves_with_paths(plugin_state):
             if not is_array(leaf):
+                where = path or "it"
                 raise PluginError(
-                    f"plugin {name!r}, hook init_plugin_state: {path or 'it'} is {leaf!r}; a plugin's "
+                    f"plugin {name!r}, hook init_plugin_state: {where} is {leaf!r}; a plugin's "
                     "state holds nothing but arrays: turn numbers into arrays, and leave others "
                     "out with eqx.filter(tree, eqx.is_array)"
                 )

@@ -35,11 +35,23 @@ def check_answer(hook: str, returns: Any, answer: Any, *, is_traced: bool) -> No
     check_has_run(f"hook {hook}", answer)
     if returns is not None:
         _check_type(hook, returns, answer)
-    if not is_traced and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(answer)):
+    if not is_traced and any(isinstance(leaf, Tracer) for leaf in _list_leaves(hook, answer)):
         raise PluginError(
             f"hook {hook} returned {format_tree(answer)} of a step that was traced: it has no "
             "value. Keep arrays of steps in the plugin state, which run.state has"
         )
+
+
+def _list_leaves(hook: str, answer: Any) -> list[Any]:
+    try:
+        return jax.tree.leaves(answer)
+    except ValueError as error:
+        if "sorting pytree dictionary keys" not in str(error):
+            raise
+        raise PluginError(
+            f"hook {hook} returned {answer!r:.200}, which has a dictionary with keys of several "
+            "types, such as 'a' and 3: make them strings"
+        ) from error
 
 
 def check_has_run(what: str, answer: Any) -> None:
