@@ -19,7 +19,7 @@ from fulgurite._src.plugins.markers import PROJECT, find_hookspecs
 from fulgurite._src.plugins.ordering import sort_topologically
 from fulgurite._src.plugins.plugin import get_options
 from fulgurite._src.plugins.selection import RegisteredPlugin, resolve_plugins
-from fulgurite._src.plugins.usage import reserve
+from fulgurite._src.plugins.usage import check_fit_state, reserve
 from fulgurite._src.timing import Timings
 from fulgurite.errors import ConfigurationError, PluginError, did_you_mean
 
@@ -141,6 +141,7 @@ class PluginManager:
     def _register(self, plugin: RegisteredPlugin) -> dict[str, Callable[..., Any]]:
         """Register a plugin, and return its implementations by hook."""
         where = f"plugin {plugin.name!r} ({type(plugin.plugin).__name__})"
+        check_fit_state(plugin.plugin)
         functions = {
             hook: _make_function(method, options)
             for hook, method, options in self._find_hookimpls(plugin, where)
