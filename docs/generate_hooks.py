@@ -5,6 +5,7 @@ python docs/generate_hooks.py
 
 import ast
 import inspect
+import textwrap
 from pathlib import Path
 
 from fulgurite._src.plugins.markers import HookMetadata
@@ -78,7 +79,7 @@ def _write_entry(function: ast.FunctionDef, metadata: HookMetadata) -> str:
 def _write_arguments(text: str) -> str:
     """Turn the lines of an `Args:` section into a list."""
     items: list[str] = []
-    for line in inspect.cleandoc(text).splitlines():
+    for line in textwrap.dedent(text).splitlines():
         if line.startswith(" "):
             items[-1] += f" {line.strip()}"
         elif line:

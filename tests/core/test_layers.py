@@ -21,7 +21,7 @@ FACES = {"", "metrics", "plugins"}
 # Of `fulgurite._src`, from the lowest to the highest. A module imports only what stands in a line
 # above its own, or before it in its own line.
 LAYERS: Sequence[str] = """
-    printable record_names errors identity tracebacks callbacks timing waits foreign_names guards recent
+    printable record_names errors face_names identity tracebacks callbacks timing waits foreign_names guards recent
     tree.path_grammar tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers redact sharding metrics.base metrics.accumulator metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.batch data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.plugin plugins.selection plugins.usage plugins.answers plugins.implementations plugins.callers plugins.manager plugins.strategy

@@ -170,6 +170,12 @@ def test_plugin_state_holds_only_arrays(leaf: Any) -> None:
         engine(careless, steps=1).fit(Counting(), numbers([0]))
 
 
+def test_a_plugin_state_that_is_one_wrong_leaf_is_an_error() -> None:
+    careless = plugin("careless", init_plugin_state=lambda self: "a")
+    with pytest.raises(PluginError, match="hook init_plugin_state: it is 'a'"):
+        engine(careless, steps=1).fit(Counting(), numbers([0]))
+
+
 class Weighing(Counting):
     """Its loss is not finite where the batch is not."""
 

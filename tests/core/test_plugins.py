@@ -349,6 +349,27 @@ class Doubling:
         run.engine.plugins.hooks.on_doubling.call(run.step, run=run, size=2 * run.step)
 
 
+def test_a_hook_that_does_not_exist_is_told_the_one_that_shares_a_word() -> None:
+    for name in ("log_scalars", "log_text"):
+        with pytest.raises(PluginError, match="is not a hook. Did you mean 'log_record'"):
+            engine(plugin("logger", **{name: lambda self: None}))
+
+
+def test_a_plugin_without_hooks_is_told_in_a_message() -> None:
+    class Unmarked:
+        def log_scalars(self, record: Any) -> None: ...
+
+    class Optional:
+        @fg.hookimpl(optionalhook=True)
+        def on_something(self) -> None: ...
+
+    (message,) = engine(Unmarked(), Optional(), Doubling()).plugins.messages
+    assert message == (
+        "plugin 'unmarked' (Unmarked) has no hook, so that it does nothing: mark its methods with "
+        "@fg.hookimpl"
+    )
+
+
 def test_a_plugin_brings_hooks_that_others_implement() -> None:
     observed: list[int] = []
     listener = plugin("listener", on_doubling=lambda self, size: observed.append(size))
@@ -592,7 +613,7 @@ def test_two_plugins_that_add_one_loss_term_clash() -> None:
 
 def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
     with pytest.raises(
-        ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step"
+        ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step: plugin 'left'"
     ):
         engine(plugin("left", loss_terms=lambda self: {"loss": jnp.float32(0)}), steps=1).fit(
             Counting(), numbers([0])

@@ -52,6 +52,29 @@ def test_transform_batch_that_forgets_to_return_is_an_error() -> None:
         )
 
 
+def test_around_forward_that_forgets_to_return_is_an_error_of_the_plugin() -> None:
+    def forget(self: Any, call: Any, module: Any, batch: Any) -> None:
+        call(module, batch)
+
+    silent = plugin("careless", around_forward=lambda self, call, module, batch: None)
+    for careless in (plugin("careless", around_forward=forget), silent):
+        with pytest.raises(PluginError, match="around_forward returned None") as caught:
+            engine(careless, steps=1).fit(Counting(), numbers([0]))
+        assert any(note.startswith("plugin 'careless'") for note in caught.value.__notes__)
+
+
+def test_a_step_that_forgets_to_return_is_an_error_of_the_module() -> None:
+    class Forgetful(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> Any:
+            return None
+
+    careful = plugin(
+        "careful", around_forward=lambda self, call, module, batch: call(module, batch)
+    )
+    with pytest.raises(ModelError, match="training_step returned NoneType"):
+        engine(careful, steps=1).fit(Forgetful(), numbers([0]))
+
+
 class Echo(Counting):
     """Measures and predicts its batch."""
 
@@ -86,12 +109,6 @@ def test_around_forward_is_nested_wherever_the_module_runs() -> None:
     assert run.evaluate(result, data)["batch"] == 8
     assert run.predict(result, data).tolist() == [8]
     assert set(keys) == {"plugin:add"}
-
-
-def test_a_result_of_around_forward_that_is_no_output_is_an_error() -> None:
-    silent = plugin("silent", around_forward=lambda self, call, module, batch: None)
-    with pytest.raises(ModelError, match=r"returned NoneType: return fg\.Output"):
-        engine(silent, steps=1).fit(Counting(), numbers([0]))
 
 
 @pytest.mark.hook("loss_terms")

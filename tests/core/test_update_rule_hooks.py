@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite.errors import NonFiniteError
+from fulgurite.errors import NonFiniteError, PluginError
 from hook_plugins import engine, plugin
 from models import Act, Counting, Events, numbers
 
@@ -76,6 +76,13 @@ def test_wrap_update_rule_is_folded_over_the_rule() -> None:
     assert float(engine(*wrapped, steps=4).fit(Counting(), numbers([0])).module.weight) == -24
 
 
+def test_what_is_not_an_update_rule_is_an_error() -> None:
+    with pytest.raises(PluginError, match="wrap_update_rule returns an UpdateRule or None, not 3"):
+        engine(plugin("careless", wrap_update_rule=lambda self: 3), steps=1).fit(
+            Counting(), numbers([0])
+        )
+
+
 def test_a_rule_may_look_at_gradients_itself() -> None:
     class Blind(fg.UpdateRuleWrapper):
         def __call__(self, forward: Any, state: Any, batch: Any, ctx: Any) -> Any:
@@ -95,6 +102,46 @@ def test_a_rule_may_look_at_gradients_itself() -> None:
     with pytest.raises(NonFiniteError, match="the gradient of weight"):
         engine(blind, steps=1).fit(Counting(), numbers([0]))
     engine(checking, steps=1).fit(Counting(), numbers([0]))
+
+
+class Tenfold(fg.UpdateRuleWrapper):
+    """Updates ten times as far, and has nothing but that."""
+
+    def __call__(self, forward: Any, state: fg.TrainState, batch: Any, ctx: fg.Context) -> Any:
+        new, output = self.update_rule(forward, state, batch, ctx)
+        module = jax.tree.map(
+            lambda old, new_leaf: old + 10 * (new_leaf - old), state.module, new.module
+        )
+        return new.replace(module=module), output
+
+
+def test_a_wrapper_without_an_init_is_put_around_the_next_rule() -> None:
+    tenfold = plugin("tenfold", wrap_update_rule=lambda self, update_rule: Tenfold(update_rule))
+    parts = [scaled("double", 2.0, until=3), tenfold, Act(fg.At(3), lambda run: None)]
+    result = engine(*parts, steps=5).fit(Counting(), numbers([0]))
+    assert float(result.module.weight) == -(20 * 3 + 10 * 2)
+
+
+def test_a_wrapper_that_cannot_be_put_around_the_next_rule_is_refused_at_the_start() -> None:
+    class Manifold(Tenfold):
+        def __init__(self, update_rule: fg.UpdateRule, factor: int) -> None:
+            super().__init__(update_rule)
+            self.factor = factor
+
+    steps: list[int] = []
+    manifold = plugin(
+        "manifold", wrap_update_rule=lambda self, update_rule: Tenfold(Manifold(update_rule, 3))
+    )
+    watch = Act(fg.Every(1), lambda run: steps.append(run.step))
+    with pytest.raises(PluginError, match=r"Manifold has an __init__ .*rewrap\(") as caught:
+        engine(scaled("double", 2.0, until=3), manifold, watch, steps=5).fit(
+            Counting(), numbers([0])
+        )
+    assert any(
+        note.startswith("plugin 'manifold'") and "hook wrap_update_rule" in note
+        for note in caught.value.__notes__
+    )
+    assert not steps
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4])

@@ -41,6 +41,7 @@ from fulgurite._src.guards import GuardedEngine
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.output import Output
 from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.plugins.plugin import note_engine
 from fulgurite._src.plugins.strategy import choose_sharding
 from fulgurite._src.rng import DEFAULT, PARAMS, RngStream, RngStreams
 from fulgurite._src.sharding import ShardingStrategy
@@ -203,6 +204,7 @@ class Engine(GuardedEngine):
         self._own_loop = ManualLoop(self.services, self._programs)
         self._evaluations = EvaluationService(self.services)
         self.evaluators: dict[str, Evaluation] = self._evaluations.evaluators
+        note_engine(self.plugins)  # not before: an engine that could not be built has none
 
     @_entry_point
     @hint_at_arguments(

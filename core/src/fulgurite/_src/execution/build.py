@@ -25,13 +25,14 @@ from fulgurite._src.model.module import (
 from fulgurite._src.plugins.answers import check_not_among, record_answers
 from fulgurite._src.plugins.implementations import HookImpl
 from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.rng import fold_name, make_root_key
 from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
 from fulgurite._src.training.services import Services
 from fulgurite._src.training.state import ModelInit, TrainState
-from fulgurite._src.training.update import GradientUpdate, UpdateRule
+from fulgurite._src.training.update import GradientUpdate, UpdateRule, check_can_rewrap
 from fulgurite._src.tree.paths import leaves_with_paths
 from fulgurite._src.tree.specs import check_same_structure, copy_arrays, format_tree, is_array
 from fulgurite._src.tree.typecheck import check_module_fields, check_static_fields
@@ -119,10 +120,16 @@ def _build_update_rule_for(services: Services, module: Any) -> ConfiguredRule:
         update_rule = GradientUpdate(first)
     policy = services.settings.on_nonfinite
     update_rule = hooks.wrap_update_rule.fold(
-        "update_rule", update_rule, module=module, on_nonfinite=policy
+        "update_rule", update_rule, accept=_accept_rule, module=module, on_nonfinite=policy
     )
     _check_trainable(services, module, update_rule)
     return ConfiguredRule(update_rule, origin)
+
+
+def _accept_rule(plugin: RegisteredPlugin, update_rule: UpdateRule | None) -> UpdateRule | None:
+    if update_rule is not None:
+        check_can_rewrap(update_rule)
+    return update_rule
 
 
 def _check_trainable(services: Services, module: Any, update_rule: UpdateRule) -> None:
@@ -316,8 +323,9 @@ def init_plugin_states(
             plugin_state = module.adapt_plugin_state(name, plugin_state)
         for path, leaf in leaves_with_paths(plugin_state):
             if not is_array(leaf):
+                where = path or "it"
                 raise PluginError(
-                    f"plugin {name!r}, hook init_plugin_state: {path} is {leaf!r}; a plugin's "
+                    f"plugin {name!r}, hook init_plugin_state: {where} is {leaf!r}; a plugin's "
                     "state holds nothing but arrays: turn numbers into arrays, and leave others "
                     "out with eqx.filter(tree, eqx.is_array)"
                 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from fulgurite._src.plugins.answers import check_answer, note_answer
 from fulgurite._src.plugins.markers import HookMetadata
+from fulgurite._src.plugins.plugin import name_context
 from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite.errors import PluginError, error_context, exit_as_error
 
@@ -82,7 +83,8 @@ class HookImpl:
 
 @contextmanager
 def plugin_error_context(plugin: RegisteredPlugin, what: str, step: int | None) -> Iterator[None]:
-    """Add to an exception which plugin raised it. A `sys.exit` in it is an error.
+    """Add to an exception which plugin raised it, and have the plugin know its name. A `sys.exit`
+    in it is an error.
 
     Args:
         plugin: who is called.
@@ -91,6 +93,7 @@ def plugin_error_context(plugin: RegisteredPlugin, what: str, step: int | None) 
     """
     where = "" if step is None else f", step {step}"
     with (
+        name_context(plugin.plugin, plugin.name),
         error_context(lambda: f"plugin {plugin.name!r} ({plugin.distribution}), {what}{where}"),
         exit_as_error(PluginError, f"plugin {plugin.name!r}"),
     ):
