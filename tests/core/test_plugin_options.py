@@ -67,7 +67,8 @@ def test_a_plugin_finds_and_replaces_its_state_by_its_registered_name() -> None:
     listed = r"; the state has those of: count_updates:a, count_updates:b"
     with pytest.raises(StateError, match=f"plugin 'count_updates' has no plugin state{listed}"):
         result.state.with_plugin_state("count_updates", 5)
-    for wrong in (CountUpdates, object(), None, 3):
+    mistakes: list[Any] = [CountUpdates, object(), None, 3]
+    for wrong in mistakes:
         with pytest.raises(StateError, match=f"takes an fg.Plugin or .* not .*{listed}"):
             result.state.with_plugin_state(wrong, 5)
 

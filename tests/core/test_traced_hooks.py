@@ -72,7 +72,7 @@ def test_a_step_that_forgets_to_return_is_an_error_of_the_module() -> None:
         "careful", around_forward=lambda self, call, module, batch: call(module, batch)
     )
     with pytest.raises(ModelError, match="training_step returned NoneType"):
-        engine(careful, steps=1).fit(Forgetful(), numbers([0]))
+        engine(careful, steps=1).fit(Forgetful, numbers([0]))
 
 
 class Echo(Counting):
