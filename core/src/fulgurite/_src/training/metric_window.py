@@ -66,10 +66,10 @@ class MetricWindow(eqx.Module):
             step: the metrics of the step.
         """
         restart = self.closed | (self.count == 0)
-        measured = step.by_name
+        step_metrics = step.by_name
         optional_steps = {}
         for name, count in self.optional_steps.items():
-            is_measured = name in measured
+            is_measured = name in step_metrics
             optional_steps[name] = jnp.where(restart, 0, count) + jnp.int32(is_measured)
         return MetricWindow(
             count=jnp.where(restart, 1, self.count + 1),
