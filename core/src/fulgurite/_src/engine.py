@@ -76,7 +76,7 @@ SET_ONCE = frozenset(
         "evaluators",
         "services",
         "_programs",
-        "_own_loop",
+        "_manual_loop",
         "_evaluations",
     }
 )
@@ -201,7 +201,7 @@ class Engine(GuardedEngine):
         self.device = settings.find_device()
         self.services = _build_services(self, settings)
         self._programs = ProgramCache(self.services)
-        self._own_loop = ManualLoop(self.services, self._programs)
+        self._manual_loop = ManualLoop(self.services, self._programs)
         self._evaluations = EvaluationService(self.services)
         self.evaluators: dict[str, Evaluation] = self._evaluations.evaluators
         note_engine(self.plugins)  # not before: an engine that could not be built has none
@@ -274,7 +274,7 @@ class Engine(GuardedEngine):
                 either.
             data: any data source that can be iterated again, or an object whose `train` is one.
         """
-        return self._own_loop.init_state(model, data)
+        return self._manual_loop.init_state(model, data)
 
     @_entry_point
     def step(
@@ -292,13 +292,13 @@ class Engine(GuardedEngine):
                 `updates`. They are another executable, and copies of arrays that otherwise never
                 leave the step.
         """
-        return self._own_loop.step(state, batch, returns)
+        return self._manual_loop.step(state, batch, returns)
 
     @_entry_point
     def check_finite(self, state: TrainState) -> None:
         """Raise `NonFiniteError` if a step up to this state was not finite. Waits for the
         device."""
-        self._own_loop.check_finite(state)
+        self._manual_loop.check_finite(state)
 
     def iter_batches(
         self, data: Any, *, steps: int | None = None, epochs: int | None = None, start_step: int = 0
@@ -313,7 +313,7 @@ class Engine(GuardedEngine):
         """
         # No entry point: what a generator yields is computed outside of any context. Batches from
         # arrays on the device are on JAX's own device, from which `step` moves them.
-        return self._own_loop.iter_batches(data, steps, epochs, start_step)
+        return self._manual_loop.iter_batches(data, steps, epochs, start_step)
 
     def train_step(
         self, state: TrainState, batch: Any, ctx: Context, update_rule: UpdateRule
