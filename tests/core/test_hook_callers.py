@@ -392,4 +392,4 @@ def test_loggers_are_called_on_the_first_process_only(monkeypatch: pytest.Monkey
     assert len(plugins.hooks.write.each()) == 1
     monkeypatch.setattr("jax.process_index", lambda: 1)
     assert plugins.hooks.write.each() == [] and plugins.hooks.write.plugins == ()
-    assert plugins.get_hooks_of(plugins.plugins["logger"]) == {"write"}
+    assert plugins.get_hook_names(plugins.plugins["logger"]) == {"write"}

@@ -124,7 +124,7 @@ class PluginManager:
         for name, metadata in hooks.items():
             self.hooks.add(HookCaller(name, self._get_argnames(name), metadata, self._time))
 
-    def get_hooks_of(self, plugin: RegisteredPlugin) -> set[str]:
+    def get_hook_names(self, plugin: RegisteredPlugin) -> set[str]:
         """Return the names of the hooks that a plugin implements."""
         return self._hook_names[plugin.name]
 
