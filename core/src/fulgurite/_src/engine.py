@@ -464,16 +464,6 @@ class Engine(GuardedEngine):
         return self._evaluations.run_evaluator(name, state, should_stop)
 
     @_entry_point
-    def check_evaluators(self, state: TrainState) -> None:
-        """Trace the evaluations of plugins by shape, for a state; `fit` does so before its first
-        step. Nothing is compiled.
-
-        Args:
-            state: the train state, whose shapes are looked at.
-        """
-        self._evaluations.check_evaluators(state)
-
-    @_entry_point
     def get_metric_types(self, state: TrainState, source: str = "train") -> dict[str, type]:
         """Return the class of each metric that a source of records gives, by name. Nothing is
         compiled.
