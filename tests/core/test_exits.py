@@ -64,7 +64,7 @@ def end_data() -> Iterator[np.ndarray]:
 
 
 class Ending:
-    """Data that ends the program behind its third batch."""
+    """Data that ends the program after its third batch."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return end_data()

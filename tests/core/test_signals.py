@@ -299,7 +299,7 @@ def test_a_loop_of_fits_ends_where_the_next_one_begins(number: int, code: int) -
 @pytest.mark.parametrize(
     ("mode", "lines"),
     [
-        # It came behind the last step: the fit has its planned end, and the program is to end.
+        # It came after the last step: the fit has its planned end, and the program is to end.
         ("late", ["0 None", "ended in fold 1"]),
         # A program that catches it has been told.
         ("catch", ["0 SIGINT", "ended in fold 1", "2 None"]),

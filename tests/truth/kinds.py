@@ -327,7 +327,7 @@ def unpack_nested(batch: Any) -> Any:
 
 
 def pack_padded(batch: oracle.Batch) -> Any:
-    """Eight examples of padding behind, which would change every mean."""
+    """Eight examples of padding at the end, which would change every mean."""
     padded = {
         name: np.concatenate([array, np.ones_like(array, shape=(8, *array.shape[1:]))])
         for name, array in batch.items()

@@ -235,7 +235,7 @@ def test_an_average_is_resumed_and_loaded_as_weights(tmp_path: Any) -> None:
 
 
 class Normalized(fg.Module):
-    """A linear model behind batch normalization."""
+    """A linear model after batch normalization."""
 
     norm: eqx.nn.BatchNorm
     linear: eqx.nn.Linear
@@ -397,7 +397,7 @@ class Student(fg.Module):
 @pytest.mark.parametrize("mode", ["ema", "batch"])
 def test_only_statistics_that_training_updates_are_recomputed(mode: Any) -> None:
     """The teacher has a mean of 7 and a variance of 4 after two updates, and its `eps` is 1e-5; the
-    layer behind it sees what it makes of the data."""
+    layer after it sees what it makes of the data."""
     module, state = eqx.nn.make_with_state(Student)(mode, key=jax.random.key(0))
     scale = np.float32(1 if mode == "ema" else 1 - 0.9**2)
     statistics = (jnp.full(3, 7 * scale), jnp.full(3, 4 * scale))
@@ -516,7 +516,7 @@ def test_statistics_that_training_keeps_are_kept(mode: Any) -> None:
     trained, exact = train(Freeze("first"))
     np.testing.assert_array_equal(trained.get(indices[0]), [[7] * 3, [5] * 3])
     np.testing.assert_array_equal(exact.get(indices[0]), [[7] * 3, [5] * 3])
-    # The layer behind it is trained. Its running average begins at zero in the mode `batch`.
+    # The layer after it is trained. Its running average begins at zero in the mode `batch`.
     scale = 1 if mode == "ema" else 1 - 0.9**3
     inputs = np.concatenate([run_batch_norm(x[:8]), run_batch_norm(x[8:])]) ** 2
     np.testing.assert_allclose(exact.get(indices[1])[0], scale * inputs.mean((0, 2)), rtol=1e-4)

@@ -55,7 +55,7 @@ class Line(fg.Module):
 
 
 class Telling:
-    """Emits what the test says at a step, behind the training's own record."""
+    """Emits what the test says at a step, after the training's own record."""
 
     def __init__(self, *records: tuple[int, str, str, dict[str, Any]], show: int = 1000) -> None:
         self.records, self.show = records, show

@@ -205,7 +205,7 @@ class Follower:
                 yield results, logger
 
     def _open_loggers(self, results: ResultWriter, directory: EvaluationDirectory) -> ResultLogger:
-        """Have the loggers continue behind the last result that counts."""
+        """Have the loggers continue after the last result that counts."""
         if not results.logger_state and directory.path.exists():
             # Of a process that was killed before its first result counted.
             supersede(directory.path.parent, [directory.path])

@@ -186,7 +186,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _is_secret_option(argument: str) -> bool:
-    """Return whether the argument behind this one is a secret."""
+    """Return whether the argument after this one is a secret."""
     name = argument.lstrip("-")
     return name != argument and (
         is_secret_name(name) or argument.lower() in {"-p", "--p", "-pass", "--pass"}

@@ -22,7 +22,7 @@ def find_rates(optimizer: optax.GradientTransformation, opt_state: PyTree) -> di
 
     Args:
         optimizer: the optimizer.
-        opt_state: its state after the update, possibly behind those of other transformations.
+        opt_state: its state after the update, possibly after those of other transformations.
 
     Returns:
         Nothing, if the optimizer does not show its rates.

@@ -126,7 +126,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         return item
 
     def look_ahead(self, number: int = 0) -> BatchItem | None:
-        """Return an item that is not consumed yet, or None behind the last one.
+        """Return an item that is not consumed yet, or None after the last one.
 
         Args:
             number: how many items come before it.
@@ -139,7 +139,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         return self._ahead[number]
 
     def consume(self, count: int = 1) -> None:
-        """Take items that were looked at: the next walk begins behind them.
+        """Take items that were looked at: the next walk begins after them.
 
         Args:
             count: how many.
@@ -198,7 +198,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
 
     def _check_position(self, position: Position, source: Any) -> None:
         start = f"the data ({type(source).__name__}) cannot resume from {position}"
-        # An empty epoch is reported when it is read, not as a position behind its end.
+        # An empty epoch is reported when it is read, not as a position past its end.
         is_beyond_end = self.epoch_length is not None and position["batch"] >= max(
             self.epoch_length, 1
         )

@@ -1,6 +1,6 @@
 """What was read from an iterator and not consumed: the next walk begins with it.
 
-A thread reads ahead, and the end of an epoch is only known once the batch behind it was asked for.
+A thread reads ahead, and the end of an epoch is only known once the batch after it was asked for.
 What was read that way can be put back into no iterator, so it waits here.
 """
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from fulgurite._src.data.batch import as_batch
-from fulgurite._src.evaluation.feed import MAX_IN_FLIGHT, BatchFeed, EvalBatch
+from fulgurite._src.evaluation.feed import BatchFeed, EvalBatch
 from fulgurite._src.evaluation.program import Carry, EvaluationProgram, EvaluationProgramCache
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.totals import EvaluationTotals, Pending
+from fulgurite._src.execution.dispatch import MAX_IN_FLIGHT
 
 
 class EvaluationPass:

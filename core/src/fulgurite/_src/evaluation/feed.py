@@ -25,9 +25,6 @@ from fulgurite._src.tree.specs import (
 )
 from fulgurite.errors import DataError, mark_as_shared
 
-MAX_IN_FLIGHT = 4
-"""Batches under way at once: enough to keep the device busy; each holds its batch."""
-
 
 @dataclass(frozen=True, eq=False)
 class EvalBatch:

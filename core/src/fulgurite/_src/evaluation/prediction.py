@@ -11,10 +11,11 @@ from jaxtyping import PyTree
 
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.evaluation.evaluation import Evaluation
-from fulgurite._src.evaluation.feed import MAX_IN_FLIGHT, BatchFeed, EvalBatch
+from fulgurite._src.evaluation.feed import BatchFeed, EvalBatch
 from fulgurite._src.evaluation.program import EvaluationProgramCache
 from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
+from fulgurite._src.execution.dispatch import MAX_IN_FLIGHT
 from fulgurite._src.model.module import get_method
 from fulgurite._src.training.forward import call_with_around_hooks
 from fulgurite._src.training.services import Services

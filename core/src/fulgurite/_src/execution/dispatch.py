@@ -13,6 +13,14 @@ from jax.extend.core import ClosedJaxpr
 
 from fulgurite._src.execution.flops import contains_primitive, count_flops
 
+MAX_IN_FLIGHT = 4
+"""Dispatches of training, evaluation or prediction that are under way at once.
+
+Enough that the device never waits for the host (2 cost a small step 10 % more than 4), and no more,
+because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock with many of them where
+several processes have several devices each.
+"""
+
 MAX_FUSED_STEPS = 16
 """More gain nothing: 8 and 16 steps of the small perceptron take 155 and 149 µs each, one 249."""
 

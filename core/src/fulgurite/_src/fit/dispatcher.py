@@ -12,17 +12,13 @@ from fulgurite._src.callbacks import RUNTIME_ERRORS
 from fulgurite._src.data.readers import BatchItem
 from fulgurite._src.execution.batch_buffer import BatchBuffer
 from fulgurite._src.execution.compiled_step import Dispatch, StepResults
+from fulgurite._src.execution.dispatch import MAX_IN_FLIGHT
 from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.running import LoopState, RunningFit
 from fulgurite._src.model.media import MEDIA_ACTION
 from fulgurite._src.tree.specs import shape_signature
 from fulgurite._src.waits import WaitAbandoned
 from fulgurite.errors import DataError
-
-# Dispatches at once: enough that the device never waits for the host (2 cost a small step 10 % more
-# than 4), and no more, because each holds its batch, and jax 0.10.2 on CPU was seen to deadlock
-# with many of them where several processes have several devices each.
-MAX_IN_FLIGHT = 4
 
 
 class StepDispatcher:

@@ -103,7 +103,7 @@ class NonFiniteTracker(eqx.Module):
         parameter_indices = np.asarray([term.parameter_index for term in terms])[term_indices]
 
         def find_first(marks: Array, ignored: Array) -> Array:
-            # The flag behind the last is that of everything that is not a parameter.
+            # The flag after the last is that of everything that is not a parameter.
             is_ignored = jnp.append(ignored, False)[parameter_indices]
             is_bad = ~jnp.isfinite(marks) & ~is_ignored
             return jnp.min(jnp.where(is_bad, term_indices, len(terms)))

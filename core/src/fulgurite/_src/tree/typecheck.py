@@ -29,7 +29,7 @@ Mismatch = tuple[str, Any, str]
 
 
 def check_batch(step: Callable[..., Any], batch: Any, module: Any = None) -> None:
-    """Check a batch against the annotation of a step's first parameter behind `self`.
+    """Check a batch against the annotation of a step's first parameter after `self`.
 
     Annotations are a jaxtyping array type, or tuples, lists, dictionaries, `TypedDict`s,
     `NamedTuple`s, dataclasses or unions of these; named dimensions must agree across the batch. Any
