@@ -109,6 +109,51 @@ def test_contexts_are_entered_in_order_and_left_in_reverse() -> None:
     assert caught.value.__notes__[0].startswith("plugin 'a'")
 
 
+def test_a_guard_handles_the_failure_of_one_plugin_or_leaves_it_out() -> None:
+    def fail(self: Any, value: int) -> int:
+        raise OSError("on purpose")
+
+    def answer(self: Any, value: int) -> int:
+        return value
+
+    failures: list[tuple[str, str, str]] = []
+
+    @contextmanager
+    def keep_failure(plugin: RegisteredPlugin) -> Any:
+        try:
+            yield
+        except OSError as error:
+            failures.append((plugin.name, str(error), error.__notes__[0]))
+
+    def guard(plugin: RegisteredPlugin) -> Any:
+        return None if plugin.name == "out" else keep_failure(plugin)
+
+    names = ("broken", "whole", "out", "last")
+    plugins = manage(
+        *(
+            plugin(name, on_call=fail if name == "broken" else answer, on_each=answer)
+            for name in names
+        )
+    )
+    answers = plugins.hooks.on_call.call(3, guard=guard, step=3, value=1)
+    assert get_names(answers) == [("whole", 1), ("last", 1)]
+    [(name, message, note)] = failures
+    assert (name, message) == ("broken", "on purpose")
+    assert note.startswith("plugin 'broken'") and note.endswith("hook on_call, step 3")
+    answers = plugins.hooks.on_each.each(per_plugin=give_name, guard=guard, value=2)
+    assert get_names(answers) == [("broken", 2), ("whole", 2), ("last", 2)]
+
+
+def test_the_function_of_a_plugin_is_found_by_the_plugin() -> None:
+    def answer(self: Any, value: int) -> int:
+        return value + 1
+
+    plugins = manage(plugin("a", on_call=answer, on_each=answer), plugin("b", on_each=answer))
+    first, second = plugins.hooks.on_each.plugins
+    assert plugins.hooks.on_call.get_function(first)(value=1) == 2
+    assert plugins.hooks.on_call.get_function(second) is None
+
+
 def test_each_gives_a_plugin_its_own_arguments_or_leaves_it_out() -> None:
     plugins = manage(
         *(plugin(name, on_each=lambda self, mine, value: f"{mine}{value}") for name in "abc")

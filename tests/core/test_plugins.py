@@ -442,7 +442,7 @@ def test_add_hookspecs_adds_hooks_that_nobody_implements_yet() -> None:
     manager = engine().plugins
     manager.add_hookspecs(Specifications)
     assert manager.hooks.on_doubling.metadata.kind == "event"
-    assert manager.hooks.on_doubling.implementations == ()
+    assert manager.hooks.on_doubling.plugins == ()
 
 
 # --- order ----------------------------------------------------------------------------------------

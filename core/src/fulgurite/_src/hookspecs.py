@@ -481,7 +481,7 @@ def open_logger(run: LoggedRun) -> None:
     """
 
 
-@hookspec("logger", when=_EMITTED)
+@hookspec("logger", Combine.EACH, when=_EMITTED)
 def log_record(record: Record) -> None:
     """Write values by name, of any kind: a logger passes over records whose `kind` it does not
     write.

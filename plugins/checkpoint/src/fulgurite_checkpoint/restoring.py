@@ -1,7 +1,8 @@
 """Reading checkpoints: the requested one, whole and as it was written, or an error."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins import BatchIterator, EngineView, TreePath
+from fulgurite.plugins import BatchIterator, EngineView, RegisteredPlugin, TreePath
 from fulgurite_runs import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
@@ -267,18 +268,24 @@ def check_logger_positions(checkpoint: SavedCheckpoint, engine: EngineView) -> N
         engine: the engine that resumes.
     """
     positions = checkpoint.logger_positions
-    for hook in engine.plugins.hooks.check_logger_position.implementations:
-        name = hook.plugin.name
-        if name not in positions:
-            continue
-        step = checkpoint.commit.step
+    step = checkpoint.commit.step
+
+    def get_position(logger: RegisteredPlugin) -> dict[str, Any] | None:
+        return {"position": positions[logger.name]} if logger.name in positions else None
+
+    @contextmanager
+    def convert_error(logger: RegisteredPlugin) -> Iterator[None]:
         try:
-            hook(step, position=positions[name], step=step, engine=engine)
+            yield
         except CheckpointError as error:
             raise DamagedError(
                 f"{checkpoint.path / 'COMMIT'}, or what it tells of, has changed: "
-                f"logger_positions.{name}: {error}"
+                f"logger_positions.{logger.name}: {error}"
             ) from error
+
+    engine.plugins.hooks.check_logger_position.each(
+        step, per_plugin=get_position, guard=convert_error, step=step, engine=engine
+    )
 
 
 def restore_part(

@@ -1,8 +1,9 @@
 """Where loggers are, so that what they write belongs to something that is committed."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,14 +22,19 @@ def flush_loggers(plugins: PluginManager, step: int) -> dict[str, Callable[[], A
         step: the number of completed updates.
     """
     get_positions: dict[str, Callable[[], Any]] = {}
-    for hook in plugins.hooks.flush_logger.implementations:
+
+    @contextmanager
+    def keep_error(logger: RegisteredPlugin) -> Iterator[None]:
         try:
-            with Wait(f"logger {hook.plugin.name!r}"):
-                future = hook(step, step=step)
+            with Wait(f"logger {logger.name!r}"):
+                yield
         except Exception as error:
-            future = Future()
-            future.set_exception(error)
-        get_positions[hook.plugin.name] = partial(_wait_for_position, hook.plugin, future)
+            failed = Future[Any]()
+            failed.set_exception(error)
+            get_positions[logger.name] = partial(_wait_for_position, logger, failed)
+
+    for logger, future in plugins.hooks.flush_logger.each(step, guard=keep_error, step=step):
+        get_positions[logger.name] = partial(_wait_for_position, logger, future)
     return get_positions
 
 

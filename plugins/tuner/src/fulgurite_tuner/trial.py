@@ -59,11 +59,9 @@ def _take_part(engine: fg.Engine, plugin: RegisteredPlugin, hooks: Collection[st
         plugin: the plugin.
         hooks: the names of the hooks.
     """
+    functions = {hook: engine.plugins.hooks[hook].get_function(plugin) for hook in hooks}
     members: dict[str, Any] = {
-        hook: staticmethod(implementation.function)
-        for hook in hooks
-        for implementation in engine.plugins.hooks[hook].implementations
-        if implementation.plugin is plugin
+        hook: staticmethod(function) for hook, function in functions.items() if function is not None
     }
     if not members:
         return None

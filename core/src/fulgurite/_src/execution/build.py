@@ -23,7 +23,6 @@ from fulgurite._src.model.module import (
     is_floating_array,
 )
 from fulgurite._src.plugins.answers import check_not_among, record_answers
-from fulgurite._src.plugins.implementations import HookImpl
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.rng import fold_name, make_root_key
@@ -282,18 +281,17 @@ def build_module(
         key: for a model that is yet to be made, and for what plugins add to it.
     """
     module, model_state = model_init.build(arrays, key)
-    # A fold in which a module may apply each transformation to several models within it.
-    for hook in plugins.hooks.transform_module.implementations:
 
-        def transform(module: Any, key: Key[Array, ""], hook: HookImpl = hook) -> Any:
-            plugin_key = fold_name(key, f"transform_module:{hook.plugin.name}")
-            new_module = hook(None, module=module, key=plugin_key)
-            return module if new_module is None else new_module
+    def transform(module: Any, key: Key[Array, ""]) -> Any:
+        def get_key(plugin: RegisteredPlugin) -> dict[str, Any]:
+            return {"key": fold_name(key, f"transform_module:{plugin.name}")}
 
-        if isinstance(module, Module):
-            module = module.apply_transform(transform, key)
-        else:
-            module = transform(module, key)
+        return plugins.hooks.transform_module.fold("module", module, per_plugin=get_key)
+
+    if isinstance(module, Module):
+        module = module.apply_transform(transform, key)
+    else:
+        module = transform(module, key)
     return module, model_state
 
 

@@ -2,7 +2,8 @@
 order."""
 
 import math
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.evaluation.service import EvaluationService
@@ -20,6 +21,7 @@ from fulgurite._src.fit.scheduler import Scheduler
 from fulgurite._src.fit.signals import StopRequests
 from fulgurite._src.fit.snapshot import Snapshot, read_shared
 from fulgurite._src.fit.train_metrics import TrainMetrics
+from fulgurite._src.plugins.selection import RegisteredPlugin
 
 
 class Loop:
@@ -159,18 +161,24 @@ class Loop:
         fit.is_between_steps = True
         is_at_first_step = self.step == fit.progress.first_step
         fit.resume_point.break_by_exception(is_at_first_step=is_at_first_step)
-        calls = [partial(fit.records.flush, wait=True)]
-        for hook in fit.engine.plugins.hooks.on_exception.implementations:
-            calls.append(partial(hook, self.step, run=self.run, exception=error))
-        calls.append(partial(fit.records.close, self.step))
-        for call in calls:
+
+        @contextmanager
+        def note_further_error(_: RegisteredPlugin | None = None) -> Iterator[None]:
             try:
-                call()
+                yield
             except Exception as further:
                 if (type(further), str(further)) == (type(error), str(error)):
-                    continue
+                    return
                 notes = "; ".join(getattr(further, "__notes__", []))
                 error.add_note(f"and then {type(further).__name__}: {further} ({notes})")
+
+        with note_further_error():
+            fit.records.flush(wait=True)
+        fit.engine.plugins.hooks.on_exception.call(
+            self.step, guard=note_further_error, run=self.run, exception=error
+        )
+        with note_further_error():
+            fit.records.close(self.step)
 
 
 def _assemble_fit(

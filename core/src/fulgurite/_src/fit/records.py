@@ -5,6 +5,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -12,8 +13,8 @@ import jax
 import numpy as np
 
 from fulgurite._src.model.media import Media
-from fulgurite._src.plugins.implementations import HookImpl
 from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.record_names import LEFT_OUT_MESSAGE, find_fault, split_invalid_names
 from fulgurite._src.redact import (
     redact_registered,
@@ -339,17 +340,18 @@ class RecordDispatcher:
             step: at which the fit begins.
             arguments: of the hook `open_logger`.
         """
-        for hook in self._find_hooks("open_logger"):
-            self._call(hook, step, **arguments)
+        self._call_loggers("open_logger", step, self._gets_records, **arguments)
 
     def close(self, step: int) -> None:
         """Have the loggers write out everything. Nothing comes after it."""
         self._is_closed = True
-        for hook in self._find_hooks("close_logger"):
-            name = hook.plugin.name
-            if name not in self._closed_loggers:
-                self._closed_loggers.add(name)
-                self._call(hook, step)
+
+        def closes_now(name: str) -> bool:
+            is_closed = name in self._closed_loggers
+            self._closed_loggers.add(name)
+            return self._gets_records(name) and not is_closed
+
+        self._call_loggers("close_logger", step, closes_now)
 
     def notify(self, source: str, message: str, step: int) -> None:
         """Tell the user something, in one sentence; see `Run.notify`.
@@ -508,11 +510,9 @@ class RecordDispatcher:
         values = {"message": message, "failed": name}
         self._dispatch(Record("text", "fulgurite", step, values, "telemetry"))
 
-    def _find_hooks(self, name: str) -> list[HookImpl]:
-        hooks = self._plugins.hooks[name].implementations
-        if self._loggers is None:
-            return list(hooks)
-        return [hook for hook in hooks if hook.plugin.name in self._loggers]
+    def _gets_records(self, name: str) -> bool:
+        """Return whether a logger gets records in this run, unless it failed."""
+        return self._loggers is None or name in self._loggers
 
     def _dispatch(self, record: Record) -> None:
         record = _mask_record(record)
@@ -520,24 +520,41 @@ class RecordDispatcher:
             record = replace(record, attempt=self.attempt, wall_time=time.time())
         elif record.kind == "scalars":
             self.history.append(record)
-        for hook in self._find_hooks("log_record"):
-            name = hook.plugin.name
-            if name not in self.failures and name not in self._closed_loggers:
-                self._call(hook, record.step, record=record)
 
-    def _call(self, hook: HookImpl, step: int, **arguments: Any) -> None:
-        """Call a logger; its failure is reported once and does not end the run, unless the logger
-        is required or refuses to begin."""
-        name = hook.plugin.name
-        try:
-            with Wait(f"logger {name!r}"):
-                hook(step, **arguments)
-        except (Exception, WaitAbandoned) as error:
-            refuses = hook.hook == "open_logger" and isinstance(error, FulguriteError)
-            if refuses or hook.plugin.options.required:
-                raise
-            if name in self.failures:
-                return
-            self.record_failure(
-                name, f"logger {name!r} failed and gets no more records", error, step
-            )
+        def is_open(name: str) -> bool:
+            has_ended = name in self.failures or name in self._closed_loggers
+            return self._gets_records(name) and not has_ended
+
+        self._call_loggers("log_record", record.step, is_open, record=record)
+
+    def _call_loggers(
+        self, hook: str, step: int, takes_part: Callable[[str], bool], **arguments: Any
+    ) -> None:
+        """Call a hook of the loggers. The failure of one is reported once and does not end the run,
+        unless the logger is required or refuses to begin.
+
+        Args:
+            hook: the name of the hook.
+            step: the number of completed updates.
+            takes_part: returns whether the logger of a name is called.
+            arguments: of the hook.
+        """
+
+        @contextmanager
+        def handle_failure(logger: RegisteredPlugin) -> Iterator[None]:
+            try:
+                with Wait(f"logger {logger.name!r}"):
+                    yield
+            except (Exception, WaitAbandoned) as error:
+                refuses = hook == "open_logger" and isinstance(error, FulguriteError)
+                if refuses or logger.options.required:
+                    raise
+                if logger.name in self.failures:
+                    return
+                summary = f"logger {logger.name!r} failed and gets no more records"
+                self.record_failure(logger.name, summary, error, step)
+
+        def guard(logger: RegisteredPlugin) -> AbstractContextManager[None] | None:
+            return handle_failure(logger) if takes_part(logger.name) else None
+
+        self._plugins.hooks[hook].each(step, guard=guard, **arguments)

@@ -4,6 +4,8 @@ Which checkpoint is meant and where it lies is known to the active checkpointer 
 passes on what the user gave, with a template of the state, and gets a `Snapshot`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -32,6 +34,7 @@ from fulgurite._src.fit.snapshot import (
     Snapshot,
 )
 from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.rng import make_root_key
 from fulgurite._src.training.state import ModelInit, TrainState, as_model_init
 from fulgurite._src.tree.paths import path_from_keys
@@ -129,21 +132,28 @@ def restore_host_states(plugins: PluginManager, snapshot: Snapshot | None) -> No
     """
     if snapshot is None:
         return
-    for hook in plugins.hooks.set_host_state.implementations:
-        entry = snapshot.host_states.get(hook.plugin.name)
-        if not entry:
-            continue
+    entries = snapshot.host_states
+    step = int(snapshot.state.step)
+
+    def get_host_state(plugin: RegisteredPlugin) -> dict[str, Any] | None:
+        entry = entries.get(plugin.name)
+        return {"state": entry["state"], "version": entry["version"]} if entry else None
+
+    @contextmanager
+    def convert_error(plugin: RegisteredPlugin) -> Iterator[None]:
         try:
-            hook(None, state=entry["state"], version=entry["version"])
+            yield
         except FulguriteError:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"plugin {hook.plugin.name!r} cannot restore the host state that the checkpoint "
-                f"of step {int(snapshot.state.step)} holds for it, of version {entry['version']} "
-                f"of that state: {type(error).__name__}: {error}. Resume from another checkpoint, "
-                f"or start afresh with resume='never'"
+                f"plugin {plugin.name!r} cannot restore the host state that the checkpoint of "
+                f"step {step} holds for it, of version {entries[plugin.name]['version']} of that "
+                f"state: {type(error).__name__}: {error}. Resume from another checkpoint, or start "
+                "afresh with resume='never'"
             ) from error
+
+    plugins.hooks.set_host_state.each(per_plugin=get_host_state, guard=convert_error)
 
 
 def fill_missing_state(

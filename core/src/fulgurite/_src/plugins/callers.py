@@ -33,6 +33,9 @@ Answers = list[tuple[RegisteredPlugin, Any]]
 """Pairs of a plugin and its answer, in the order in which the plugins are called."""
 PerPlugin = Callable[[RegisteredPlugin], Mapping[str, Any] | None]
 """Returns the arguments that one plugin gets in addition to those of all; None leaves it out."""
+Guard = Callable[[RegisteredPlugin], AbstractContextManager[Any] | None]
+"""Returns the context in which one plugin is called; None leaves it out. A context that suppresses
+an exception handles the failure of that plugin, and the next one is called."""
 
 _METHODS = {
     Combine.ALL: "call",
@@ -52,7 +55,8 @@ class HookCaller:
     A method takes the number of completed updates, which notes on errors name, and the arguments of
     the hook by name. Those that differ from plugin to plugin are what `per_plugin(plugin)` returns,
     as a dictionary; for None the plugin is not called. `accept(plugin, answer)`, where there is
-    one, checks or converts each answer before they are combined.
+    one, checks or converts each answer before they are combined. `guard(plugin)` returns the
+    context in which a plugin is called, for callers that handle the failure of each.
 
     A method that does not belong to the hook's `combine` raises a `PluginError`, and so does an
     argument that the hook does not have, or one that an implementation takes and nobody gave.
@@ -103,30 +107,30 @@ class HookCaller:
         self._implementations = (*self._implementations, implementation)
 
     @property
-    def implementations(self) -> tuple[HookImpl, ...]:
-        """The implementations in the order in which they are called, for callers that handle the
-        failure of each, and for `transform_module`, which a module may apply to several models
-        within it. Of several processes only the first has loggers."""
-        if self.metadata.kind == "logger" and jax.process_index() > 0:
-            return ()
-        return self._implementations
-
-    @property
     def plugins(self) -> tuple[RegisteredPlugin, ...]:
         """The plugins that implement the hook, in the order in which they are called."""
-        return tuple(implementation.plugin for implementation in self.implementations)
+        return tuple(implementation.plugin for implementation in self._get_called())
 
-    def call(self, step: int | None = None, /, **arguments: Any) -> Answers:
+    def get_function(self, plugin: RegisteredPlugin) -> Callable[..., Any] | None:
+        """Return the function by which a plugin implements the hook; None if it does not."""
+        for implementation in self._implementations:
+            if implementation.plugin is plugin:
+                return implementation.function
+        return None
+
+    def call(
+        self, step: int | None = None, /, *, guard: Guard | None = None, **arguments: Any
+    ) -> Answers:
         """Call every implementation with the same arguments; return each plugin with its answer."""
         self._check_combine(Combine.ALL)
-        return self._collect_answers(step, arguments)
+        return self._collect_answers(step, arguments, guard=guard)
 
     def enter_contexts(
         self, stack: ExitStack, step: int | None = None, /, **arguments: Any
     ) -> None:
         """Enter the context managers that the implementations return; `stack` leaves them."""
         self._check_combine(Combine.ALL)
-        for implementation in self.implementations:
+        for implementation in self._get_called():
             self._check_arguments(implementation, arguments)
             implementation.enter(stack, step, arguments)
 
@@ -137,12 +141,13 @@ class HookCaller:
         *,
         per_plugin: PerPlugin | None = None,
         accept: Accept | None = None,
+        guard: Guard | None = None,
         **arguments: Any,
     ) -> Answers:
         """Call every implementation with arguments of its own; return each plugin with its
         answer."""
         self._check_combine(Combine.EACH)
-        return self._collect_answers(step, arguments, per_plugin, accept)
+        return self._collect_answers(step, arguments, per_plugin, accept, guard)
 
     def ask(
         self, step: int | None = None, /, **arguments: Any
@@ -273,7 +278,7 @@ class HookCaller:
             return call_implementation
 
         call = innermost
-        for implementation in reversed(self.implementations):
+        for implementation in reversed(self._get_called()):
             call = put_around(implementation, call)
         return call
 
@@ -292,20 +297,32 @@ class HookCaller:
         arguments: Mapping[str, Any],
         per_plugin: PerPlugin | None = None,
         accept: Accept | None = None,
+        guard: Guard | None = None,
     ) -> Answers:
         answers = []
         for implementation, own_arguments in self._iter_calls(per_plugin):
+            context = nullcontext() if guard is None else guard(implementation.plugin)
+            if context is None:
+                continue
             all_arguments = {**arguments, **own_arguments}
             self._check_arguments(implementation, all_arguments)
-            answer = implementation.call(step, all_arguments, accept)
-            answers.append((implementation.plugin, answer))
+            with context:
+                answer = implementation.call(step, all_arguments, accept)
+                answers.append((implementation.plugin, answer))
         return answers
+
+    def _get_called(self) -> tuple[HookImpl, ...]:
+        """Return the implementations in the order in which they are called. Of several processes
+        only the first has loggers."""
+        if self.metadata.kind == "logger" and jax.process_index() > 0:
+            return ()
+        return self._implementations
 
     def _iter_calls(
         self, per_plugin: PerPlugin | None
     ) -> Iterator[tuple[HookImpl, Mapping[str, Any]]]:
         """Yield each implementation that is to be called, with the arguments of its plugin's."""
-        for implementation in self.implementations:
+        for implementation in self._get_called():
             own_arguments = {} if per_plugin is None else per_plugin(implementation.plugin)
             if own_arguments is not None:
                 yield implementation, own_arguments
