@@ -397,9 +397,11 @@ def train_until_done(program: Program, run_dir: Path, faults: Sequence[Fault]) -
         try:
             return train(program, run_dir, faults)
         except (InterruptedError, OSError, CheckpointError, SaveError) as error:
+            # One that is raised after the last step comes as a SaveError, with what was trained.
+            is_fault = "the fault" in str(error)
             if isinstance(error, CheckpointError | SaveError):
-                assert get_disk_faults(faults), error
-            elif not isinstance(error, InterruptedError) and "the fault" not in str(error):
+                assert is_fault or get_disk_faults(faults), error
+            elif not isinstance(error, InterruptedError) and not is_fault:
                 raise
             ends.append((repr(error), read_strikes(run_dir), time.monotonic()))
         finally:
