@@ -370,14 +370,15 @@ def on_fit_start(run: Run) -> None:
 
 @hookspec(
     "event",
-    when="At the last batch of an epoch, after everything else that is due there except saves.",
+    when="At the last batch of an epoch, after everything else that is due there except saves "
+    "and what asks to come after it.",
 )
 def on_epoch_end(run: Run, epoch: int) -> None:
     """React to the end of an epoch, at `run.step`.
 
     Args:
         run: a view of the run, valid during the call.
-        epoch: its number in the run, from 0.
+        epoch: its number in the fit, from 0; a resumed fit continues to count.
     """
 
 

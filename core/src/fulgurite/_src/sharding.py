@@ -66,7 +66,7 @@ class ProcessSync:
     def all_gather(self, name: str, value: Any) -> list[Any]:
         """Return the JSON values of all processes, in their order.
 
-        None continues before all have called it. It may be called on any thread.
+        No process continues before all have called it. It may be called on any thread.
 
         Args:
             name: what is gathered; for each name every process calls this equally often.

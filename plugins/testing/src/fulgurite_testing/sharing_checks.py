@@ -23,7 +23,8 @@ EVENTS_AFTER_A_STEP = {
 EVENTS_AT_START = {
     name for name, hook in find_hookspecs(hookspecs).items() if hook.kind == "event"
 } - EVENTS_AFTER_A_STEP
-"""The events of a start: a new one is among them until it is named above."""
+"""The events of a start. A new one is among them until it is named above, and `_fail_to_resume`
+asks for that."""
 # In reverse, so that the last are those of which plugins are told least: nothing calls their
 # `on_exception` where a context cannot be entered.
 PLACES = sorted(EVENTS_AT_START, reverse=True)
@@ -93,10 +94,18 @@ def _fail_to_resume(subject: PluginUnderTest, plugin: Any, first: FitRecord, pla
         )
     except _StartError:
         return
+    except _StepTakenError as error:
+        raise AssertionError(
+            f"{place} is not called before the first step: name it in EVENTS_AFTER_A_STEP"
+        ) from error
     raise CheckError(f"a fit starts though another plugin raises an exception in {place}")
 
 
 class _StartError(Exception):
+    pass
+
+
+class _StepTakenError(Exception):
     pass
 
 
@@ -111,8 +120,19 @@ def _make_failing_plugin(place: str) -> Any:
     def fail(_: Any) -> None:
         raise _StartError(f"on purpose, in {place}")
 
-    # The checkpointer has the loggers go back to the checkpoint first.
-    members = {"after": (InMemoryCheckpointer.plugin_name,), place: fail}
+    def end_after_step(run: fg.Run) -> None:
+        raise _StepTakenError(f"step {run.step} was taken")
+
+    @fg.hookimpl
+    def register_actions(_: Any) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("end", fg.Every(1), end_after_step)]
+
+    members = {
+        # The checkpointer has the loggers go back to the checkpoint first.
+        "after": (InMemoryCheckpointer.plugin_name,),
+        "register_actions": register_actions,
+        place: fail,
+    }
     return type("FailingStart", (), members)()
 
 

@@ -62,7 +62,7 @@ class EvaluationStep:
 
     @property
     def failed_batch_name(self) -> str:
-        """The batch a callback of which has failed. Only a CPU is known to be done with the
+        """The batch whose callback failed. Only a CPU is known to be done with the
         previous batches when an error arrives."""
         is_exact = jax.default_backend() == "cpu"
         which = "batch" if is_exact else "one of the batches up to"

@@ -109,7 +109,7 @@ class StepDispatcher:
         records.enqueue([*jax.tree.leaves(media), *flat.packed], finish)
 
     def name_failed_steps(self) -> str:
-        """Name the steps a callback of which has failed: those of the oldest dispatch whose results
+        """Name the steps whose callback failed: those of the oldest dispatch whose results
         cannot be read, or those that were being dispatched."""
         for steps, array in self._in_flight:
             try:

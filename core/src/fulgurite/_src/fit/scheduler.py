@@ -244,7 +244,7 @@ class Scheduler:
     def _find_uneven_spacing(
         self, step: int, expected: StepRange, actual: StepRange
     ) -> dict[str, tuple[EvenlySpaced, list[int]]]:
-        """Return the actions of which `describe_uneven_spacing` tells: by name their trigger, and
+        """Return the actions that `describe_uneven_spacing` reports: by name their trigger, and
         the steps at which they run from now on."""
         uneven = {}
         for action in self._actions:

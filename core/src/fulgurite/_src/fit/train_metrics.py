@@ -11,7 +11,7 @@ from fulgurite._src.training.nonfinite import SkippedSteps
 
 
 class TrainMetrics:
-    """Logs each metric window, and notices a fit of which every step was skipped.
+    """Logs each metric window, and notices a fit whose every step was skipped.
 
     Args:
         fit: the running fit.
@@ -56,5 +56,6 @@ class TrainMetrics:
         if self._skipped.are_all:
             fit.notify(
                 f"nothing was trained: each of the {self._skipped.num_steps} steps was skipped, "
-                "because it was not finite. Engine(on_nonfinite='raise') says what of it"
+                "because it was not finite. Engine(on_nonfinite='raise') names what was not"
+                " finite"
             )

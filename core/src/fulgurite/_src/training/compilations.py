@@ -13,8 +13,8 @@ from fulgurite._src.tree.specs import format_tree
 from fulgurite.errors import CompilationError
 
 
-class RunView(Protocol):
-    """What is known here of a running fit."""
+class MessageSink(Protocol):
+    """What is known here of a running fit: its step, and that it takes messages."""
 
     @property
     def step(self) -> int: ...
@@ -34,7 +34,7 @@ class Compilations:
 
     plugins: PluginManager
     limit: int
-    run: RunView | None = None
+    run: MessageSink | None = None
 
     @property
     def is_observed(self) -> bool:
