@@ -85,15 +85,15 @@ class MetricAccumulator(eqx.Module):
             ModelError: a metric whose structure or shapes change when it is merged.
         """
         metrics: dict[str, Metric] = {**self.metrics, **other.metrics}
-        for name in self.metrics.keys() & other.metrics.keys():
-            metrics[name] = _merge_same_structure(
-                name, other.metrics[name], self.metrics[name].merge
-            )
+        # Not by `keys() & keys()`: the order of a set differs from process to process, and so would
+        # the program, which a compilation cache would then not find.
+        for name, metric in self.metrics.items():
+            if name in other.metrics:
+                metrics[name] = _merge_same_structure(name, other.metrics[name], metric.merge)
         running: dict[str, RunningMetric] = {**self.running, **other.running}
-        for name in self.running.keys() & other.running.keys():
-            running[name] = _merge_same_structure(
-                name, other.running[name], self.running[name].update
-            )
+        for name, metric in self.running.items():
+            if name in other.running:
+                running[name] = _merge_same_structure(name, other.running[name], metric.update)
         return MetricAccumulator(metrics, running)
 
     def update(
