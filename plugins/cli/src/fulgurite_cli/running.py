@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from fulgurite import CheckpointRef, Engine, FitResult
@@ -29,6 +29,7 @@ from fulgurite.plugins import (
 )
 from fulgurite_runs import RunDirectory, dumps, get_arguments, loads
 
+from fulgurite_cli.compilation_cache import use_compilation_cache
 from fulgurite_cli.experiment import (
     Experiment,
     Factory,
@@ -74,6 +75,15 @@ def run(
     options = parser.parse_intermixed_args(argv)
     if options.jobs > 1 and not options.sweep:
         parser.error("--jobs is for the runs of a --sweep")
+    compiles = not options.should_print and not options.sweep
+    with use_compilation_cache(options.compilation_cache) if compiles else nullcontext():
+        return _train(experiment, parser, options)
+
+
+def _train(
+    experiment: Factory, parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> FitResult:
+    """Build an experiment and train it; end the program as `run` says."""
     try:
         built = _build_or_exit(experiment, options)
     except MISTAKES as error:
