@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
+import jax
 from fulgurite import CheckpointRef, Engine, FitResult
 from fulgurite.errors import (
     CheckpointError,
@@ -29,6 +30,7 @@ from fulgurite.plugins import (
 )
 from fulgurite_runs import RunDirectory, dumps, get_arguments, loads
 
+from fulgurite_cli.activity import show_activity
 from fulgurite_cli.compilation_cache import use_compilation_cache
 from fulgurite_cli.experiment import (
     Experiment,
@@ -94,7 +96,10 @@ def _train(
             "error: this program has no data to train on: give Experiment(..., data=...), or "
             "evaluate a checkpoint with it: fulgurite evaluate PROGRAM --run DIR\n",
         )
-    data = built.data() if callable(built.data) else built.data
+    with show_activity("loading the data"):
+        data = built.data() if callable(built.data) else built.data
+    with show_activity("starting the devices"):  # seconds with a GPU
+        jax.process_count()
     try:
         result = _fit(built, data, options)
     except MISTAKES as error:
@@ -127,13 +132,14 @@ def _build_or_exit(experiment: Factory, options: argparse.Namespace) -> Experime
             )
         )
     connect_processes()
-    built = build_experiment(
-        experiment,
-        options.overrides,
-        run_dir=options.run,
-        start_config=start_config,
-        allow=options.allow,
-    )
+    with show_activity("building the experiment"):
+        built = build_experiment(
+            experiment,
+            options.overrides,
+            run_dir=options.run,
+            start_config=start_config,
+            allow=options.allow,
+        )
     if options.run is not None:
         built.engine.run_dir = options.run
     return built
