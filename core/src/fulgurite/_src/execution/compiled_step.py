@@ -24,7 +24,6 @@ from fulgurite._src.tree.paths import leaves_with_paths
 from fulgurite._src.tree.specs import (
     describe_structures,
     format_tree,
-    put_beside,
     shape_signature,
     shape_spec,
 )
@@ -157,10 +156,9 @@ class CompiledStep:
         executable = self._executables.get(key)
         if executable is None:
             self._check_new_batch(batches.first, steps_done)
-        stacked = batches.get_batches()
-        if self._sharding.mesh is None:
-            stacked = put_beside(stacked, flat)
-        buffer = self._sharding.shard_batch(stacked, is_stacked=self._runs_in_loop)
+        buffer = self._sharding.shard_batch(
+            batches.get_batches(), beside=flat, is_stacked=self._runs_in_loop
+        )
         arguments = (flat.arrays, flat.packed, device_arrays, buffer, np.int32(batches.count))
         if executable is None:
             executable = self._compile(batches.first, (*arguments, due), steps_done)
