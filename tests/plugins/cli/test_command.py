@@ -349,7 +349,9 @@ def test_ctrl_c_during_imports_exits_with_130(tmp_path: Path):
     )
     command = [sys.executable, "-c", program, "fit", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, "stopped by SIGINT\n")
+    # On a busy machine it is told before what is imported.
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "stopped by SIGINT")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_command_leaves_the_handler_of_signals_as_it_was():

@@ -373,7 +373,8 @@ def test_a_second_signal_ends_the_program_at_once(
     """The data source never gives another batch, so that the first signal waits for it."""
     with started(tmp_path, "stuck=true") as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "waiting\n"
+        # On a busy machine it is told before what the program is doing.
+        assert "waiting\n" in iter(process.stderr.readline, "")
         process.send_signal(number)
         with pytest.raises(subprocess.TimeoutExpired):  # for stop_timeout, 30 s
             process.wait(0.5)

@@ -25,7 +25,14 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import register_secret
-from fulgurite_progress import ProgressBar, display, model_summary, parameter_table, timing_table
+from fulgurite_progress import (
+    ProgressBar,
+    display,
+    model_summary,
+    parameter_table,
+    startup,
+    timing_table,
+)
 from fulgurite_progress.display import iter_intervals
 from fulgurite_progress.line import Line
 from fulgurite_progress.notebook import CellLine
@@ -225,6 +232,34 @@ def test_a_fit_says_that_it_starts_before_it_reads_a_batch(capsys: pytest.Captur
     engine(ProgressBar(), steps=2).fit(Net, fg.DataSource(batches(), prefetch=0))
     assert shown == ["starting\n"]
     assert "starting\n" not in capsys.readouterr().err
+
+
+def test_a_pipe_gets_the_seconds_of_a_slow_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = threading.Event()
+    now = [0.0]
+
+    def iter_intervals() -> Iterator[float]:
+        for seconds in (2.0, 6.0):
+            now[0] = seconds
+            yield 0.0
+        shown.set()
+        yield 3600.0
+
+    def batches() -> Iterator[Any]:
+        assert shown.wait(60)
+        yield from BATCHES
+
+    monkeypatch.setattr(display, "monotonic", lambda: now[0])
+    monkeypatch.setattr(startup, "iter_intervals", iter_intervals)
+    threads = threading.active_count()
+    progress = ProgressBar(summary=False, times=False)
+    engine(progress, steps=2).fit(Net, fg.DataSource(batches(), prefetch=0))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == ["starting", "starting 2 s", "starting 6 s"]
+    assert lines[3].startswith("step ")
+    assert threading.active_count() == threads
 
 
 def test_a_fit_that_cannot_start_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite_cli.compilation_cache import choose_compilation_cache
     from fulgurite_cli.experiment import Experiment, build_experiment
     from fulgurite_cli.explanation import explain
     from fulgurite_cli.fit import load_experiment
@@ -18,6 +19,7 @@ __all__ = [
     "Experiment",
     "SecretStr",
     "build_experiment",
+    "choose_compilation_cache",
     "explain",
     "format_mistake",
     "load_experiment",
@@ -31,6 +33,7 @@ _MODULES = {
     "Experiment": "fulgurite_cli.experiment",
     "SecretStr": "fulgurite_cli.secrets",
     "build_experiment": "fulgurite_cli.experiment",
+    "choose_compilation_cache": "fulgurite_cli.compilation_cache",
     "explain": "fulgurite_cli.explanation",
     "format_mistake": "fulgurite_cli.mistakes",
     "load_experiment": "fulgurite_cli.fit",

@@ -41,6 +41,7 @@ def run_explain(arguments: list[str]) -> int:
     )
     parser.add_argument("--run", metavar="DIR", help="the run directory, where plugins write")
     options = parser.parse_intermixed_args(arguments)
+    from fulgurite_cli.compilation_cache import choose_compilation_cache
     from fulgurite_cli.experiment import build_experiment
     from fulgurite_cli.fit import load_experiment
     from fulgurite_cli.mistakes import format_mistake
@@ -53,7 +54,8 @@ def run_explain(arguments: list[str]) -> int:
         parser.exit(2, format_mistake(error))
     if options.run is not None:
         built.engine.run_dir = options.run
-    print_to_pipe(as_printable(explain(built.engine)))
+    cache = f"compilation cache: {choose_compilation_cache().description}"
+    print_to_pipe(as_printable(f"{explain(built.engine)}\n\n{cache}"))
     return 0
 
 

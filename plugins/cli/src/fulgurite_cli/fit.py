@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fulgurite_config import ConfigError, Node, NotLoadedError, apply_overrides
 
+from fulgurite_cli.activity import show_activity
 from fulgurite_cli.importing import add_program_folder
 from fulgurite_cli.options import FitParser, add_fit_options
 from fulgurite_cli.programs import find_mistyped_argument, find_mistyped_path, find_program
@@ -71,7 +72,8 @@ def run_fit(arguments: list[str]) -> int:
             from fulgurite_cli.processes import connect_processes
 
             connect_processes()
-        experiment = load_experiment(path)
+        with show_activity(f"importing {path}"):
+            experiment = load_experiment(path)
         is_light = "jax" not in sys.modules and "fulgurite" not in sys.modules
         if is_light and options.config is None and options.from_run is None:
             _check_overrides(parser, experiment, options.overrides)
@@ -81,7 +83,8 @@ def run_fit(arguments: list[str]) -> int:
         from fulgurite_cli.mistakes import format_mistake
 
         parser.exit(2, format_mistake(error))
-    from fulgurite_cli.running import run
+    with show_activity("importing jax and Fulgurite"):
+        from fulgurite_cli.running import run
 
     run(experiment, rest, program=f"fulgurite fit {path}")
     return 0

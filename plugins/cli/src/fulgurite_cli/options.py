@@ -59,6 +59,13 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         help="the exit code after SIGTERM, for schedulers that restart a job by its exit code "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--no-compilation-cache",
+        action="store_false",
+        dest="compilation_cache",
+        help="keep nothing that is compiled for the next start; FULGURITE_COMPILATION_CACHE=off "
+        "does the same for all programs",
+    )
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

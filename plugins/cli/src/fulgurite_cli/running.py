@@ -9,9 +9,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
+import jax
 from fulgurite import CheckpointRef, Engine, FitResult
 from fulgurite.errors import (
     CheckpointError,
@@ -29,6 +30,8 @@ from fulgurite.plugins import (
 )
 from fulgurite_runs import RunDirectory, dumps, get_arguments, loads
 
+from fulgurite_cli.activity import show_activity
+from fulgurite_cli.compilation_cache import use_compilation_cache
 from fulgurite_cli.experiment import (
     Experiment,
     Factory,
@@ -74,6 +77,15 @@ def run(
     options = parser.parse_intermixed_args(argv)
     if options.jobs > 1 and not options.sweep:
         parser.error("--jobs is for the runs of a --sweep")
+    compiles = not options.should_print and not options.sweep
+    with use_compilation_cache(options.compilation_cache) if compiles else nullcontext():
+        return _train(experiment, parser, options)
+
+
+def _train(
+    experiment: Factory, parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> FitResult:
+    """Build an experiment and train it; end the program as `run` says."""
     try:
         built = _build_or_exit(experiment, options)
     except MISTAKES as error:
@@ -84,7 +96,10 @@ def run(
             "error: this program has no data to train on: give Experiment(..., data=...), or "
             "evaluate a checkpoint with it: fulgurite evaluate PROGRAM --run DIR\n",
         )
-    data = built.data() if callable(built.data) else built.data
+    with show_activity("loading the data"):
+        data = built.data() if callable(built.data) else built.data
+    with show_activity("starting the devices"):  # seconds with a GPU
+        jax.process_count()
     try:
         result = _fit(built, data, options)
     except MISTAKES as error:
@@ -117,13 +132,14 @@ def _build_or_exit(experiment: Factory, options: argparse.Namespace) -> Experime
             )
         )
     connect_processes()
-    built = build_experiment(
-        experiment,
-        options.overrides,
-        run_dir=options.run,
-        start_config=start_config,
-        allow=options.allow,
-    )
+    with show_activity("building the experiment"):
+        built = build_experiment(
+            experiment,
+            options.overrides,
+            run_dir=options.run,
+            start_config=start_config,
+            allow=options.allow,
+        )
     if options.run is not None:
         built.engine.run_dir = options.run
     return built

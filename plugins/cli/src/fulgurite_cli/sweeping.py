@@ -169,6 +169,8 @@ def _build_command(
         command += ["--allow", name]
     if options.init_from is not None:
         command += ["--init-from", options.init_from]
+    if not options.compilation_cache:
+        command.append("--no-compilation-cache")
     return [*command, "--resume", options.resume, "--hyperparameters", options.hyperparameters]
 
 

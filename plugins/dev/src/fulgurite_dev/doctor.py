@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fulgurite.errors import FulguriteError, PluginError
 from fulgurite.plugins import PluginManager, find_installed_plugins, hookspecs
+from fulgurite_cli import choose_compilation_cache
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands",)
@@ -60,9 +61,7 @@ def iter_versions() -> Iterator[str]:
         yield f"devices: {len(devices)} × {devices[0].platform} ({devices[0].device_kind})"
     except RuntimeError as error:
         yield f"devices: none ({error})"
-    cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    cache_text = cache or "none; Engine(compilation_cache_dir=DIR) keeps compiled steps"
-    yield f"compilation cache: {cache_text}"
+    yield f"compilation cache: {choose_compilation_cache().description}"
 
 
 def find_problems(directories: list[Path]) -> Iterator[str]:
@@ -82,8 +81,10 @@ def find_problems(directories: list[Path]) -> Iterator[str]:
     yield from _find_plugin_problems()
     yield from find_autoload_problems()
     yield from _find_command_problems()
-    cache = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    cache_directories = [Path(cache)] if cache else []
+    cache = choose_compilation_cache()
+    if cache.problem is not None:
+        yield f"there is no compilation cache: {cache.problem}"
+    cache_directories = [] if cache.directory is None else [cache.directory]
     for directory in [Path.cwd(), *directories, *cache_directories]:
         problem = find_write_problem(directory)
         if problem is not None:

@@ -194,8 +194,11 @@ def _update_each(
 ) -> dict[str, AccumulatedMetric]:
     """Return the metrics of both by name, those in both updated by the others."""
     updated = {**metrics, **others}
-    for name in metrics.keys() & others.keys():
-        updated[name] = _merge_same_structure(name, others[name], metrics[name].update)
+    # Not by `keys() & keys()`: the order of a set differs from process to process, and so would
+    # the program, which a compilation cache would then not find.
+    for name, metric in metrics.items():
+        if name in others:
+            updated[name] = _merge_same_structure(name, others[name], metric.update)
     return updated
 
 
