@@ -1,7 +1,6 @@
 """The training loop: undisturbed steps up to the nearest thing that is due, then what is due, in
 order."""
 
-import math
 from functools import partial
 
 from fulgurite._src.callbacks import callback_error_context
@@ -49,9 +48,7 @@ class Loop:
     def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
         epoch_end = ScheduledAction(EPOCH_END_ACTION, EveryEpoch(), self._call_on_epoch_end)
         self.fit = _assemble_fit(engine, plan, signals, epoch_end)
-        steps_per_execution = _choose_steps_per_execution(plan, self.fit.scheduler)
-        device_arrays = engine.sharding.replicate(plan.device_arrays)
-        self._dispatcher = StepDispatcher(self.fit, steps_per_execution, device_arrays)
+        self._dispatcher = StepDispatcher(self.fit, plan.steps_per_execution, plan.device_arrays)
         self._train_metrics = TrainMetrics(self.fit, int(plan.state.nonfinite.skipped))
         self._start_messages = plan.messages
         self.run = Run(self.fit, self._dispatcher)
@@ -233,11 +230,3 @@ def _assemble_fit(
             progress.action_stop_reason = snapshot.stop_reason
             progress.stop_reason = snapshot.stop_reason
     return fit
-
-
-def _choose_steps_per_execution(plan: FitPlan, scheduler: Scheduler) -> int:
-    if plan.steps_per_execution != "auto":
-        return plan.steps_per_execution
-    interval = scheduler.find_interval(plan.step_range)
-    epoch_length = plan.data_iterator.epoch_length or math.inf
-    return plan.program.choose_steps_per_execution(interval, epoch_length).steps
