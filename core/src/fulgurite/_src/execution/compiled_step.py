@@ -116,6 +116,7 @@ class CompiledStep:
         due: np.ndarray,
         steps_done: Any,
         device_arrays: Any = None,
+        patience: float | None = None,
     ) -> Dispatch:
         """Return a step for each batch, ready to `run`: with checked batches and an executable.
 
@@ -127,6 +128,7 @@ class CompiledStep:
             due: of the shape of what `run` takes.
             steps_done: the number of updates before, for errors; it may be on the device still.
             device_arrays: the arrays on the device that indexed batches are gathered from.
+            patience: the seconds after a signal for which to wait for the compiler, as of `Wait`.
         """
         key = _find_key(flat, batches.first)
         executable = self._executables.get(key)
@@ -137,7 +139,7 @@ class CompiledStep:
             compilation = self._begun.pop(key, None)
             if compilation is None or not compilation.fits((*arguments, due)):
                 compilation = self._begin(batches.first, (*arguments, due), steps_done)
-            executable = self._finish(compilation)
+            executable = self._finish(compilation, patience)
             self._executables[key] = executable
             self._output_layouts[key] = compilation.output_layout
         return Dispatch(executable, arguments, self._output_layouts[key], steps_done)
@@ -246,11 +248,11 @@ class CompiledStep:
             self._traced_output_layout,
         )
 
-    def _finish(self, step: StepCompilation) -> jax.stages.Compiled:
+    def _finish(self, step: StepCompilation, patience: float | None) -> jax.stages.Compiled:
         """Wait for the executable of the step, and report it."""
         timings = self._services.timings
         with timings.time("compile"):
-            executable = step.compilation.wait()
+            executable = step.compilation.wait(patience)
         timings.background_seconds["compile"] += step.compilation.background_seconds
         self._compiled_specs.append(step.batch_spec)
         self._services.compilations.report("step", step.batch_spec, executable, step.jaxpr)

@@ -109,11 +109,14 @@ class Compilation:
             target=self._compile, args=(lowered, options, device), name="fulgurite-compile"
         ).start()
 
-    def wait(self) -> jax.stages.Compiled:
-        """Return the executable, the same one for the same text; raise what XLA has raised."""
+    def wait(self, patience: float | None = None) -> jax.stages.Compiled:
+        """Return the executable, the same one for the same text; raise what XLA has raised.
+
+        Args:
+            patience: as of `Wait`.
+        """
         started = perf_counter()
-        # After a signal nobody waits: XLA may take minutes, and the state is there as it was.
-        with Wait("the compiler", patience=0.0):
+        with Wait("the compiler", patience):
             executable = self._future.result()
         self.background_seconds = max(self._seconds - (perf_counter() - started), 0.0)
         if self._key is not None:

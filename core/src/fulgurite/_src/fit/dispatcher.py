@@ -209,6 +209,8 @@ class StepDispatcher:
                 self._scheduler.nothing_due,
                 progress.step,
                 self._device_arrays,
+                # XLA may take minutes, and the state is there as it was before.
+                patience=0.0,
             )
         except WaitAbandoned as wait:
             self._fit.abandoned_wait = wait
