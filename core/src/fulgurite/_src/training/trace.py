@@ -134,10 +134,11 @@ def _slice_dynamically(program: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _make_dynamic(equation: JaxprEqn) -> JaxprEqn:
-    (result,) = equation.outvars
-    starts = [np.int32(start) for start in equation.params["start_indices"]]
+    """Return the equation of a slice without strides as that of a dynamic slice."""
+    starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
+    literals = [Literal(start, jax.typeof(start)) for start in map(np.int32, starts)]
     return equation.replace(
         primitive=dynamic_slice_p,
-        invars=[*equation.invars, *(Literal(start, jax.typeof(start)) for start in starts)],
-        params={"slice_sizes": result.aval.shape},
+        invars=[*equation.invars, *literals],
+        params={"slice_sizes": tuple(np.subtract(limits, starts).tolist())},
     )
