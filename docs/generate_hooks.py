@@ -5,6 +5,7 @@ python docs/generate_hooks.py
 
 import ast
 import inspect
+import textwrap
 from pathlib import Path
 
 from fulgurite._src.plugins.markers import HookMetadata
@@ -33,7 +34,7 @@ KINDS = {
     ),
     "event": (
         "Called on the host, between steps. An exception ends the run, after `on_exception` of"
-        " every plugin."
+        " every plugin, unless `around_fit` or `fit_context` raises it."
     ),
     "logger": (
         "Receive the records of a run, in step order. If a logger raises, there is one message, it"
@@ -78,7 +79,7 @@ def _write_entry(function: ast.FunctionDef, metadata: HookMetadata) -> str:
 def _write_arguments(text: str) -> str:
     """Turn the lines of an `Args:` section into a list."""
     items: list[str] = []
-    for line in inspect.cleandoc(text).splitlines():
+    for line in textwrap.dedent(text).splitlines():
         if line.startswith(" "):
             items[-1] += f" {line.strip()}"
         elif line:

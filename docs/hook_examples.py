@@ -196,8 +196,8 @@ class Diary:
         self.notes.append(f"epoch {epoch} ended at step {run.step}")
 
     @fg.hookimpl
-    def on_evaluate_end(self, run, name, metrics):
-        self.notes.append(f"{name}: {metrics['loss']}")
+    def on_evaluate_end(self, run, source, metrics):
+        self.notes.append(f"{source}: {metrics['loss']}")
 
     @fg.hookimpl
     def on_compile(self, run, name, batch_spec, compiled, jaxpr):

@@ -120,8 +120,8 @@ class Evaluating:
         return [fg.ScheduledAction("evaluate", self.trigger, evaluate, "evaluate")]
 
     @fg.hookimpl
-    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-        self.results.append((run.step, name, metrics))
+    def on_evaluate_end(self, run: fg.Run, source: str, metrics: dict[str, Any]) -> None:
+        self.results.append((run.step, source, metrics))
 
 
 @dataclass(frozen=True, eq=False)

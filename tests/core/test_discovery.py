@@ -206,6 +206,17 @@ def test_removing_an_absent_plugin_is_fine_unless_misspelt(install: Install):
     assert active(fg.Engine(plugins=["-tensorboard"])) == {}
     with pytest.raises(PluginError, match=r"'-amce'.*Did you mean 'acme'\?"):
         fg.Engine(plugins=["-amce"])
+    engine = fg.Engine(plugins=["-foobar", "-tensorboard", "-acme"], autoload=False)
+    assert engine.plugins.messages == [
+        "'-foobar' has no effect: no plugin of that name is installed or listed"
+    ]
+
+
+def test_a_name_that_shares_a_word_with_a_plugin_is_told_that_one(install: Install):
+    install("acme-clips", LOGGER, ("acme_clipping = acme_clips:Logger",))
+    for name in ("clipping", "-clipping"):
+        with pytest.raises(PluginError, match="Did you mean '[a-z]+_clip(ping)?'"):
+            fg.Engine(plugins=[name], autoload=False)
 
 
 # --- autoload -------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ class Watcher:
         self.calls.append(f"{run.step}: epoch {epoch} ended")
 
     @fg.hookimpl
-    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
+    def on_evaluate_end(self, run: fg.Run, source: str, metrics: dict[str, Any]) -> None:
         self.calls.append(
-            f"{run.step}: evaluation {name} ended with {metrics['updates']:.0f} updates"
+            f"{run.step}: evaluation {source} ended with {metrics['updates']:.0f} updates"
         )
 
     @fg.hookimpl

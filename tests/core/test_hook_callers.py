@@ -156,7 +156,7 @@ def test_the_owner_of_an_exclusive_hook_is_known_without_a_call() -> None:
     assert manage().hooks.only_one.get_owner() is None
     owner = manage(first).hooks.only_one.get_owner()
     assert owner is not None and owner.plugin is first
-    with pytest.raises(PluginError, match="'first' and 'second' each gave one"):
+    with pytest.raises(PluginError, match="'first' and 'second' each implement it"):
         manage(first, second).hooks.only_one.get_owner()
 
 
@@ -246,6 +246,43 @@ def test_wrap_puts_the_first_plugin_outermost() -> None:
         wrapped("l")
 
 
+def test_an_answer_with_keys_of_several_types_is_an_error() -> None:
+    plugins = manage(plugin("careless", on_call=lambda self: {"state": {"a": 1, 3: 2}}))
+    with pytest.raises(
+        PluginError, match=r"hook on_call returned .*'a': 1, 3: 2.*make them strings"
+    ) as caught:
+        plugins.hooks.on_call.call(1, step=1, value=1)
+    assert caught.value.__notes__[0].startswith("plugin 'careless'")
+
+
+@pytest.mark.parametrize(
+    ("combine", "method", "answer", "match"),
+    [
+        (Combine.BY_NAME, "collect_by_name", 3, "a list or None, not 3"),
+        (Combine.BY_NAME, "collect_by_name", [3], "3 has no name"),
+        (Combine.MERGE, "merge", [1], r"a dict or None, not \[1\]"),
+        (Combine.CHAIN, "chain", 3, "a GradientTransformation or None, not 3"),
+    ],
+)
+def test_an_answer_that_cannot_be_combined_names_the_plugin(
+    combine: Combine, method: str, answer: Any, match: str
+) -> None:
+    class Unchecked:
+        @fg.hookspec("build", combine)
+        def give(self) -> Any: ...
+
+    plugins = PluginManager(
+        [plugin("careless", give=lambda self: answer)], hookspecs=Unchecked, autoload=False
+    )
+    with pytest.raises(PluginError, match=f"hook give.*{match}") as caught:
+        getattr(plugins.hooks.give, method)()
+    assert caught.value.__notes__[0].startswith("plugin 'careless'")
+    good = plugin("good", give=lambda self: [Named("x")])
+    if combine is Combine.BY_NAME:
+        plugins = PluginManager([good], hookspecs=Unchecked, autoload=False)
+        assert plugins.hooks.give.collect_by_name() == {"x": Named("x")}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_that_does_not_match_the_hook_is_an_error(method: str) -> None:
     hooks = manage().hooks
@@ -256,6 +293,32 @@ def test_a_method_that_does_not_match_the_hook_is_an_error(method: str) -> None:
             with pytest.raises(PluginError, match=expected):
                 getattr(hooks[hook], method)(*arguments)
     getattr(hooks[METHODS[method]], method)(*arguments)
+
+
+def test_a_call_with_other_arguments_than_the_hook_has_is_an_error_of_the_caller() -> None:
+    plugins = manage(
+        plugin(
+            "innocent",
+            on_call=lambda self, value: value,
+            change=lambda self, value: value,
+            around=lambda self, call, left: call(left),
+        )
+    )
+    hooks = plugins.hooks
+    listed = r".*; its arguments are: step, value$"
+    with pytest.raises(PluginError, match="without 'value', which plugin 'innocent'" + listed):
+        hooks.on_call.call(1, step=1)
+    with pytest.raises(
+        PluginError, match="hook on_call was called with 'vaule'" + listed
+    ) as caught:
+        hooks.on_call.call(1, value=1, vaule=2)
+    assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(PluginError, match="with 'text'" + listed):
+        hooks.on_call.enter_contexts(ExitStack(), text="x", value=1)
+    with pytest.raises(PluginError, match="'worth'.*; its arguments are: value, mine$"):
+        hooks.change.fold("worth", 5)
+    with pytest.raises(PluginError, match="'side'.*; its arguments are: call, left, right, mine$"):
+        hooks.around.wrap(lambda side: side)(1)
 
 
 def test_each_combine_has_a_method() -> None:
@@ -282,6 +345,35 @@ def test_time_is_booked_to_the_timings_of_the_present_fit() -> None:
     assert not first.calls and plugins.timings.calls == {"a.on_call": 1}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("events",), "kind is 'events'; choose 'build', 'traced', "),
+        ((3,), "kind is 3"),
+        (("event", "FOLD"), r"combine is 'FOLD'; choose one of Combine\.ALL"),
+        (("event", Combine.ALL, "int"), "returns is 'int'; it must be a class"),
+        (("event", Combine.ALL, 3), "returns is 3; it must be a class"),
+        (("event", Combine.ALL, Any), "it must be a class"),
+        (("event", Combine.ALL, int | str), "it must be a class"),
+        (("event", Combine.ALL, list["int"]), "it must be a class"),
+        (("build", Combine.MERGE, list), r"Combine\.MERGE combines answers of the class dict"),
+        (("build", Combine.BY_NAME, dict), r"Combine\.BY_NAME combines answers of the class list"),
+        ((lambda self: None,), r'write @fg\.hookspec\("event"\)'),
+    ],
+)
+def test_a_specification_that_says_what_cannot_be_is_an_error(arguments: Any, match: str) -> None:
+    with pytest.raises(PluginError, match=match):
+        fg.hookspec(*arguments)
+    fg.hookspec("event", Combine.MERGE, dict[str, Any])
+
+
+@pytest.mark.parametrize("name", ["items", "get", "add"])
+def test_a_hook_with_the_name_of_a_method_of_dictionaries_is_an_error(name: str) -> None:
+    specifications = type("Hidden", (), {name: fg.hookspec("event")(lambda self: None)})
+    with pytest.raises(PluginError, match=f"Hidden specifies the hook '{name}', which"):
+        PluginManager([], hookspecs=specifications, autoload=False)
+
+
 def test_an_unknown_hook_is_an_error_with_the_closest_name() -> None:
     hooks = manage().hooks
     with pytest.raises(AttributeError, match="no hook 'on_cal'. Did you mean 'on_call'"):
@@ -300,4 +392,4 @@ def test_loggers_are_called_on_the_first_process_only(monkeypatch: pytest.Monkey
     assert len(plugins.hooks.write.each()) == 1
     monkeypatch.setattr("jax.process_index", lambda: 1)
     assert plugins.hooks.write.each() == [] and plugins.hooks.write.plugins == ()
-    assert plugins.get_hooks_of(plugins.plugins["logger"]) == {"write"}
+    assert plugins.get_hook_names(plugins.plugins["logger"]) == {"write"}

@@ -21,7 +21,7 @@ FACES = {"", "metrics", "plugins"}
 # Of `fulgurite._src`, from the lowest to the highest. A module imports only what stands in a line
 # above its own, or before it in its own line.
 LAYERS: Sequence[str] = """
-    printable record_names errors identity tracebacks callbacks timing waits foreign_names guards recent
+    printable record_names errors face_names identity tracebacks callbacks timing waits foreign_names guards recent
     tree.path_grammar tree.paths tree.select tree.specs tree.typecheck tree.vectors
     rng triggers redact sharding metrics.base metrics.accumulator metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.batch data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.plugin plugins.selection plugins.usage plugins.answers plugins.implementations plugins.callers plugins.manager plugins.strategy
@@ -30,7 +30,7 @@ LAYERS: Sequence[str] = """
     training.step_rule training.step
     execution.debugging execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.batch_buffer execution.step_parts execution.compiled_step execution.build execution.program execution.program_cache
     evaluation.evaluation evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.totals evaluation.step evaluation.feed evaluation.prediction evaluation.evaluation_pass evaluation.trials evaluation.runner evaluation.service
-    fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.engine_view fit.result fit.without_effect fit.start fit.losses fit.compiling fit.plan fit.own_loop fit.progress fit.current_state fit.running fit.dispatcher fit.run_view fit.run fit.monitor fit.train_metrics fit.due fit.loop fit.ending fit.fit
+    fit.actions fit.lambda_plugin fit.records fit.snapshot fit.signals fit.scheduler fit.schedule fit.engine_view fit.result fit.without_effect fit.start fit.losses fit.compiling fit.plan fit.manual_loop fit.progress fit.current_state fit.running fit.dispatcher fit.run_view fit.run fit.monitor fit.train_metrics fit.due fit.loop fit.ending fit.fit
     hookspecs
     engine
 """.split()

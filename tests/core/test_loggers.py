@@ -68,6 +68,7 @@ class Required(Failing):
 # --- streams and order ----------------------------------------------------------------------------
 
 
+@pytest.mark.hook("log_record")
 def test_each_kind_of_record_reaches_the_loggers() -> None:
     values: dict[Any, dict[str, Any]] = {
         "scalars": {"a": 1.5},
@@ -466,6 +467,7 @@ class Opened:
         self.calls.append("end")
 
 
+@pytest.mark.hook("open_logger", "close_logger")
 def test_logger_is_opened_before_the_first_record_and_closed_after_the_last() -> None:
     calls: list[str] = []
     engine(Opened(calls), steps=4, log_every=2).fit(Counting(), numbers([0]))

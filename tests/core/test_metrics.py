@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite._src.metrics.base import AccumulatedMetric
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.metrics import (
     Accuracy,
@@ -23,6 +24,7 @@ from fulgurite.metrics import (
     Std,
     Sum,
     flatten_nested,
+    sort_by_kind,
 )
 from hypothesis import given, strategies as st
 from sklearn.metrics import top_k_accuracy_score
@@ -596,7 +598,7 @@ def test_metrics_merged_as_one_vector_are_those_merged_alone(restart: bool):
     before, after = map(fg.metrics.MetricAccumulator.from_metrics, batches)
     updated = jax.jit(fg.metrics.MetricAccumulator.update)(before, after, jnp.bool_(restart))
     for name, metric in updated.metrics.items():
-        alone = after.metrics[name] if restart else before.metrics[name].merge(after.metrics[name])
+        alone = after.metrics[name] if restart else before.metrics[name].update(after.metrics[name])
         for leaf, expected in zip(jax.tree.leaves(metric), jax.tree.leaves(alone), strict=True):
             assert leaf.tobytes() == expected.tobytes(), name
     assert updated.metrics.keys() == batches[0].keys()
@@ -605,3 +607,50 @@ def test_metrics_merged_as_one_vector_are_those_merged_alone(restart: bool):
 def test_an_index_follows_the_name_of_its_metric_without_a_slash():
     values = {"loss": {"": 1, "[0]": 2, "std": {"": 3, "[1]": 4}}}
     assert flatten_nested(values) == {"loss": 1, "loss[0]": 2, "loss/std": 3, "loss/std[1]": 4}
+
+
+class Record(AccumulatedMetric):
+    """Of a kind that only the base classes know: merged in any order, yet carried across
+    windows."""
+
+    restarts_with_window = False
+
+    value: jax.Array
+
+    def update(self, new: Any) -> "Record":
+        return Record(jnp.maximum(self.value, new.value))
+
+    def empty(self) -> "Record":
+        return Record(jnp.full_like(self.value, -jnp.inf))
+
+    def compute(self) -> jax.Array:
+        return self.value
+
+
+class MeasuringRecord(fg.Module):
+    weight: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        metrics = {"largest": fg.metrics.Max.from_values(batch), "record": Record(batch.max())}
+        return fg.Output(self.weight * 1.0, metrics=metrics)
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(1.0)
+
+
+def test_a_further_kind_is_logged_as_its_class_says() -> None:
+    data = [np.full(1, value, np.float32) for value in (1.0, 3.0, 2.0)]
+    result = fg.Engine(steps=3, log_every=1).fit(MeasuringRecord(jnp.zeros(())), data)
+    assert result.history["train/largest"].tolist() == [1.0, 3.0, 2.0]
+    assert result.history["train/record"].tolist() == [1.0, 3.0, 3.0]
+
+
+def test_who_does_not_know_a_kind_raises() -> None:
+    data = [np.ones(1, np.float32)]
+    message = "'record' is of type Record, which is not known here: use a Metric or RunningMetric"
+    with pytest.raises(ModelError, match=message):
+        fg.Engine().evaluate(MeasuringRecord(jnp.zeros(())), data)
+    with pytest.raises(ModelError, match=message):
+        sort_by_kind({"record": Record(jnp.ones(()))}, Metric, RunningMetric)
+    with pytest.raises(ModelError, match="'rate' is of type float"):
+        fg.metrics.MetricAccumulator.from_metrics({"rate": 0.1})  # pyright: ignore[reportArgumentType]

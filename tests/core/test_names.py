@@ -98,4 +98,4 @@ def test_forbidden_names_are_detected(tmp_path: Path, monkeypatch: pytest.Monkey
     page.write_text("```python\ndef size_of(made):\n    for one in made:\n        pass\n```\n")
     names = {offence.rpartition(" ")[2] for offence in find_forbidden(page)}
     assert names == {"size_of", "made", "one"}
-    assert not is_forbidden("get_hooks_of", is_function=True)
+    assert not is_forbidden("get_hook_names", is_function=True)

@@ -9,7 +9,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import pytest
-from fulgurite.errors import PluginError
+from fulgurite.errors import PluginError, StateError
 from fulgurite.plugins import get_options
 from models import Counting, numbers
 
@@ -64,6 +64,13 @@ def test_a_plugin_finds_and_replaces_its_state_by_its_registered_name() -> None:
     assert result.state.plugin_states == {"count_updates:a": 1, "count_updates:b": 10}
     replaced = result.state.with_plugin_state("count_updates:a", 5)
     assert replaced.plugin_states == {"count_updates:a": 5, "count_updates:b": 10}
+    listed = r"; the state has those of: count_updates:a, count_updates:b"
+    with pytest.raises(StateError, match=f"plugin 'count_updates' has no plugin state{listed}"):
+        result.state.with_plugin_state("count_updates", 5)
+    mistakes: list[Any] = [CountUpdates, object(), None, 3]
+    for wrong in mistakes:
+        with pytest.raises(StateError, match=f"takes an fg.Plugin or .* not .*{listed}"):
+            result.state.with_plugin_state(wrong, 5)
 
 
 def test_a_numbered_plugin_knows_its_number() -> None:
@@ -79,12 +86,39 @@ def test_a_plugin_without_an_engine_has_no_name() -> None:
 
 def test_a_plugin_with_another_name_in_each_engine_must_be_told_apart() -> None:
     plugin = CountUpdates()
-    engine(plugin)
-    engine(plugin)
+    engines = [engine(plugin), engine(plugin)]
     assert plugin.registered_name == "count_updates"
-    engine(CountUpdates(), plugin)
+    engines.append(engine(CountUpdates(), plugin))
     with pytest.raises(PluginError, match="'count_updates' and 'count_updates:2'"):
         _ = plugin.registered_name
+    del engines[:2]
+    assert plugin.registered_name == "count_updates:2"
+
+
+def test_a_hook_knows_the_name_that_the_calling_engine_has_for_its_plugin() -> None:
+    plugin = CountUpdates()
+    engines = [engine(CountUpdates(), plugin, steps=3), engine(plugin, steps=3)]
+    for training, name in zip(engines, ("count_updates:2", "count_updates"), strict=True):
+        result = training.fit(Counting(), numbers([0]))
+        assert result.state.plugin_states[name] == 1
+
+
+def test_an_engine_that_cannot_be_built_names_no_plugin() -> None:
+    plugin = CountUpdates()
+    with pytest.raises(PluginError):
+        engine(CountUpdates(), plugin, CountUpdates("a"), CountUpdates("a"))
+
+    @dataclass(frozen=True)
+    class Clashing:
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("x", 1, print), fg.ScheduledAction("x", 2, print)]
+
+    with pytest.raises(PluginError) as caught:
+        engine(CountUpdates(), plugin, Clashing())
+    trained = engine(plugin)
+    assert plugin.registered_name == "count_updates" in trained.plugins.plugins
+    assert caught.value
 
 
 def test_registering_an_equinox_module_does_not_change_it_as_a_tree() -> None:
@@ -120,8 +154,17 @@ def make_plugin(base: type, **members: Any) -> Any:
         ("afetr", "after"),
         ("hook_specs", "hookspecs"),
         ("kept_on_skipped", "kept_on_skip"),
-        ("state_versions", "state_version"),
         ("change_results", "changes_results"),
+        ("befor", "before"),
+        ("aftr", "after"),
+        ("affter", "after"),
+        ("plugin_nmae", "plugin_name"),
+        ("pluginname", "plugin_name"),
+        ("instace", "instance"),
+        ("state_verion", "state_version"),
+        ("After", "after"),
+        ("KEPT_ON_SKIP", "kept_on_skip"),
+        ("keptOnSkip", "kept_on_skip"),
     ],
 )
 def test_a_misspelt_option_is_an_error_that_names_the_option(
@@ -157,6 +200,55 @@ def test_methods_private_and_other_names_are_not_taken_for_options() -> None:
         def require(self) -> None: ...
 
     assert list(engine(Careful()).plugins.plugins) == ["careful"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "instances",
+        "distance",
+        "provider",
+        "provided",
+        "plugin_names",
+        "state_versions",
+        "befores",
+        "afters",
+        "changed_results",
+        "reacquires",
+        "rafter",
+    ],
+)
+def test_another_word_is_not_taken_for_a_misspelt_option(name: str) -> None:
+    assert list(engine(make_plugin(object, **{name: 3})).plugins.plugins) == ["careless"]
+    assert list(engine(make_plugin(fg.Plugin, **{name: fg.PerFit(int)})).plugins.plugins)
+
+
+@pytest.mark.parametrize("base", [object, fg.Plugin])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("plugin_name", "a:b"),
+        ("plugin_name", "-a"),
+        ("plugin_name", 3),
+        ("instance", ""),
+        ("instance", 2.5),
+        ("instance", True),
+        ("state_version", "2"),
+        ("state_version", 0),
+        ("state_version", True),
+    ],
+)
+def test_a_name_or_version_that_cannot_be_one_is_an_error(
+    base: type, option: str, value: Any
+) -> None:
+    with pytest.raises(PluginError, match=rf"Careless\.{option} is {value!r}; it must be a "):
+        engine(make_plugin(base, **{option: value}))
+
+
+@pytest.mark.parametrize("base", [object, fg.Plugin])
+def test_a_registered_name_of_ones_own_is_an_error(base: type) -> None:
+    with pytest.raises(PluginError, match="'registered_name', .* Did you mean 'plugin_name'"):
+        engine(make_plugin(base, registered_name="my"))
 
 
 def test_a_flag_that_is_not_a_bool_is_an_error() -> None:

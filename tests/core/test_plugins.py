@@ -1,6 +1,7 @@
 """Registration, order, clashes, and blame: what the plugin manager promises whatever the hooks
 do."""
 
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isfunction
@@ -15,6 +16,7 @@ import optax
 import pytest
 from fulgurite._src.plugins.strategy import PluginShardingStrategy
 from fulgurite.errors import ConfigurationError, FulguriteError, ModelError, PluginError, SaveError
+from fulgurite.plugins import find_hookspecs, hookspecs
 from models import Act, Counting, numbers
 
 
@@ -347,6 +349,27 @@ class Doubling:
         run.engine.plugins.hooks.on_doubling.call(run.step, run=run, size=2 * run.step)
 
 
+def test_a_hook_that_does_not_exist_is_told_the_one_that_shares_a_word() -> None:
+    for name in ("log_scalars", "log_text"):
+        with pytest.raises(PluginError, match="is not a hook. Did you mean 'log_record'"):
+            engine(plugin("logger", **{name: lambda self: None}))
+
+
+def test_a_plugin_without_hooks_is_told_in_a_message() -> None:
+    class Unmarked:
+        def log_scalars(self, record: Any) -> None: ...
+
+    class Optional:
+        @fg.hookimpl(optionalhook=True)
+        def on_something(self) -> None: ...
+
+    (message,) = engine(Unmarked(), Optional(), Doubling()).plugins.messages
+    assert message == (
+        "plugin 'unmarked' (Unmarked) has no hook, so that it does nothing: mark its methods with "
+        "@fg.hookimpl"
+    )
+
+
 def test_a_plugin_brings_hooks_that_others_implement() -> None:
     observed: list[int] = []
     listener = plugin("listener", on_doubling=lambda self, size: observed.append(size))
@@ -590,7 +613,7 @@ def test_two_plugins_that_add_one_loss_term_clash() -> None:
 
 def test_a_plugins_loss_term_clashes_with_the_modules() -> None:
     with pytest.raises(
-        ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step"
+        ModelError, match=r"loss term 'loss' comes twice in Counting\.training_step: plugin 'left'"
     ):
         engine(plugin("left", loss_terms=lambda self: {"loss": jnp.float32(0)}), steps=1).fit(
             Counting(), numbers([0])
@@ -848,18 +871,25 @@ def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     assert note.endswith(f"), hook {hook}, step 3")
 
 
-# Events of the fit below, with the step at which each is called first.
-EVENTS = {
+# The step at which an event of the fit below is called first.
+EVENT_STEPS = {
     "on_fit_start": 0,
     "on_compile": 0,
     "on_epoch_end": 2,
     "on_evaluate_end": 3,
     "on_fit_end": 4,
 }
+NOT_CALLED = {"on_save", "on_restore", "on_exception"}
+# From the specifications, so that a new event is tested too.
+EVENTS = sorted(
+    name
+    for name, hook in find_hookspecs(hookspecs).items()
+    if hook.kind == "event" and hook.returns is None and name not in NOT_CALLED
+)
 
 
-@pytest.mark.parametrize(("hook", "step"), EVENTS.items())
-def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str, step: int) -> None:
+@pytest.mark.parametrize("hook", EVENTS)
+def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str) -> None:
     errors: list[BaseException] = []
     culprit = plugin(
         "culprit",
@@ -879,7 +909,8 @@ def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str, step: int) 
         assert hook == "on_fit_end" and error.__cause__ is not None
         error = error.__cause__
     note = noted(error)[0]
-    assert note.startswith("plugin 'culprit' (") and note.endswith(f"), hook {hook}, step {step}")
+    step = EVENT_STEPS.get(hook, r"\d+")
+    assert re.fullmatch(rf"plugin 'culprit' \(.+\), hook {hook}, step {step}", note)
     assert errors == [error]
 
 
@@ -925,6 +956,7 @@ class Witness:
             raise ValueError(f"{self.instance} fails as well")
 
 
+@pytest.mark.hook("on_exception")
 @pytest.mark.parametrize("cause", [Trouble(), KeyboardInterrupt()])
 def test_on_exception_is_called_for_all_whatever_the_others_do(cause: BaseException) -> None:
     def fail(run: fg.Run) -> None:

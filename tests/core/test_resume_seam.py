@@ -283,6 +283,7 @@ INTERRUPTIONS = [
 ]
 
 
+@pytest.mark.hook("on_restore", "restore_checkpoint")
 @pytest.mark.full
 @pytest.mark.parametrize(("how", "steps_per_execution"), INTERRUPTIONS)
 def test_a_resumed_run_ends_with_the_same_bits(
@@ -633,6 +634,7 @@ def test_evaluation_of_an_interrupted_action_is_not_recorded_twice() -> None:
 # --- what is saved --------------------------------------------------------------------------------
 
 
+@pytest.mark.hook("save_checkpoint")
 def test_run_is_saved_on_request_and_at_its_end() -> None:
     memory = Memory()
     engine(memory, Act(fg.At(3), fg.Run.save), steps=7).fit(Counting(), numbers([0]))
@@ -653,6 +655,7 @@ def test_fast_dev_run_saves_nothing() -> None:
     assert memory.requested == []
 
 
+@pytest.mark.hook("on_save")
 def test_checkpointer_reports_its_saves() -> None:
     events = Events()
     engine(Memory(3), events, steps=7, log_every=None).fit(Counting(), numbers(*[[0.0]] * 9))
@@ -692,6 +695,7 @@ def test_a_save_comes_after_the_records_of_its_step() -> None:
     assert observed == [(2, 1), (4, 2), (6, 3)]
 
 
+@pytest.mark.hook("flush_logger", "rewind_logger")
 def test_logger_is_rewound_to_the_checkpoint() -> None:
     memory, file = Memory(4), File()
     with pytest.raises(Killed):
@@ -763,6 +767,7 @@ class Patience:
         self.count = state["count"]
 
 
+@pytest.mark.hook("get_host_state", "set_host_state")
 def test_host_state_of_plugins_is_restored() -> None:
     """Version and state go to the instance that they came from; one that was not there then gets
     nothing."""

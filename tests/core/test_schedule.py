@@ -48,6 +48,7 @@ class Noted:
 # --- order ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.hook("register_actions")
 def test_actions_run_by_stage_in_a_fixed_order() -> None:
     noted = Noted()
     actions = [noted.action(phase, 2, phase) for phase in reversed(PHASES)]

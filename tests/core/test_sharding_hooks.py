@@ -256,6 +256,7 @@ def test_strategy_is_asked_with_shapes(reported: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.hook("sharding_strategy")
 @pytest.mark.parametrize("when", ["state at 0", "state at 3", "state to restore"])
 def test_state_is_sharded_as_the_strategy_says(reported: dict[str, Any], when: str) -> None:
     """Module, optimizer and slices: from the beginning, after steps, and for whoever restores
@@ -279,6 +280,7 @@ def test_numbers_equal_those_of_one_device(reported: dict[str, Any], what: str, 
     np.testing.assert_allclose(reported[what][name], reported[what]["plain"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.hook("plugin_state_sharding")
 def test_plugin_shards_its_own_state(reported: dict[str, Any]) -> None:
     assert reported["columns"] == [8, 1]
 
@@ -321,11 +323,3 @@ def test_evaluation_equals_that_of_one_device(reported: dict[str, Any], what: st
 
 if __name__ == "__main__":
     print(json.dumps(report()))
-
-
-def test_where_a_batch_lies_is_told_of_arrays_that_were_put_there() -> None:
-    batch = {"host": np.zeros(2, np.float32), "put": jax.device_put(np.zeros(3), jax.devices()[0])}
-    lines = fg.Engine(plugins=[], autoload=False).explain_sharding(batch).splitlines()
-    device = jax.devices()[0]
-    assert lines[0] == f"host float32[2]: whole on {device}"
-    assert lines[1] == f"put float32[3]: whole on {device}, where it was put"

@@ -60,6 +60,31 @@ def test_an_instance_in_an_inner_fit_is_refused_by_name_and_both_fits_are_named(
     assert count.steps == [10, 20]
 
 
+def test_a_per_fit_attribute_needs_a_dictionary_of_attributes() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Slotted:
+        limit: int = 3
+        count = fg.PerFit(int)
+
+        @fg.hookimpl
+        def on_fit_start(self) -> None: ...
+
+    with pytest.raises(PluginError, match=r"Slotted has an fg\.PerFit, .*slots=True"):
+        make_engine(Slotted())
+
+    @dataclass(frozen=True, slots=True)
+    class Derived(fg.Plugin):
+        count = fg.PerFit(int)
+
+        @fg.hookimpl
+        def on_fit_start(self) -> None:
+            object.__setattr__(self, "count", self.count + 1)
+
+    derived = Derived()
+    assert fit(derived, steps=2) == 2
+    assert derived.count == 1
+
+
 def test_an_instance_in_a_fit_of_another_thread_is_refused() -> None:
     count = Count(limit=3)
     is_running, may_continue = threading.Event(), threading.Event()

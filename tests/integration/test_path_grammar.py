@@ -58,7 +58,7 @@ def test_what_is_printed_reads_back_as_itself(path: tuple[str | int, ...]) -> No
 TEXTS = st.from_regex(
     r"""([ab_]{0,2}[*?]{0,2}|\*\*)(\.[ab]{1,2}[?*]?|\.\*\*?|\[(\*|-?[0-9]{1,2})\]|\["x\\n'y"\]|\['\\\\\\'"'\]){0,4}""",
     fullmatch=True,
-).filter(bool)
+).filter(lambda text: text and not text.startswith("."))
 
 
 @given(TEXTS)

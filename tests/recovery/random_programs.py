@@ -327,7 +327,8 @@ def train(program: Program, run_dir: Path, faults: Sequence[Fault]) -> str:
                     run_dir=run_dir,
                     plugins=[*plugins, *model_plugins],
                     autoload=False,
-                    stop_timeout=0.5,
+                    # Longer than a checkpoint takes on a busy machine, or a save that works is given up.
+                    stop_timeout=3.0,
                     **program.settings,
                 )
                 if program.is_engine_shared:

@@ -3,12 +3,15 @@ else."""
 
 __tracebackhide__ = True
 
+from typing import TYPE_CHECKING
+
 from fulgurite import metrics
 from fulgurite._src.data.batch import Batch
 from fulgurite._src.data.sources import ArrayData, DataSource
 from fulgurite._src.engine import Engine
 from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.totals import EvaluationTotals
+from fulgurite._src.face_names import make_getattr
 from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
 from fulgurite._src.fit.lambda_plugin import LambdaPlugin
 from fulgurite._src.fit.records import History, Record
@@ -55,6 +58,9 @@ from fulgurite._src.triggers import (
     StepRange,
     Trigger,
 )
+
+if not TYPE_CHECKING:  # or every name would be one
+    __getattr__ = make_getattr(__name__)
 
 __all__ = [
     "ActionSchedule",

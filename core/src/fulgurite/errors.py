@@ -4,16 +4,22 @@ A message says what was wrong, where it came from, and what to do. Catch `Fulgur
 exception of ours, or one of its subclasses for one kind.
 """
 
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import product
 from numbers import Integral
 from traceback import walk_tb
 from typing import Any
 
 from fulgurite._src.printable import as_printable
 from fulgurite._src.record_names import find_fault
+
+_MAX_SUGGESTIONS = 3
+_WORD = re.compile("[^\\W_]{3,}")
+_STEM = 6
 
 
 class FulguriteError(Exception):
@@ -176,12 +182,35 @@ def _is_raised_by_signal_handler(error: BaseException) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence for the end of a message: the closest known name, or else all of them."""
+    """Return a sentence for the end of a message: the closest known name, or else those that share
+    a word with it if they are few, or else all of them."""
     names = sorted(known)
+    similar = find_similar_names(name, names)
+    if similar:
+        return f"Did you mean {' or '.join(map(repr, similar))}?"
+    return f"There are: {', '.join(names)}." if names else "There are none."
+
+
+def find_similar_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the closest known name, or else those that share a word with it if they are few.
+
+    Args:
+        name: which is not known.
+        known: the names that are.
+    """
+    names = list(known)
     close = get_close_matches(name, names, n=1)
     if close:
-        return f"Did you mean {close[0]!r}?"
-    return f"There are: {', '.join(names)}." if names else "There are none."
+        return close
+    related = [other for other in names if _share_word(name, other)]
+    return related if len(related) <= _MAX_SUGGESTIONS else []
+
+
+def _share_word(name: str, other: str) -> bool:
+    """Return whether two names have a word in common, perhaps in two forms, such as `accumulate`
+    and `accumulation`."""
+    pairs = product(_WORD.findall(name), _WORD.findall(other))
+    return any(first[:_STEM] == second[:_STEM] for first, second in pairs)
 
 
 def as_int(value: Any) -> Any:

@@ -10,7 +10,6 @@ from fulgurite._src.metrics.base import (
     Mask,
     Metric,
     RunningMetric,
-    StepMetrics,
     Value,
     Values,
     apply_mask,
@@ -62,7 +61,6 @@ __all__ = [  # noqa: RUF022 - by subject
     "Mean",
     "Min",
     "Std",
-    "StepMetrics",
     "Sum",
     "SumOfMeans",
     # What a metric of your own is written with.

@@ -3,6 +3,8 @@
 The names stand by subject. What is about metrics alone is in `fulgurite.metrics`.
 """
 
+from typing import TYPE_CHECKING
+
 from fulgurite._src import hookspecs
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.leaves import as_arrays
@@ -12,6 +14,7 @@ from fulgurite._src.evaluation.batch_metrics import as_numbers
 from fulgurite._src.evaluation.evaluation import EvaluationResult, MetricFunctions
 from fulgurite._src.execution.flops import count_flops
 from fulgurite._src.execution.program import Program
+from fulgurite._src.face_names import make_getattr
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.monitor import (
     check_metric_exists,
@@ -21,7 +24,7 @@ from fulgurite._src.fit.monitor import (
     read_measured_metric,
 )
 from fulgurite._src.fit.records import RecordDispatcher, RecordKind
-from fulgurite._src.fit.scheduler import EPOCH_END_ACTION, BoundAction
+from fulgurite._src.fit.scheduler import BoundAction
 from fulgurite._src.fit.snapshot import SHARED_HOST_STATE, CheckpointSource, TrainingLength
 from fulgurite._src.foreign_names import hint_at_arguments, hint_at_class_arguments
 from fulgurite._src.model.ambient_rng import provide_rngs
@@ -103,6 +106,9 @@ from fulgurite._src.tree.specs import (
 from fulgurite._src.triggers import Or, UnboundedRange, as_trigger, is_exact
 from fulgurite._src.waits import Wait, WaitAbandoned
 
+if not TYPE_CHECKING:  # or every name would be one
+    __getattr__ = make_getattr(__name__)
+
 __all__ = [  # noqa: RUF022 - by subject
     # Hooks, and the plugins that implement them.
     "Combine",
@@ -118,7 +124,6 @@ __all__ = [  # noqa: RUF022 - by subject
     "get_options",
     "hookspecs",
     # Triggers and the actions that they fire.
-    "EPOCH_END_ACTION",
     "BoundAction",
     "Or",
     "UnboundedRange",

@@ -158,6 +158,7 @@ def list_accumulated_weights(gradients: list[float], n: int) -> list[float]:
     return weights[1:]
 
 
+@pytest.mark.hook("after_finalize")
 @pytest.mark.parametrize("num_steps", [8, 10])
 @pytest.mark.parametrize("n", [2, 4])
 def test_an_average_is_updated_once_for_each_update_of_accumulated_gradients(

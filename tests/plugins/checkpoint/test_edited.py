@@ -270,6 +270,7 @@ def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(
     assert steps == [1, 3, 5, 7]
 
 
+@pytest.mark.hook("check_logger_position")
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("place", "new_value", "reason"),

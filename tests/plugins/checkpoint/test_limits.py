@@ -7,7 +7,7 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 import pytest
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError, PluginError
 from fulgurite_checkpoint import Checkpointer, SaveError, files
 from fulgurite_checkpoint.validation import parse_array_specs
 from fulgurite_runs import RunDirectory, json_codec
@@ -84,7 +84,7 @@ def test_a_host_state_that_could_not_be_read_again_is_an_error_at_the_first_save
         fit(Holding(LONG_TEXT))
     with pytest.raises(ConfigurationError, match=rf"{owner}.*1,200,\d+ bytes of memory"):
         fit(Holding(MANY_NUMBERS))
-    with pytest.raises(ConfigurationError, match=r"host_states\.holding\.version is '1\.0'"):
+    with pytest.raises(PluginError, match=r"Holding\.state_version is '1\.0'"):
         fit(Holding(1, state_version="1.0"))
     assert steps_in(tmp_path / "run") == []
 

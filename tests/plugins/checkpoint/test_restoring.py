@@ -160,6 +160,7 @@ def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_pa
 def test_new_plugin_is_an_error_or_starts_with_fresh_state(run: Path, tmp_path: Path) -> None:
     class Slice:
         plugin_name = "slice"
+        instance: str | None = None
 
         @fg.hookimpl
         def init_plugin_state(self) -> Any:
@@ -171,10 +172,10 @@ def test_new_plugin_is_an_error_or_starts_with_fresh_state(run: Path, tmp_path: 
     ):
         counting(tmp_path / "a", Slice(), resume=run)
     # '-slice:second' would be an error itself: an instance is not found by that.
-    Slice.plugin_name = "slice:second"
+    Slice.instance = "second"
     with pytest.raises(CheckpointError, match=r"was not when it was saved: leave it out\n"):
         counting(tmp_path / "c", Slice(), resume=run)
-    Slice.plugin_name = "slice"
+    Slice.instance = None
     result = counting(tmp_path / "b", Slice(), resume=run, on_missing_plugin="ignore")
     assert (
         result.state.plugin_states["slice"].tolist() == [3, 3] and float(result.module.weight) == -5

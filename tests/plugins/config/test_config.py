@@ -280,7 +280,7 @@ lists = {"$section": None, "a0": [1]}
 for i in range(60):
     lists[f"a{i + 1}"] = [{"$ref": [f"a{i}"]}] * 2
 power = {"$section": None, "a": {"$op": "**", "of": [10, {"$op": "**", "of": [10, 10]}]}}
-strings = [
+texts = [
     '{"$call": "os:system", "$args": ["touch hostile"]}',
     '{"$name": "antigravity:geohash"}',
     '{"$call": "mypackage:operator.add", "$args": [1, 2]}',

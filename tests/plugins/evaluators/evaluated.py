@@ -185,8 +185,8 @@ class Witness:
         self._note("logs")
 
     @fg.hookimpl
-    def on_evaluate_end(self, name: str) -> None:
-        self._note(f"evaluated {name}")
+    def on_evaluate_end(self, source: str) -> None:
+        self._note(f"evaluated {source}")
 
     def _note(self, what: str) -> None:
         if self.path is not None:

@@ -117,8 +117,8 @@ def test_results_reach_loggers_the_result_history_and_plugins() -> None:
 
     class Listener:
         @fg.hookimpl
-        def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
-            calls.append((run.step, name, metrics, run.metrics[name]))
+        def on_evaluate_end(self, run: fg.Run, source: str, metrics: dict[str, Any]) -> None:
+            calls.append((run.step, source, metrics, run.metrics[source]))
 
     logger = Logger()
     result = fit(Evaluator("a", ZERO, every=2), Evaluator("b", ZERO, every=4), logger, Listener())

@@ -202,7 +202,7 @@ def test_best_says_what_it_needs():
     result = fit(Point, NUMBERS, 1, population)
     assert population.best(result, "train/loss").index == 0
     assert population.best(result, "train/loss", "max").index == 1
-    with pytest.raises(ConfigurationError, match=r"write SOURCE/NAME.*There are: train/loss"):
+    with pytest.raises(ConfigurationError, match=r"write SOURCE/NAME.*Did you mean 'train/loss'"):
         population.best(result, "loss")
     with pytest.raises(ConfigurationError, match=r"metric 'train/los'. Did you mean 'train/loss'"):
         population.best(result, "train/los")

@@ -39,6 +39,6 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return failed
 
 
-@pytest.mark.parametrize("name", iter_tests())
+@pytest.mark.parametrize("name", list(iter_tests()))
 def test_on_eight_devices(failures: dict[str, list[str]], name: str) -> None:
     assert not failures[name], "\n".join(failures[name])

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.metrics import Metric, RunningMetric, sort_by_kind
+from fulgurite.metrics import CollectingMetric, Metric, RunningMetric, sort_by_kind
 from jaxtyping import Array, Bool, Float, PyTree, Shaped
 
 
@@ -172,12 +172,12 @@ def describe_members(
     standing = 2 * is_alive.astype(jnp.float32)
     if is_measured is not None:
         standing = jnp.where(is_alive & ~is_measured, 1, standing)
-    kinds = sort_by_kind(metrics)
+    _, running, collected = sort_by_kind(metrics, Metric, RunningMetric, CollectingMetric)
     entries: dict[str, Any] = {}
     for name, metric in metrics.items():
-        if name in kinds.running or name in kinds.collected:
+        if name in running or name in collected:
             parts = [take_metric(metric, index) for index in range(len(is_alive))]
-            if is_measured is not None and name in kinds.running:
+            if is_measured is not None and name in running:
                 parts = [
                     LastMeasured(part.value, part, is_measured[index])
                     for index, part in enumerate(parts)

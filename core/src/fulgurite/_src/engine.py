@@ -25,7 +25,7 @@ from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.execution.executables import keep_compiled_programs
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.fit import run_fit
-from fulgurite._src.fit.own_loop import OwnLoop
+from fulgurite._src.fit.manual_loop import ManualLoop
 from fulgurite._src.fit.plan import check_request
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.scheduler import BoundAction, collect_actions
@@ -41,6 +41,7 @@ from fulgurite._src.guards import GuardedEngine
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.output import Output
 from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.plugins.plugin import note_engine
 from fulgurite._src.plugins.strategy import choose_sharding
 from fulgurite._src.rng import DEFAULT, PARAMS, RngStream, RngStreams
 from fulgurite._src.sharding import ShardingStrategy
@@ -56,6 +57,7 @@ from fulgurite._src.triggers import Trigger
 from fulgurite.errors import ConfigurationError
 
 SET_BY_PROGRAMS = frozenset({"config", "program_file", "run_dir"})
+"""Attributes that the constructor sets, and a program that knows more of the run may set again."""
 SET_ONCE = frozenset(
     {
         "steps",
@@ -73,14 +75,13 @@ SET_ONCE = frozenset(
         "sharding",
         "evaluators",
         "services",
-        "due_names",
         "_programs",
-        "_own_loop",
+        "_manual_loop",
         "_evaluations",
     }
 )
-"""The attributes that the constructor alone sets. A subclass that used one of these names for
-something else trained for another number of epochs, or without its plugins."""
+"""Attributes that only the constructor may set; a subclass that reused one would change the
+engine's settings."""
 
 
 P = ParamSpec("P")
@@ -195,17 +196,15 @@ class Engine(GuardedEngine):
         if compilation_cache_dir is not None:
             keep_compiled_programs(str(compilation_cache_dir))
         self.plugins = PluginManager(plugins, hookspecs=hookspecs, autoload=autoload)
-        for hook in ("save_checkpoint", "restore_checkpoint"):
-            self.plugins.hooks[hook].get_owner()  # raises an error if there are two
         self.actions: list[BoundAction] = collect_actions(self.plugins, settings.log_trigger)
         self.sharding: ShardingStrategy = choose_sharding(self.plugins, device)
         self.device = settings.find_device()
         self.services = _build_services(self, settings)
-        self.due_names = self.services.due_names
         self._programs = ProgramCache(self.services)
-        self._own_loop = OwnLoop(self.services, self._programs)
+        self._manual_loop = ManualLoop(self.services, self._programs)
         self._evaluations = EvaluationService(self.services)
         self.evaluators: dict[str, Evaluation] = self._evaluations.evaluators
+        note_engine(self.plugins)  # not before: an engine that could not be built has none
 
     @_entry_point
     @hint_at_arguments(
@@ -264,7 +263,7 @@ class Engine(GuardedEngine):
             resume=resume,
             init_from=init_from,
         )
-        return run_fit(self, self._programs, request)
+        return run_fit(self, self._programs, self._evaluations, request)
 
     @_entry_point
     def init_state(self, model: Any, data: Any) -> TrainState:
@@ -275,7 +274,7 @@ class Engine(GuardedEngine):
                 either.
             data: any data source that can be iterated again, or an object whose `train` is one.
         """
-        return self._own_loop.init_state(model, data)
+        return self._manual_loop.init_state(model, data)
 
     @_entry_point
     def step(
@@ -293,12 +292,13 @@ class Engine(GuardedEngine):
                 `updates`. They are another executable, and copies of arrays that otherwise never
                 leave the step.
         """
-        return self._own_loop.step(state, batch, returns)
+        return self._manual_loop.step(state, batch, returns)
 
+    @_entry_point
     def check_finite(self, state: TrainState) -> None:
         """Raise `NonFiniteError` if a step up to this state was not finite. Waits for the
         device."""
-        self._own_loop.check_finite(state)
+        self._manual_loop.check_finite(state)
 
     def iter_batches(
         self, data: Any, *, steps: int | None = None, epochs: int | None = None, start_step: int = 0
@@ -311,7 +311,9 @@ class Engine(GuardedEngine):
             epochs: how many; the engine's by default, and one where it has neither.
             start_step: the step of the state from which a fit would continue.
         """
-        return self._own_loop.iter_batches(data, steps, epochs, start_step)
+        # No entry point: what a generator yields is computed outside of any context. Batches from
+        # arrays on the device are on JAX's own device, from which `step` moves them.
+        return self._manual_loop.iter_batches(data, steps, epochs, start_step)
 
     def train_step(
         self, state: TrainState, batch: Any, ctx: Context, update_rule: UpdateRule
@@ -394,8 +396,8 @@ class Engine(GuardedEngine):
         metrics: MetricFunctions | None = None,
         losses: MetricFunctions | None = None,
     ) -> EvaluationTotals:
-        """Evaluate one batch more, in a loop of one's own: `totals.compute()` gives what `evaluate`
-        does over all of its batches. Nothing is read from the device before.
+        """Evaluate one more batch, in your own loop: `totals.compute()` gives what `evaluate` does
+        over all of its batches. Nothing is read from the device until `compute`.
 
         Args:
             model: as of `evaluate`; may be another one at each step.
@@ -462,16 +464,6 @@ class Engine(GuardedEngine):
         return self._evaluations.run_evaluator(name, state, should_stop)
 
     @_entry_point
-    def check_evaluators(self, state: TrainState) -> None:
-        """Trace the evaluations of plugins by shape, for a state; `fit` does so before its first
-        step. Nothing is compiled.
-
-        Args:
-            state: the train state, whose shapes are looked at.
-        """
-        self._evaluations.check_evaluators(state)
-
-    @_entry_point
     def get_metric_types(self, state: TrainState, source: str = "train") -> dict[str, type]:
         """Return the class of each metric that a source of records gives, by name. Nothing is
         compiled.
@@ -482,6 +474,7 @@ class Engine(GuardedEngine):
         """
         return self._evaluations.get_metric_types(state, source)
 
+    @_entry_point
     def get_module_view(self, state: TrainState, name: str) -> Any:
         """Return the module that a plugin derives from a state, such as averaged weights.
 
@@ -491,6 +484,7 @@ class Engine(GuardedEngine):
         """
         return self.apply_module_view(state, name).module
 
+    @_entry_point
     def apply_module_view(self, state: TrainState, name: str) -> TrainState:
         """Return a state with the module that a plugin derives from it, and with the model state
         that belongs to that.
@@ -542,7 +536,7 @@ def _build_services(engine: Engine, settings: Settings) -> Services:
         engine: which has its plugins, actions and sharding strategy.
         settings: its arguments.
     """
-    names = [action.name for action in engine.actions if action.name != "log"]
+    names = [action.name for action in engine.actions if not action.is_engine_action]
     overridable = (type(engine).train_step, type(engine).forward)
     is_standard = overridable == (Engine.train_step, Engine.forward)
     return Services(

@@ -349,10 +349,11 @@ def around_fit(timings: Timings) -> AbstractContextManager[Any] | None:
 )
 def fit_context(run: Run) -> AbstractContextManager[Any] | None:
     """Return a context that encloses a fit, such as the lock of the run directory. It is entered
-    before everything else and left after `on_fit_end` or `on_exception`, in reverse order.
+    before any event except `around_fit`, and left after `on_fit_end` or `on_exception`, in reverse
+    order.
 
     Args:
-        run: a view of the run; its state cannot be read yet.
+        run: a view of the run; its state can be read; host states are not restored yet.
     """
 
 
@@ -381,12 +382,13 @@ def on_epoch_end(run: Run, epoch: int) -> None:
 
 
 @hookspec("event", when="After each evaluation during training, once its metrics are computed.")
-def on_evaluate_end(run: Run, name: str, metrics: dict[str, Any]) -> None:
+def on_evaluate_end(run: Run, source: str, metrics: dict[str, Any]) -> None:
     """React to the metrics of an evaluation.
 
     Args:
         run: a view of the run, valid during the call.
-        name: the name of the evaluation.
+        source: the name of the evaluation, which is the source of its records and the key of
+            `run.metrics`.
         metrics: by name, as Python numbers or NumPy arrays.
     """
 
@@ -423,7 +425,11 @@ def on_save(run: Run, step: int) -> None:
     """
 
 
-@hookspec("event", when="Once in a fit that resumes from a checkpoint, before everything else.")
+@hookspec(
+    "event",
+    when="Once in a fit that resumes from a checkpoint, after `fit_context`, once host states are "
+    "restored and evaluations are checked, before `open_logger`.",
+)
 def on_restore(run: Run, step: int) -> None:
     """React to a restored state.
 
@@ -433,7 +439,11 @@ def on_restore(run: Run, step: int) -> None:
     """
 
 
-@hookspec("event", when="Once, when a run ends with an exception, before loggers are closed.")
+@hookspec(
+    "event",
+    when="Once, when a run ends with an exception, before loggers are closed. Not where a fit "
+    "cannot start: if planning it, `fit_context` or restoring a host state fails.",
+)
 def on_exception(run: Run, exception: BaseException) -> None:
     """React to the exception that ends the run. Called for all plugins, also if one of them fails.
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import PyTree
 
 from fulgurite._src.tree.paths import leaves_with_paths
+from fulgurite._src.tree.specs import get_default_device, put_beside
 from fulgurite.errors import ConfigurationError
 
 FIT_START = "fit"
@@ -132,11 +133,15 @@ class ShardingStrategy(ABC):
         """
 
     @abstractmethod
-    def shard_batch(self, batch: PyTree, *, is_stacked: bool = False) -> PyTree:
+    def shard_batch(self, batch: PyTree, *, beside: PyTree, is_stacked: bool = False) -> PyTree:
         """Return a batch of training as arguments of a program compiled for `get_batch_spec`.
+
+        NumPy arrays may stay as they are: the program moves them to its devices, and no more of
+        them than each device needs.
 
         Args:
             batch: this process's part.
+            beside: the arrays of the train state, which the program gets as well.
             is_stacked: whether it is several batches along a new first axis.
         """
 
@@ -146,8 +151,13 @@ class ShardingStrategy(ABC):
         shardings."""
 
     @abstractmethod
-    def shard_eval_batch(self, batch: PyTree) -> PyTree:
-        """Return a batch of an evaluation, which may be of any size, on the devices."""
+    def shard_eval_batch(self, batch: PyTree, *, beside: PyTree) -> PyTree:
+        """Return a batch of an evaluation, which may be of any size, as `shard_batch` does.
+
+        Args:
+            batch: this process's part.
+            beside: the arrays of what is evaluated, which the program gets as well.
+        """
 
     @abstractmethod
     def constrain_params(self, module: PyTree) -> PyTree:
@@ -212,7 +222,7 @@ class ShardingStrategy(ABC):
 
 
 class SingleDevice(ShardingStrategy):
-    """Leaves everything on the device that JAX computes on.
+    """Leaves the train state where it was made or put, and moves batches to it.
 
     Example:
         strategy = fg.SingleDevice()
@@ -239,14 +249,14 @@ class SingleDevice(ShardingStrategy):
     def shard_state(self, spec: PyTree) -> None:
         return None
 
-    def shard_batch(self, batch: PyTree, *, is_stacked: bool = False) -> PyTree:
-        return batch
+    def shard_batch(self, batch: PyTree, *, beside: PyTree, is_stacked: bool = False) -> PyTree:
+        return put_beside(batch, beside)
 
     def get_batch_spec(self, batch: PyTree, *, is_stacked: bool = False) -> PyTree:
         return batch
 
-    def shard_eval_batch(self, batch: PyTree) -> PyTree:
-        return batch
+    def shard_eval_batch(self, batch: PyTree, *, beside: PyTree) -> PyTree:
+        return put_beside(batch, beside)
 
     def constrain_params(self, module: PyTree) -> PyTree:
         return module
@@ -277,14 +287,11 @@ class SingleDevice(ShardingStrategy):
             raise failure
 
     def describe(self, batch: PyTree) -> str:
-        default = getattr(jax.config, "jax_default_device", None) or jax.local_devices()[0]
-        lines = []
-        for path, leaf in leaves_with_paths(batch):
-            devices = str(default)
-            # Only an array that is committed to its devices stays there, and takes the step along.
-            if isinstance(leaf, jax.Array) and leaf.committed:
-                devices = ", ".join(sorted(map(str, leaf.devices())))
-                devices += ", where it was put"
-            name = path or "the batch"
-            lines.append(f"{name} {leaf.dtype}{list(leaf.shape)}: whole on {devices}")
-        return "\n".join(lines)
+        place = (
+            "whole on the device of the train state, which is "
+            f"{get_default_device()} unless the module was put on another"
+        )
+        return "\n".join(
+            f"{path or 'the batch'} {leaf.dtype}{list(leaf.shape)}: {place}"
+            for path, leaf in leaves_with_paths(batch)
+        )

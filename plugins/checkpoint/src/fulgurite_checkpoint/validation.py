@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from fulgurite.metrics import Mode
 from fulgurite.plugins import (
-    EPOCH_END_ACTION,
     BoundAction,
     TrainingLength,
     is_exact,
@@ -238,8 +237,9 @@ def parse_pending_actions(value: Any, step_range: fg.StepRange, step: int) -> tu
     )
     if len(set(names)) < len(names):
         raise ValueError(f"pending_actions names an action twice: {', '.join(names)}")
-    if EPOCH_END_ACTION in names and step not in step_range.epoch_ends:
-        raise ValueError(f"pending_actions has {EPOCH_END_ACTION!r}, and no epoch ends at {step}")
+    # The engine's own action for `on_epoch_end`: whatever the program, it is due at epoch ends.
+    if "epoch_end" in names and step not in step_range.epoch_ends:
+        raise ValueError(f"pending_actions has 'epoch_end', and no epoch ends at {step}")
     return names
 
 
@@ -260,8 +260,6 @@ def list_unexpected_actions(
     reasons = []
     for name in names:
         action = by_name.get(name)
-        if name == EPOCH_END_ACTION:
-            continue
         if action is None:
             reasons.append(f"{name}, which no plugin schedules")
         elif is_exact(action.trigger) and action.trigger.next(step - 1, step_range) != step:

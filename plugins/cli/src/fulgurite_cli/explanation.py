@@ -116,6 +116,8 @@ def _list_actions(engine: Engine) -> list[str]:
     return [
         _format_row(action.scheduled.stage, f"{action.name:24} {_format_trigger(action, engine)}")
         for action in engine.actions
+        # The engine's own actions that call a hook are listed as that hook.
+        if not action.is_engine_action or action.closes_window
     ]
 
 

@@ -16,7 +16,7 @@ class Examples:
     Example:
         from fulgurite_losses import Examples
 
-        examples = Examples(preds.shape, mask, weight=None)
+        examples = Examples(preds.shape, {"mask": mask})
         examples.weights  # [1., 1., 1., 0.]
 
     Attributes:

@@ -8,7 +8,7 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ModelError
-from fulgurite.metrics import MetricAccumulator, sort_by_kind
+from fulgurite.metrics import Metric, MetricAccumulator, RunningMetric, sort_by_kind
 from jaxtyping import Array, Bool
 
 Metrics = dict[str, Any]
@@ -39,8 +39,7 @@ def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
         second: metrics of the same names.
     """
     accumulator = MetricAccumulator.from_metrics(first)
-    merged = accumulator.merge(MetricAccumulator.from_metrics(second))
-    return {**merged.metrics, **merged.running}
+    return accumulator.merge(MetricAccumulator.from_metrics(second)).by_name
 
 
 class OptionalMetric(fg.metrics.RunningMetric):
@@ -69,7 +68,7 @@ class OptionalMetric(fg.metrics.RunningMetric):
 
 def make_optional(metrics: Metrics) -> Metrics:
     """Return metrics of a phase that does not run in every step."""
-    running = sort_by_kind(metrics).running
+    _, running = sort_by_kind(metrics, Metric, RunningMetric)
     optional = {
         name: OptionalMetric(metric=metric, has_run=jnp.bool_(True))
         for name, metric in running.items()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import DataError
-from fulgurite.metrics import MetricAccumulator
+from fulgurite.metrics import Metric, MetricAccumulator, RunningMetric, sort_by_kind
 from fulgurite.plugins import format_tree
 from jaxtyping import Array, Float, PyTree
 
@@ -73,10 +73,11 @@ def run_microbatches(
         part_ctx = ctx.fork("microbatch", index, model_state=model_state, mask=mask)
         result = compute(batch, part_ctx)
         accumulator = MetricAccumulator.from_metrics(result.metrics)
+        merged, running = sort_by_kind(accumulator.by_name, Metric, RunningMetric)
         first, *others = result.means
-        means = [first._replace(values=(first.values, accumulator.running)), *others]
+        means = [first._replace(values=(first.values, running)), *others]
         has_examples = True if mask is None else jnp.any(mask)
-        return has_examples, result._replace(means=means, metrics=accumulator.metrics)
+        return has_examples, result._replace(means=means, metrics=merged)
 
     def accumulate(index: Any, sums: MicrobatchResult) -> MicrobatchResult:
         has_examples, result = compute_part(index, sums.model_state)
@@ -177,11 +178,11 @@ def _add_result(
         result.model_state,
     )
     means = [_add_group(old, new) for old, new in zip(sums.means, result.means, strict=True)]
-    metrics = MetricAccumulator(sums.metrics, {}).update(
-        MetricAccumulator(result.metrics, {}), restart=is_first
+    metrics = MetricAccumulator.from_metrics(sums.metrics).update(
+        MetricAccumulator.from_metrics(result.metrics), restart=is_first
     )
     media = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), result.media, sums.media)
-    return MicrobatchResult(means, metrics.metrics, model_state, media)
+    return MicrobatchResult(means, metrics.by_name, model_state, media)
 
 
 def _divide_group(sums: WeightedMeans, spec: WeightedMeans) -> WeightedMeans:

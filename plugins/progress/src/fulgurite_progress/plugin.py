@@ -117,10 +117,10 @@ class ProgressBar(fg.Plugin):
             self._displays[0].print_cost(name, compiled, jaxpr)
 
     @fg.hookimpl
-    def on_evaluate_end(self, run: fg.Run, name: str, metrics: dict[str, Any]) -> None:
+    def on_evaluate_end(self, run: fg.Run, source: str, metrics: dict[str, Any]) -> None:
         """Print a line for the evaluation, above that of the run."""
         if self._displays:
-            self._displays[0].print_evaluation(name, metrics)
+            self._displays[0].print_evaluation(source, metrics)
 
     @fg.hookimpl
     def log_record(self, record: fg.Record) -> None:

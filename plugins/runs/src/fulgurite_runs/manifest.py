@@ -138,7 +138,7 @@ def _describe_plugin(plugins: PluginManager, plugin: RegisteredPlugin) -> dict[s
 
 
 def _is_decisive(plugins: PluginManager, plugin: RegisteredPlugin) -> bool:
-    hooks = plugins.get_hooks_of(plugin)
+    hooks = plugins.get_hook_names(plugin)
     # To schedule something changes no number by itself; whoever scheduled a decision keeps a host
     # state for it. Where arrays lie changes numbers by rounding alone.
     neutral = {"register_actions", "sharding_strategy", "plugin_state_sharding"}

@@ -102,13 +102,13 @@ class MeshStrategy(fg.ShardingStrategy):
     def shard_state(self, spec: PyTree) -> PyTree[NamedSharding | None] | None:
         return self.get_state_shardings(spec)
 
-    def shard_batch(self, batch: PyTree, *, is_stacked: bool = False) -> PyTree:
+    def shard_batch(self, batch: PyTree, *, beside: PyTree, is_stacked: bool = False) -> PyTree:
         return self._get_batch_sharding(batch, is_stacked).put(batch)
 
     def get_batch_spec(self, batch: PyTree, *, is_stacked: bool = False) -> PyTree:
         return self._get_batch_sharding(batch, is_stacked).get_spec(batch)
 
-    def shard_eval_batch(self, batch: PyTree) -> PyTree:
+    def shard_eval_batch(self, batch: PyTree, *, beside: PyTree) -> PyTree:
         """Return the batch as global arrays.
 
         One that does not divide by the devices is whole on each of them: to pad it would change the

@@ -6,9 +6,9 @@ from inspect import Parameter, Signature, signature
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.plugins import hookspecs
+from fulgurite.plugins import find_hookspecs, hookspecs
 
-_NOT_OF_A_RUN = ("on_compile",)
+_NOT_OF_A_RUN = {"on_compile"}
 """Events outside of a fit as well, which are not recorded."""
 
 
@@ -18,7 +18,7 @@ class Event:
 
     Attributes:
         hook: its name.
-        step: of the run.
+        step: of the run; None in an event that is not told of one.
         arguments: its other arguments by name.
 
     Example:
@@ -29,17 +29,18 @@ class Event:
     """
 
     hook: str
-    step: int
+    step: int | None
     arguments: dict[str, Any]
 
 
 def _record_every_event(cls: type["EventRecorder"]) -> type["EventRecorder"]:
     """Give a class an implementation of each event hook of a run, so that a new hook is recorded
     without a word here."""
-    for name, spec in vars(hookspecs).items():
-        is_event = name.startswith("on_") and name not in _NOT_OF_A_RUN
-        if is_event:
-            setattr(cls, name, fg.hookimpl(_make_hook(name, signature(spec))))
+    for name, hook in find_hookspecs(hookspecs).items():
+        is_context = hook.returns is not None
+        if hook.kind == "event" and not is_context and name not in _NOT_OF_A_RUN:
+            spec = signature(getattr(hookspecs, name))
+            setattr(cls, name, fg.hookimpl(_make_hook(name, spec)))
     return cls
 
 
@@ -52,9 +53,11 @@ def _make_hook(name: str, spec: Signature) -> Callable[..., None]:
     """
 
     def record_event(self: "EventRecorder", **arguments: Any) -> None:
-        run = arguments.pop("run")
-        arguments.pop("step", None)  # that of the run
-        self.events.append(Event(name, run.step, arguments))
+        step = arguments.pop("step", None)
+        run = arguments.pop("run", None)
+        if run is not None:
+            step = run.step
+        self.events.append(Event(name, step, arguments))
 
     receiver = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
     vars(record_event)["__signature__"] = spec.replace(

@@ -11,17 +11,31 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
+from fulgurite.plugins import find_hookspecs, hookspecs
 
 from fulgurite_testing.subject import CheckError, PluginUnderTest
 from fulgurite_testing.watch import watch
 
-HOOKS_DURING_DISPATCH = (
-    "on_epoch_end",
-    "on_compile",
-    "log_record",
-)
-"""Host hooks that are called while steps run. The others are called before the first step, or where
-the engine waits."""
+HOOKS_THAT_MAY_WAIT = {
+    "around_fit",
+    "fit_context",
+    "on_fit_start",
+    "on_evaluate_end",
+    "on_save",
+    "on_restore",
+    "on_exception",
+    "on_fit_end",
+    "open_logger",
+    "flush_logger",
+    "check_logger_position",
+    "rewind_logger",
+    "close_logger",
+}
+"""Host hooks that are called before the first step, or where the engine itself waits."""
+HOOKS_DURING_DISPATCH = {
+    name for name, hook in find_hookspecs(hookspecs).items() if hook.kind in ("event", "logger")
+} - HOOKS_THAT_MAY_WAIT
+"""Host hooks that are called while steps run: a new hook is one of them until it is named above."""
 GRACE_SECONDS = 0.01
 """A small part of a slow step."""
 NUM_PRODUCTS = 60

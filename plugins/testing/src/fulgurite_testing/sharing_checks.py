@@ -5,14 +5,28 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import PluginError
+from fulgurite.plugins import find_hookspecs, hookspecs
 
 from fulgurite_testing.compare import find_difference
 from fulgurite_testing.memory import InMemoryCheckpointer
 from fulgurite_testing.run_checks import get_state_and_records, read_files
 from fulgurite_testing.subject import HALF, CheckError, FitRecord, PluginUnderTest
 
-# The last one is that of which plugins are told least: nothing calls their `on_exception`.
-PLACES = ("on_fit_start", "on_restore", "fit_context")
+EVENTS_AFTER_A_STEP = {
+    "on_epoch_end",
+    "on_evaluate_end",
+    "on_compile",
+    "on_save",
+    "on_exception",
+    "on_fit_end",
+}
+EVENTS_AT_START = {
+    name for name, hook in find_hookspecs(hookspecs).items() if hook.kind == "event"
+} - EVENTS_AFTER_A_STEP
+"""The events of a start: a new one is among them until it is named above."""
+# In reverse, so that the last are those of which plugins are told least: nothing calls their
+# `on_exception` where a context cannot be entered.
+PLACES = sorted(EVENTS_AT_START, reverse=True)
 
 
 def check_failed_start(subject: PluginUnderTest) -> None:
@@ -75,7 +89,7 @@ def _fail_to_resume(subject: PluginUnderTest, plugin: Any, first: FitRecord, pla
             run_dir=first.run_dir,
             memory=InMemoryCheckpointer(dict(first.memory.checkpoints)),
             resume=HALF,
-            others=[_FailingStart(place)],
+            others=[_make_failing_plugin(place)],
         )
     except _StartError:
         return
@@ -86,33 +100,20 @@ class _StartError(Exception):
     pass
 
 
-@dataclass(frozen=True)
-class _FailingStart:
-    """Raises an exception before the first step, after all other plugins.
+def _make_failing_plugin(place: str) -> Any:
+    """Return a plugin that raises an exception in a hook, after all other plugins.
 
-    Attributes:
-        place: the hook that raises it.
+    Args:
+        place: the hook.
     """
 
-    place: str
-    # It has the loggers go back to the checkpoint.
-    after = (InMemoryCheckpointer.plugin_name,)
-
     @fg.hookimpl
-    def fit_context(self) -> None:
-        self._raise_at("fit_context")
+    def fail(_: Any) -> None:
+        raise _StartError(f"on purpose, in {place}")
 
-    @fg.hookimpl
-    def on_restore(self) -> None:
-        self._raise_at("on_restore")
-
-    @fg.hookimpl
-    def on_fit_start(self) -> None:
-        self._raise_at("on_fit_start")
-
-    def _raise_at(self, place: str) -> None:
-        if place == self.place:
-            raise _StartError(f"on purpose, in {place}")
+    # The checkpointer has the loggers go back to the checkpoint first.
+    members = {"after": (InMemoryCheckpointer.plugin_name,), place: fail}
+    return type("FailingStart", (), members)()
 
 
 @dataclass(eq=False)

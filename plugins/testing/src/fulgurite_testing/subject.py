@@ -121,7 +121,7 @@ class PluginUnderTest:
         (registered,) = (
             entry for entry in engine.plugins.plugins.values() if entry.plugin is plugin
         )
-        return engine.plugins.get_hooks_of(registered)
+        return engine.plugins.get_hook_names(registered)
 
     @functools.cached_property
     def is_traced(self) -> bool:

@@ -100,7 +100,7 @@ def _trace_step(subject: PluginUnderTest, plugins: list[Any], times: int) -> lis
     batch = next(iter(engine.iter_batches(subject.data(), epochs=1)))
     program = Program(engine.services, as_model_init(subject.model), (batch,), None)
     update_rule = program.update_rule.for_step(0, StepRange(0, 8))
-    nothing_due = jnp.zeros(len(engine.due_names), bool)
+    nothing_due = jnp.zeros(len(engine.services.due_names), bool)
 
     def trace() -> ClosedJaxpr:
         # A new step for each trace: it keeps the trace of a batch that it knows.

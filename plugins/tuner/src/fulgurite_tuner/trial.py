@@ -75,9 +75,11 @@ def _take_part(engine: fg.Engine, plugin: RegisteredPlugin, hooks: Collection[st
     def register_actions() -> list[fg.ScheduledAction]:
         return actions
 
+    plugin_name, _, instance = plugin.name.partition(":")
     members |= {
         "register_actions": staticmethod(register_actions),
-        "plugin_name": plugin.name,
+        "plugin_name": plugin_name,
+        "instance": instance or None,
         "kept_on_skip": plugin.options.kept_on_skip,
         "__module__": type(plugin.plugin).__module__,
     }

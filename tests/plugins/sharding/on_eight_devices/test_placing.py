@@ -66,7 +66,7 @@ def test_batches_are_put_where_a_loop_wants_them() -> None:
     assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(batches))
     assert engine(DataParallel()).sharding.batch_sharding == sharding
     for strategy in (engine(FSDP()).sharding, engine(DataParallel()).sharding):
-        placed = strategy.shard_batch(dict(batches[0]))
+        placed = strategy.shard_batch(dict(batches[0]), beside=())
         spread = next(regression().device_put(strategy.batch_sharding))
         for leaf, expected in zip(jax.tree.leaves(spread), jax.tree.leaves(placed), strict=True):
             assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)

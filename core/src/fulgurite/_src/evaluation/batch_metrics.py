@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from fulgurite._src.evaluation.evaluation import Evaluation, MetricFunctions
-from fulgurite._src.metrics.base import CollectingMetric, Metric, flatten_nested, sort_by_kind
+from fulgurite._src.metrics.accumulator import MetricAccumulator
+from fulgurite._src.metrics.base import (
+    CollectingMetric,
+    Metric,
+    RunningMetric,
+    flatten_nested,
+    sort_by_kind,
+)
 from fulgurite._src.metrics.basic import Mean
 from fulgurite._src.metrics.conversion import GetWeight, as_metrics, to_number
 from fulgurite._src.metrics.weights import collect_weights, find_weight
@@ -30,8 +37,8 @@ def collect_batch_metrics(
     output: Output,
     batch: Any,
     ctx: Context,
-) -> tuple[dict[str, Metric], dict[str, CollectingMetric]]:
-    """Return the metrics of one batch by name, and those that collect examples; traced.
+) -> tuple[MetricAccumulator, dict[str, CollectingMetric]]:
+    """Return the metrics of one batch, and those that collect examples by name; traced.
 
     Args:
         evaluation: its own metrics and losses replace those of the module's step.
@@ -45,13 +52,15 @@ def collect_batch_metrics(
     with collect_weights():
         values = _choose_values(evaluation, output, batch, ctx, get_default_weight)
         values |= _collect_plugin_metrics(plugins, module, output, batch, ctx)
-        kinds = sort_by_kind(as_metrics(values, get_default_weight))
+        merged, running, collected = sort_by_kind(
+            as_metrics(values, get_default_weight), Metric, RunningMetric, CollectingMetric
+        )
         # An evaluation has no order of steps: the value of these is the mean over the batches.
         means = {
             name: _as_mean(metric.compute(), get_default_weight())
-            for name, metric in kinds.running.items()
+            for name, metric in running.items()
         }
-    return kinds.merged | means, kinds.collected
+    return MetricAccumulator.from_metrics(merged | means), collected
 
 
 def choose_media(
@@ -78,8 +87,7 @@ def choose_media(
 
 
 def may_have_bare_numbers(evaluation: Evaluation, output: Output) -> bool:
-    """Return whether losses or metrics may be numbers of which nobody says what they are means
-    over.
+    """Return whether losses or metrics may be scalars without a known weight.
 
     Args:
         evaluation: its own functions may return anything.
@@ -93,8 +101,7 @@ def may_have_bare_numbers(evaluation: Evaluation, output: Output) -> bool:
 def collect_bare_numbers(
     evaluation: Evaluation, output: Output, batch: Any, ctx: Context
 ) -> dict[str, Any]:
-    """Return the numbers of which nobody says what they are means over, each under what it is in a
-    sentence; traced.
+    """Return the scalars without a known weight, each under what it is in a sentence; traced.
 
     Args:
         evaluation: its own metrics and losses replace those of the module's step.

@@ -6,7 +6,7 @@ from typing import Any
 
 from fulgurite._src.data.batch import as_batch
 from fulgurite._src.evaluation.feed import MAX_IN_FLIGHT, BatchFeed, EvalBatch
-from fulgurite._src.evaluation.program import Carry, EvaluationProgram, ProgramCache
+from fulgurite._src.evaluation.program import Carry, EvaluationProgram, EvaluationProgramCache
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.totals import EvaluationTotals, Pending
 
@@ -14,7 +14,8 @@ from fulgurite._src.evaluation.totals import EvaluationTotals, Pending
 class EvaluationPass:
     """Adds the batches of one pass to the totals of an evaluation.
 
-    Nothing is read from the device but what batches collected, once more than four are under way.
+    Only collected arrays are read from the device, and only once more than `MAX_IN_FLIGHT` batches
+    are pending.
 
     Args:
         programs: of the evaluation.
@@ -25,7 +26,7 @@ class EvaluationPass:
 
     def __init__(
         self,
-        programs: ProgramCache[EvaluationProgram],
+        programs: EvaluationProgramCache[EvaluationProgram],
         feed: BatchFeed,
         target: EvalTarget,
         totals: EvaluationTotals,
@@ -44,7 +45,7 @@ class EvaluationPass:
         self._shown = totals.shown
 
     def add(self, batch: EvalBatch) -> None:
-        """Run the step on one batch more and merge its metrics into those of the others."""
+        """Run the step on one more batch and merge its metrics into those of the others."""
         arguments = self._feed.place(batch)
         if batch.signature not in self._prepared:
             self._prepared[batch.signature] = self._prepare(batch, arguments)
@@ -61,7 +62,7 @@ class EvaluationPass:
             self._parts.append(self._in_flight.popleft().read())
         self._num_batches = batch.index + 1
 
-    def result(self) -> EvaluationTotals:
+    def get_totals(self) -> EvaluationTotals:
         """Return the totals with the batches that were added."""
         return replace(
             self._totals,

@@ -20,7 +20,6 @@ from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.tree.specs import (
     describe_structures,
     format_tree,
-    put_beside,
     shape_signature,
     shape_spec,
 )
@@ -89,10 +88,7 @@ class BatchFeed:
     def place(self, batch: EvalBatch) -> tuple[Any, ...]:
         """Return what a program is called with: the leaves of the target, the batch on the devices,
         the arrays of data that stays there, and the number of the batch."""
-        value = batch.value
-        if self._sharding.mesh is None:
-            value = put_beside(value, self._leaves)
-        value = self._sharding.shard_eval_batch(value)
+        value = self._sharding.shard_eval_batch(batch.value, beside=self._leaves)
         return self._leaves, value, self.device_arrays, np.int32(batch.index)
 
     def _iter_checked(self, data_iterator: BatchIterator, first_index: int) -> Iterator[EvalBatch]:

@@ -186,7 +186,7 @@ def _find_numbers_without_mask(
 
 
 def _pad(batch: Batch, size: int) -> Batch:
-    """Return a batch of examples with as many rows of zeros behind them, as `ArrayData` pads."""
+    """Return a batch of examples followed by as many rows of zeros, as `ArrayData` pads."""
 
     def pad(leaf: Any) -> Any:
         if jnp.ndim(leaf) == 0:

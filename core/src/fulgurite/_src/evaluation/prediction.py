@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.feed import MAX_IN_FLIGHT, BatchFeed, EvalBatch
-from fulgurite._src.evaluation.program import ProgramCache
+from fulgurite._src.evaluation.program import EvaluationProgramCache
 from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.model.module import get_method
@@ -34,7 +34,9 @@ class PredictionRunner:
 
     def __init__(self, services: Services) -> None:
         self._step = EvaluationStep(services, Evaluation("predict", ()), "predict_step")
-        self._programs = ProgramCache(services.compilations, "predict", self._make_program)
+        self._programs = EvaluationProgramCache(
+            services.compilations, "predict", self._make_program
+        )
 
     def predict(
         self,

@@ -51,6 +51,12 @@ class EvaluationCarry(NamedTuple):
     collected_names: dict[str, None]
     has_batches: Bool[Array, ""]
 
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of every kind by name, with None for those that collect: what has one
+        structure in all batches of one structure."""
+        return self.accumulator.by_name | self.collected_names
+
 
 class CarryLayout:
     """How what one batch of an evaluation hands to the next crosses `jax.jit`: single numbers in
@@ -172,12 +178,9 @@ class EvaluationProgram:
         if self.carry_layout is None:
             self.carry_layout = carry.layout
             return
-        previous, new = carry.layout.spec, self.carry_layout.spec
-        check_same_structure(
-            previous.accumulator.metrics | previous.collected_names,
-            new.accumulator.metrics | new.collected_names,
-            where,
-        )
+        previous: EvaluationCarry = carry.layout.spec
+        new: EvaluationCarry = self.carry_layout.spec
+        check_same_structure(previous.metrics, new.metrics, where)
 
     def _call_flat(self, *arguments: Any) -> tuple[list[Any], list[Any], list[Any]]:
         *others, carry = arguments
@@ -192,8 +195,8 @@ class EvaluationProgram:
         return self.carry_layout.flatten(carry), collected_leaves, media_leaves
 
 
-class ProgramCache(Generic[AnyProgram]):
-    """The programs of one kind of step, by target and by structure of the batches.
+class EvaluationProgramCache(Generic[AnyProgram]):
+    """The programs of one kind of evaluation step, by target and by structure of the batches.
 
     Args:
         compilations: is told of new executables, and says how many there may be.

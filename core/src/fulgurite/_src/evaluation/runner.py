@@ -11,7 +11,11 @@ from fulgurite._src.data.sources import StatefulSource, as_data
 from fulgurite._src.evaluation.evaluation import Evaluation, ShouldStop, never_stop
 from fulgurite._src.evaluation.evaluation_pass import EvaluationPass
 from fulgurite._src.evaluation.feed import BatchFeed
-from fulgurite._src.evaluation.program import EvaluationCarry, EvaluationProgram, ProgramCache
+from fulgurite._src.evaluation.program import (
+    EvaluationCarry,
+    EvaluationProgram,
+    EvaluationProgramCache,
+)
 from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.totals import EvaluationTotals
@@ -33,7 +37,7 @@ class EvaluationRunner:
     def __init__(self, services: Services, evaluation: Evaluation) -> None:
         self._evaluation = evaluation
         self._step = EvaluationStep(services, evaluation, "validation_step")
-        self._programs = ProgramCache(
+        self._programs = EvaluationProgramCache(
             services.compilations, f"evaluate.{evaluation.name}", self._make_program
         )
         self._warnings = ResultWarnings(self._step, services.compilations)
@@ -71,11 +75,11 @@ class EvaluationRunner:
                         )
                     self._warnings.warn_of_bare_numbers(target, feed, batch)
                     evaluation_pass.add(batch)
-                    # Behind the step itself, whose own errors come first.
+                    # After the step itself, whose own errors come first.
                     self._warnings.warn_of_padding(target, feed, batch)
-            return evaluation_pass.result()
+            return evaluation_pass.get_totals()
 
-    def check(self, target: EvalTarget, data: Any) -> dict[str, type]:
+    def trace_metric_types(self, target: EvalTarget, data: Any) -> dict[str, type]:
         """Trace an evaluation by shape, on the first batch of `data`, and return the types of its
         metrics by name; nothing is compiled.
 
@@ -103,11 +107,12 @@ class EvaluationRunner:
                 program = self._programs.get(target, batch.value)
                 arguments = feed.place(batch)
                 carry, collected, _ = jax.eval_shape(program, *arguments, None)
+                # Once more with the carry, as every batch runs it: only then are metrics merged.
                 jax.eval_shape(program, *arguments, carry)
                 assert program.carry_layout is not None
                 spec: EvaluationCarry = program.carry_layout.spec
                 collected = program.collected_treedef.unflatten(collected)
-                metrics = spec.accumulator.metrics | spec.accumulator.running | collected
+                metrics = spec.accumulator.by_name | collected
                 metric_types = {name: type(metric) for name, metric in metrics.items()}
         return metric_types
 

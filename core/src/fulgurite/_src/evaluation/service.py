@@ -110,21 +110,20 @@ class EvaluationService:
         for name, evaluator in self.evaluators.items():
             if evaluator.check_at_start:
                 with error_context(lambda name=name: f"evaluator {name!r}, before the first step"):
-                    self._check(evaluator, state)
+                    self._trace_metric_types(evaluator, state)
 
     def get_metric_types(self, state: TrainState, source: str) -> dict[str, type]:
         """Return the class of each metric that a source of records gives, by name; the arguments
         are those of `Engine.get_metric_types`."""
         if source == "train":
-            window = state.metric_window.values
-            metrics = window.metrics | window.running
+            metrics = state.metric_window.values.by_name
             return {name: type(metric) for name, metric in metrics.items()}
-        return self._check(self._get_evaluator(source), state)
+        return self._trace_metric_types(self._get_evaluator(source), state)
 
-    def _check(self, evaluator: Evaluation, state: TrainState) -> dict[str, type]:
+    def _trace_metric_types(self, evaluator: Evaluation, state: TrainState) -> dict[str, type]:
         """Trace an evaluation by shape, and return the types of its metrics by name."""
         target = self._view_target(evaluator, state)
-        return self._get_runner(evaluator).check(target, evaluator.data)
+        return self._get_runner(evaluator).trace_metric_types(target, evaluator.data)
 
     def _as_target(self, model: Any) -> EvalTarget:
         return as_eval_target(model, make_root_key(self._services.settings.seed))

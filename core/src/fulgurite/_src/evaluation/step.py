@@ -17,7 +17,6 @@ from fulgurite._src.evaluation.batch_metrics import (
 from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.program import EvaluationCarry
 from fulgurite._src.execution.debugging import check_jit_can_compile
-from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import MEDIA_ACTION
 from fulgurite._src.model.mode import training_mode
@@ -37,8 +36,7 @@ class EvaluationStep:
         plugins: those of the engine.
         sharding: where arrays lie.
         batch_index: the number of the batch at hand, for errors.
-        may_have_bare_numbers: whether a batch had numbers of which nobody says what they are means
-            over.
+        may_have_bare_numbers: whether a batch had scalars without a known weight.
 
     Args:
         services: what the engine provides.
@@ -89,7 +87,7 @@ class EvaluationStep:
         index: Any,
         carry: EvaluationCarry | None,
     ) -> tuple[EvaluationCarry, Any, Any]:
-        """Return the carry with one batch more, and its collecting metrics and media; traced.
+        """Return the carry with one more batch, and its collecting metrics and media; traced.
 
         Args:
             target: module, model state, key and step.
@@ -101,21 +99,16 @@ class EvaluationStep:
         with self.open_context(target, batch, device_arrays, index) as (module, batch, ctx):
             output = self.run(self.sharding, module, batch, ctx)
             self.may_have_bare_numbers |= may_have_bare_numbers(self.evaluation, output)
-            metrics, collected = collect_batch_metrics(
+            accumulator, collected = collect_batch_metrics(
                 self.evaluation, self.plugins, module, output, batch, ctx
             )
             media = choose_media(self.evaluation, output, batch, ctx, index == 0)
-        accumulator = MetricAccumulator.from_metrics(metrics)
-        names = dict.fromkeys(collected)
+        new = EvaluationCarry(accumulator, dict.fromkeys(collected), jnp.bool_(True))
         if carry is not None:
-            previous = carry.accumulator
-            check_same_structure(
-                previous.metrics | carry.collected_names,
-                metrics | names,
-                f"the metrics of {self.batch_name}",
-            )
-            accumulator = previous.update(accumulator, restart=~carry.has_batches)
-        return EvaluationCarry(accumulator, names, jnp.bool_(True)), collected, media
+            check_same_structure(carry.metrics, new.metrics, f"the metrics of {self.batch_name}")
+            updated = carry.accumulator.update(accumulator, restart=~carry.has_batches)
+            new = new._replace(accumulator=updated)
+        return new, collected, media
 
     @contextmanager
     def open_context(

@@ -11,7 +11,7 @@ from fulgurite._src.evaluation.batch_metrics import as_numbers, compute_collecte
 from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult
 from fulgurite._src.evaluation.program import Carry
 from fulgurite._src.metrics.accumulator import MetricAccumulator
-from fulgurite._src.metrics.base import CollectingMetric, Metric, flatten_nested
+from fulgurite._src.metrics.base import CollectingMetric, flatten_nested
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ class EvaluationTotals:
         device."""
         return self.get_result().metrics
 
-    def read_metrics(self) -> dict[str, Metric | CollectingMetric]:
+    def read_metrics(self) -> dict[str, Any]:
         """Return the metrics over all batches so far themselves, by name, on the host: they can be
         merged with those of other evaluations. Waits for the device."""
         accumulator, collected = self._read()
-        return {**accumulator.metrics, **collected}
+        return {**accumulator.by_name, **collected}
 
     def get_result(self) -> EvaluationResult:
         """Return the metrics and media over all batches so far. Waits for the device."""
         accumulator, collected = self._read()
         values: dict[str, Any] = accumulator.compute()
-        shown = {name: metric.media() for name, metric in accumulator.metrics.items()}
+        shown = {name: metric.media() for name, metric in accumulator.by_name.items()}
         media = dict(self.shown)
         media |= {name: value for name, value in flatten_nested(shown).items() if value is not None}
         for name, metric in collected.items():

@@ -45,7 +45,7 @@ TransformBatch = Callable[[Any, Context], Any]
 """What a batch goes through before the step: `transform_batch(batch, ctx)`; traced."""
 
 MAX_TRIALS = 4
-"""On how many batches it is tried if numbers are means over examples, while they say nothing."""
+"""How many batches are tried to see if numbers are means over examples, while that is undecided."""
 
 
 class StepTrials:
@@ -90,7 +90,7 @@ class StepTrials:
 
         with sharding.mesh_context():
             leaves = sharding.put_on_mesh(target.leaves)
-            batch = sharding.shard_eval_batch(sample.batch)
+            batch = sharding.shard_eval_batch(sample.batch, beside=leaves)
             program = jax.jit(run)
             arguments = (leaves, batch, device_arrays)
             if not jax.eval_shape(program, *arguments)[0]:
@@ -125,7 +125,7 @@ class StepTrials:
 
         with sharding.mesh_context():
             leaves = sharding.put_on_mesh(target.leaves)
-            batch = sharding.shard_eval_batch(examples)
+            batch = sharding.shard_eval_batch(examples, beside=leaves)
             arguments = (leaves, batch, device_arrays)
             prepare = partial(self._prepare, target, transform_batch)
             return try_padding(compute_numbers, prepare, arguments)
@@ -185,14 +185,14 @@ class ResultWarnings:
         self._name = step.evaluation.name
         self._trials = StepTrials(step)
         self._compilations = compilations
-        # By target, how often its bare numbers are to be tried yet; and those tried with padding.
+        # By target, how many trials of bare numbers are left; and the targets tried with padding.
         self._trials_left: dict[Any, int] = {}
         self._padded_targets: set[Any] = set()
         self._small_batch: Any = None
         self._is_tried = False
 
     def warn_of_bare_numbers(self, target: EvalTarget, feed: BatchFeed, batch: EvalBatch) -> None:
-        """Tell it, from the second batch on, if the results depend on how the data is divided.
+        """Tell the user, from the second batch on, if the results depend on how data is divided.
 
         Args:
             target: what is evaluated.
@@ -240,7 +240,7 @@ class ResultWarnings:
         self._compilations.notify(message)
 
     def warn_of_padding(self, target: EvalTarget, feed: BatchFeed, batch: EvalBatch) -> None:
-        """Tell it if padding counts in the results, at the first batch that has some.
+        """Tell the user if padding counts in the results, at the first batch that has some.
 
         Args:
             target: what is evaluated.

@@ -56,6 +56,7 @@ class BatchBuffer:
 
     def _stack(self, place: Any) -> Any:
         if isinstance(place, list):
+            # Arrays that were put on different devices cannot be stacked.
             place = put_beside(place, place[0])
             return jnp.stack([*place, *[place[-1]] * (self._size - len(place))])
         return place

@@ -13,6 +13,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Key
 
+from fulgurite._src.metrics.accumulator import MetricAccumulator
+from fulgurite._src.metrics.base import AccumulatedMetric
 from fulgurite._src.model.module import (
     Module,
     OptimizerSpec,
@@ -23,13 +25,14 @@ from fulgurite._src.model.module import (
 from fulgurite._src.plugins.answers import check_not_among, record_answers
 from fulgurite._src.plugins.implementations import HookImpl
 from fulgurite._src.plugins.manager import PluginManager
+from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.rng import fold_name, make_root_key
 from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
 from fulgurite._src.training.services import Services
 from fulgurite._src.training.state import ModelInit, TrainState
-from fulgurite._src.training.update import GradientUpdate, UpdateRule
+from fulgurite._src.training.update import GradientUpdate, UpdateRule, check_can_rewrap
 from fulgurite._src.tree.paths import leaves_with_paths
 from fulgurite._src.tree.specs import check_same_structure, copy_arrays, format_tree, is_array
 from fulgurite._src.tree.typecheck import check_module_fields, check_static_fields
@@ -48,8 +51,20 @@ _HOW_WITHOUT_VALUES = (
 )
 
 
-class TrainingRule(NamedTuple):
-    """The update rule of a program.
+class WindowSpec(NamedTuple):
+    """The metrics of training steps, as `jax.ShapeDtypeStruct`s.
+
+    Attributes:
+        metrics: of all steps.
+        optional: the names of those that batches of some structures do not have.
+    """
+
+    metrics: MetricAccumulator
+    optional: tuple[str, ...]
+
+
+class ConfiguredRule(NamedTuple):
+    """The update rule of a program, with the optimizers that were configured for it.
 
     Attributes:
         update_rule: how a batch becomes an update.
@@ -60,8 +75,9 @@ class TrainingRule(NamedTuple):
     origin: str
 
 
-def build_update_rule(services: Services, model_init: ModelInit) -> TrainingRule:
-    """Return the update rule for a module, with the optimizers and wrappers of plugins.
+def build_update_rule(services: Services, model_init: ModelInit) -> ConfiguredRule:
+    """Return the update rule for a module, with the optimizers and wrappers of plugins, and who
+    configured its optimizers.
 
     Args:
         services: of the engine.
@@ -71,7 +87,7 @@ def build_update_rule(services: Services, model_init: ModelInit) -> TrainingRule
         ModelError: there is nothing to train, or an optimizer needs values that are not there.
         PluginError: the optimizers need the update rule of a plugin.
     """
-    rules: list[TrainingRule] = []
+    rules: list[ConfiguredRule] = []
 
     # Traced arrays are arrays to `eqx.is_array`, which masks of weight decay go by, and shapes are
     # not: with shapes, such a mask was False everywhere. What is computed without the module is
@@ -86,7 +102,7 @@ def build_update_rule(services: Services, model_init: ModelInit) -> TrainingRule
     return rules[0]
 
 
-def _build_update_rule_for(services: Services, module: Any) -> TrainingRule:
+def _build_update_rule_for(services: Services, module: Any) -> ConfiguredRule:
     get_method(module, "training_step")
     optimizers, origin = _get_optimizers(services, module)
     hooks = services.plugins.hooks
@@ -104,17 +120,23 @@ def _build_update_rule_for(services: Services, module: Any) -> TrainingRule:
         update_rule = GradientUpdate(first)
     policy = services.settings.on_nonfinite
     update_rule = hooks.wrap_update_rule.fold(
-        "update_rule", update_rule, module=module, on_nonfinite=policy
+        "update_rule", update_rule, accept=_accept_rule, module=module, on_nonfinite=policy
     )
     _check_trainable(services, module, update_rule)
-    return TrainingRule(update_rule, origin)
+    return ConfiguredRule(update_rule, origin)
+
+
+def _accept_rule(plugin: RegisteredPlugin, update_rule: UpdateRule | None) -> UpdateRule | None:
+    if update_rule is not None:
+        check_can_rewrap(update_rule)
+    return update_rule
 
 
 def _check_trainable(services: Services, module: Any, update_rule: UpdateRule) -> None:
     """Raise `ModelError` if a module has arrays, and none that a gradient could change."""
     leaves = leaves_with_paths(module)
     has_floats = any(is_floating_array(leaf) for _, leaf in leaves)
-    # A rule of a plugin may train others, and an engine of one's own anything.
+    # The rule of a plugin may train others, and the `train_step` of a subclass anything.
     is_trained = any(jax.tree.leaves(update_rule.trainable_mask(module)))
     if has_floats or is_trained or services.custom_train_step is not None:
         return
@@ -164,7 +186,7 @@ def _get_gradient_transform(
 def init_train_state(
     plugins: PluginManager,
     update_rule: UpdateRule,
-    window: "WindowSpec",
+    window: WindowSpec,
     model_init: ModelInit,
     arrays: Any,
     key: Key[Array, ""],
@@ -223,43 +245,29 @@ def trace_program(
     return program, eqx.combine(arrays, static)
 
 
-class WindowSpec(NamedTuple):
-    """The metrics of training steps, as `jax.ShapeDtypeStruct`s.
-
-    Attributes:
-        metrics: merged over a window, by name.
-        running: carried from step to step, by name.
-        optional: the names of those that batches of some structures do not have.
-    """
-
-    metrics: dict[str, Any]
-    running: dict[str, Any]
-    optional: tuple[str, ...]
-
-
-def unite_metric_specs(specs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> WindowSpec:
+def unite_metric_specs(specs: Iterable[MetricAccumulator]) -> WindowSpec:
     """Return the metrics of steps on batches of several structures together.
 
     Args:
-        specs: the metrics and the running metrics of a step on each structure.
+        specs: the metrics of a step on each structure.
 
     Raises:
         ModelError: two structures have a metric of one name and of different kinds.
     """
-    united: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    united: dict[str, AccumulatedMetric] = {}
     names_by_structure = []
-    for kinds in specs:
-        names_by_structure.append({name for kind in kinds for name in kind})
-        for of_one, of_all in zip(kinds, united, strict=True):
-            for name, spec in of_one.items():
-                check_same_structure(
-                    of_all.setdefault(name, spec),
-                    spec,
-                    f"the metric {name!r} on batches of another structure",
-                )
-    in_all = set.intersection(*names_by_structure)
-    optional = sorted(set.union(*names_by_structure) - in_all)
-    return WindowSpec(*united, tuple(optional))
+    for structure_metrics in specs:
+        metrics = structure_metrics.by_name
+        names_by_structure.append(metrics.keys())
+        for name, spec in metrics.items():
+            check_same_structure(
+                united.setdefault(name, spec),
+                spec,
+                f"the metric {name!r} on batches of another structure",
+            )
+    in_all = set.intersection(*map(set, names_by_structure))
+    optional = sorted(united.keys() - in_all)
+    return WindowSpec(MetricAccumulator.from_metrics(united), tuple(optional))
 
 
 def build_module(
@@ -315,8 +323,9 @@ def init_plugin_states(
             plugin_state = module.adapt_plugin_state(name, plugin_state)
         for path, leaf in leaves_with_paths(plugin_state):
             if not is_array(leaf):
+                where = path or "it"
                 raise PluginError(
-                    f"plugin {name!r}, hook init_plugin_state: {path} is {leaf!r}; a plugin's "
+                    f"plugin {name!r}, hook init_plugin_state: {where} is {leaf!r}; a plugin's "
                     "state holds nothing but arrays: turn numbers into arrays, and leave others "
                     "out with eqx.filter(tree, eqx.is_array)"
                 )

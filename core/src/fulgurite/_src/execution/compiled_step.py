@@ -28,7 +28,6 @@ from fulgurite._src.tree.paths import leaves_with_paths
 from fulgurite._src.tree.specs import (
     describe_structures,
     format_tree,
-    put_beside,
     shape_signature,
     shape_spec,
 )
@@ -212,10 +211,9 @@ class CompiledStep:
 
     def _place(self, flat: FlatState, batches: BatchBuffer, device_arrays: Any) -> tuple[Any, ...]:
         """Return the arguments of a dispatch, with its batches where the step finds them."""
-        stacked = batches.get_batches()
-        if self._sharding.mesh is None:
-            stacked = put_beside(stacked, flat)
-        buffer = self._sharding.shard_batch(stacked, is_stacked=self._runs_in_loop)
+        buffer = self._sharding.shard_batch(
+            batches.get_batches(), beside=flat, is_stacked=self._runs_in_loop
+        )
         return flat.arrays, flat.packed, device_arrays, buffer, np.int32(batches.count)
 
     def _begin(self, batch: Any, arguments: tuple[Any, ...], steps_done: Any) -> StepCompilation:

@@ -7,7 +7,7 @@ a fit begins with is done meanwhile, and so that a wait for it can be left.
 """
 
 from collections import OrderedDict
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from hashlib import sha256
 from threading import Thread
 from time import perf_counter
@@ -117,7 +117,10 @@ class Compilation:
         """
         started = perf_counter()
         with Wait("the compiler", patience):
-            executable = self._future.result()
+            # A signal that comes just before a lock is waited for does not end that wait.
+            while not self._future.done():
+                wait([self._future], timeout=0.5)
+        executable = self._future.result()
         self.background_seconds = max(self._seconds - (perf_counter() - started), 0.0)
         if self._key is not None:
             _executables[self._key] = executable

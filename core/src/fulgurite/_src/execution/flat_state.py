@@ -227,7 +227,7 @@ class StateLayout:
     def flatten(self, state: TrainState) -> FlatState:
         """Return the flat form of a state, outside of a trace.
 
-        Each array lies where it belongs, on the device, and is no other one of them. A state that
+        Each array lies where it belongs, on the device, and no array is there twice. A state that
         was consumed is an error.
         """
         arrays, scalars = self._select_raw(state)

@@ -33,6 +33,7 @@ from fulgurite._src.execution.dispatch import (
 from fulgurite._src.execution.executables import compile_lowered
 from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
 from fulgurite._src.identity import ByIdentity
+from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.conversion import to_number
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
@@ -66,8 +67,8 @@ class Program:
         state_spec: the train state as `jax.ShapeDtypeStruct`s, with shardings where there are some.
         layout: how states cross `jax.jit`.
         dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
-        has_tried_losses: whether it was tried if the losses are means over examples.
-        has_tried_padding: whether it was tried if padding counts in them.
+        has_tried_losses: whether the check that the losses are means over examples has run.
+        has_tried_padding: whether the check that padding does not count in them has run.
 
     Args:
         services: of the engine.
@@ -88,14 +89,15 @@ class Program:
         self.step = self._get_step(self.update_rule.for_step(0, StepRange(0)))
         self._batch_structures = {jax.tree.structure(batch) for batch in batches}
         self._batch_bytes = max(map(count_batch_bytes, map(shape_spec, batches)))
-        self._window_spec = WindowSpec({}, {}, ())
+        self._window_spec = WindowSpec(MetricAccumulator({}, {}), ())
         self._step_programs: list[ClosedJaxpr] = []
         with services.sharding.mesh_context():
             key = jax.random.key(0)
             _, without_metrics = self._trace(
                 partial(self._init_state, model_init), model_init.arrays, key, key
             )
-            # No generator: it would make of a plugin's StopIteration an error that names nobody.
+            # A list: inside a generator a plugin's StopIteration would become a RuntimeError that
+            # does not name the plugin.
             self._window_spec = unite_metric_specs(
                 [
                     self._trace_step_metrics(without_metrics, batch, device_arrays)
@@ -141,11 +143,9 @@ class Program:
             model_init: where the module comes from.
             key: the root key.
         """
-        params_key = key
-        if model_init.model is None:
-            # Folded out here, once a process: XLA takes longer for a fold than for the rest of a
-            # small model.
-            params_key = self._services.make_rng_streams(key).key("params", "init")
+        # Folded out here, once a process: XLA takes longer for a fold than for the rest of a small
+        # model.
+        params_key = self._services.make_params_key(model_init, key)
         if self._shardings is None:
             state = self._init_state(model_init, model_init.arrays, key, params_key)
             return self._fill_spec(self._select_arrays(state))
@@ -310,9 +310,10 @@ class Program:
             unneeded -= {path for path, is_needed in pairs if is_needed}
         return [path for path in paths if path in unneeded]
 
-    def _trace_step_metrics(self, state: TrainState, batch: Any, device_arrays: Any) -> Any:
-        """Return the metrics and the running metrics of a step, by name, as
-        `jax.ShapeDtypeStruct`s, and keep its program.
+    def _trace_step_metrics(
+        self, state: TrainState, batch: Any, device_arrays: Any
+    ) -> MetricAccumulator:
+        """Return the metrics of a step as `jax.ShapeDtypeStruct`s, and keep its program.
 
         Args:
             state: without metrics in its window.
@@ -324,11 +325,13 @@ class Program:
         self._step_programs.append(program)
         return metrics
 
-    def _compute_step_metrics(self, state: TrainState, batch: Any, device_arrays: Any) -> Any:
+    def _compute_step_metrics(
+        self, state: TrainState, batch: Any, device_arrays: Any
+    ) -> MetricAccumulator:
         due = jnp.zeros(len(self._services.due_names), bool)
         batch = ArrayData.gather(device_arrays, batch)
         outcome = self.step.update(state, batch, due, step_number=1)
-        return outcome.metrics, outcome.running_metrics
+        return outcome.metrics
 
 
 def _mark_as_closed(packing: VectorPacking, packed: Vectors) -> Vectors:

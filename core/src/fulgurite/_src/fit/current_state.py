@@ -70,8 +70,8 @@ class CurrentState:
         """Reset the training metrics at this step."""
         self.flat = self._program.layout.flatten_on_host(self.read().reset_metrics())
 
-    def begin_window(self) -> Vectors:
-        """End the metric window at this step, and return what `Program.read_window` takes."""
+    def close_window(self) -> Vectors:
+        """Close the metric window at this step, and return what `Program.read_window` takes."""
         self.flat, values = self._program.close_window(self._flat)
         return values
 

@@ -1,6 +1,6 @@
 """What happens at a step where something is due: its actions, in order, and what they return."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from fulgurite._src.fit.actions import ReplaceState, StopTraining
 from fulgurite._src.fit.run import Run
@@ -11,18 +11,6 @@ from fulgurite._src.plugins.answers import check_has_run
 from fulgurite._src.plugins.implementations import plugin_error_context
 from fulgurite._src.triggers import is_exact
 from fulgurite.errors import EvaluationInterrupted, PluginError
-
-
-class Outcome(NamedTuple):
-    """What the actions at a step have led to.
-
-    Attributes:
-        stop_reason: why training ends there before its planned end, or None.
-        is_save_requested: whether an action has asked for a checkpoint that is not saved yet.
-    """
-
-    stop_reason: str | None
-    is_save_requested: bool
 
 
 class DuePoint:
@@ -53,11 +41,11 @@ class DuePoint:
         self._done_before: set[str] = set()
         self._window_is_logged = False
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Run the actions, up to the first that is interrupted.
 
-        To see what happens in which order, read this function, `_call` and `_apply_answer`. All
-        else here is for what an action may leave behind that fails or is interrupted.
+        To see what happens in which order, read this function, `_run_action`, `_call` and
+        `_apply_answer`; the rest says which actions are due, and handles interruptions.
         """
         fit, scheduler = self._fit, self._fit.scheduler
         fit.is_between_steps = True
@@ -68,7 +56,7 @@ class DuePoint:
         if self._pending:
             # What is due and not pending was done before the interruption. What falls due by a
             # pending action, such as the end of the run by early stopping, was not.
-            due = {action.name for action in fit.actions if self._is_due_by_trigger(action)}
+            due = {action.name for action in fit.engine.actions if self._is_due_by_trigger(action)}
             self._done_before = due - set(self._pending)
         while (action := self._take_next()) is not None:
             try:
@@ -76,28 +64,26 @@ class DuePoint:
             except EvaluationInterrupted as interruption:
                 self._note_interruption(action, interruption)
                 break
-        stop_reason = fit.progress.stop_reason
-        if stop_reason is None:
-            stop_reason = next(iter(scheduler.stop_reasons), None)
+        if fit.progress.stop_reason is None:
+            fit.progress.stop_reason = next(iter(scheduler.stop_reasons), None)
         scheduler.forget_requests()
         fit.is_between_steps = False
         if fit.resume_point.loop_state not in (LoopState.INTERRUPTED, LoopState.BROKEN):
             fit.resume_point.loop_state = LoopState.STEPPING
-        return Outcome(stop_reason, fit.resume_point.is_save_requested)
 
     # --- which actions ----------------------------------------------------------------------------
 
     def _take_next(self) -> BoundAction | None:
         """Return the next action to run; None at the end."""
-        for action in self._fit.actions:
+        for action in self._fit.engine.actions:
             if self._is_due(action):
                 self._taken.add(action.name)
                 return action
         return None
 
-    def _list_behind(self, action: BoundAction) -> tuple[str, ...]:
-        """Return the names of what is due behind an action."""
-        later = self._fit.actions[self._fit.actions.index(action) + 1 :]
+    def _list_later(self, action: BoundAction) -> tuple[str, ...]:
+        """Return the names of what is due after an action."""
+        later = self._fit.engine.actions[self._fit.engine.actions.index(action) + 1 :]
         return tuple(action.name for action in later if self._is_due(action))
 
     def _is_due(self, action: BoundAction) -> bool:
@@ -108,8 +94,8 @@ class DuePoint:
             return action.name in self._pending or (
                 action.name not in self._done_before and self._is_due_by_trigger(action)
             )
-        is_tried = self._fit.progress.is_at_end and action.name in self._fit.untried_actions
-        return is_tried or self._is_due_by_trigger(action)
+        is_trial_run = self._fit.progress.is_at_end and action.name in self._fit.untried_actions
+        return is_trial_run or self._is_due_by_trigger(action)
 
     def _is_due_by_trigger(self, action: BoundAction) -> bool:
         progress = self._fit.progress
@@ -124,7 +110,7 @@ class DuePoint:
 
     def _run_action(self, action: BoundAction) -> None:
         """Run an action. One that fails without having emitted a record is pending, and so is
-        everything behind it: the run that resumes does them, so that its records come in the same
+        everything after it: the run that resumes does them, so that its records come in the same
         order."""
         fit, resume_point = self._fit, self._fit.resume_point
         if action.closes_window and not self._window_is_logged:
@@ -133,7 +119,7 @@ class DuePoint:
         if action.stage == "save":
             fit.records.flush(wait=True)
             resume_point.loop_state = LoopState.SAVING
-            resume_point.pending_actions = self._list_behind(action)
+            resume_point.pending_actions = self._list_later(action)
             if not fit.progress.should_train:
                 fit.result = fit.build_result()
         resume_point.num_records_before_action = fit.records.num_records
@@ -141,13 +127,13 @@ class DuePoint:
             # Records from before the action are not part of it.
             if fit.do_records_change_host_states:
                 fit.records.flush(wait=True)
-            resume_point.host_before_action = fit.copy_host()
+            resume_point.host_before_action = fit.take_host_snapshot()
         fit.signals.is_in_action = True
         try:
             self._call(action)
         except Exception:
             if fit.records.num_records == resume_point.num_records_before_action:
-                resume_point.pending_actions = (action.name, *self._list_behind(action))
+                resume_point.pending_actions = (action.name, *self._list_later(action))
                 resume_point.loop_state = LoopState.INTERRUPTED
             raise
         finally:

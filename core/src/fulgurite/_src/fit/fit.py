@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, ExitStack
 
+from fulgurite._src.evaluation.service import EvaluationService
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.ending import ResultKeeper
 from fulgurite._src.fit.engine_view import EngineView
@@ -14,12 +15,18 @@ from fulgurite._src.sharding import SINGLE_PROCESS
 from fulgurite._src.timing import Timings
 
 
-def run_fit(engine: EngineView, programs: ProgramCache, request: FitRequest) -> FitResult:
+def run_fit(
+    engine: EngineView,
+    programs: ProgramCache,
+    evaluations: EvaluationService,
+    request: FitRequest,
+) -> FitResult:
     """Train, and return the result.
 
     Args:
         engine: the engine that trains.
         programs: of the engine.
+        evaluations: of the engine.
         request: what `Engine.fit` was asked for.
     """
     plugins = engine.plugins
@@ -37,7 +44,7 @@ def run_fit(engine: EngineView, programs: ProgramCache, request: FitRequest) -> 
         plugins.hooks.around_fit.enter_contexts(stack, timings=plugins.timings)
         with plugins.timings.time("start"):
             plan = plan_fit(engine, programs, request, stack)
-        loop = Loop(engine, plan, signals)
+        loop = Loop(engine, evaluations, plan, signals)
         keeper.loop = loop
         # What opens the run's directory compares it with the snapshot, and closes it last. It
         # describes the run before host states are restored, which may be in the fields that

@@ -4,7 +4,7 @@ order."""
 from functools import partial
 
 from fulgurite._src.callbacks import callback_error_context
-from fulgurite._src.fit.actions import ScheduledAction
+from fulgurite._src.evaluation.service import EvaluationService
 from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.dispatcher import StepDispatcher
 from fulgurite._src.fit.due import DuePoint
@@ -15,17 +15,10 @@ from fulgurite._src.fit.records import RecordDispatcher
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.run import Run
 from fulgurite._src.fit.running import RunningFit
-from fulgurite._src.fit.scheduler import (
-    EPOCH_END_ACTION,
-    BoundAction,
-    Scheduler,
-    get_engine_plugin,
-    insert_epoch_end_action,
-)
+from fulgurite._src.fit.scheduler import Scheduler
 from fulgurite._src.fit.signals import StopRequests
 from fulgurite._src.fit.snapshot import Snapshot, read_shared
 from fulgurite._src.fit.train_metrics import TrainMetrics
-from fulgurite._src.triggers import EveryEpoch
 
 
 class Loop:
@@ -41,13 +34,19 @@ class Loop:
 
     Args:
         engine: the engine.
+        evaluations: of the engine.
         plan: what the fit begins with.
         signals: the signals that were received.
     """
 
-    def __init__(self, engine: EngineView, plan: FitPlan, signals: StopRequests) -> None:
-        epoch_end = ScheduledAction(EPOCH_END_ACTION, EveryEpoch(), self._call_on_epoch_end)
-        self.fit = _assemble_fit(engine, plan, signals, epoch_end)
+    def __init__(
+        self,
+        engine: EngineView,
+        evaluations: EvaluationService,
+        plan: FitPlan,
+        signals: StopRequests,
+    ) -> None:
+        self.fit = _assemble_fit(engine, evaluations, plan, signals)
         self._dispatcher = StepDispatcher(self.fit, plan.steps_per_execution, plan.device_arrays)
         self._train_metrics = TrainMetrics(self.fit, int(plan.state.nonfinite.skipped))
         self._start_messages = plan.messages
@@ -83,7 +82,7 @@ class Loop:
         engine = fit.engine
         if engine.evaluators and fit.progress.should_train:
             with fit.timings.time("check"):
-                engine.check_evaluators(fit.state.read())
+                fit.evaluations.check_evaluators(fit.state.read())
         if fit.resumed_from is not None:
             self._note_newly_due(fit.resumed_from)
             fit.call_event("on_restore", run=self.run, step=self.step)
@@ -139,13 +138,12 @@ class Loop:
 
     def _run_due_actions(self, pending: tuple[str, ...] = ()) -> None:
         """Do what is due at this step, or what is `pending` of it where a run resumes."""
-        outcome = DuePoint(self.fit, self.run, self._train_metrics, pending).run()
-        self.fit.progress.stop_reason = outcome.stop_reason
-        if outcome.is_save_requested:
+        DuePoint(self.fit, self.run, self._train_metrics, pending).run()
+        if self.fit.resume_point.is_save_requested:
             self.run.save()
 
     def _stop_if_requested(self) -> None:
-        """Stop at a step without actions if all processes agree to."""
+        """Stop here, without running actions, if all processes agree to."""
         scheduler, progress = self.fit.scheduler, self.fit.progress
         if scheduler.poll_requests(progress.step):
             progress.stop_reason = next(iter(scheduler.stop_reasons), progress.stop_reason)
@@ -171,32 +169,24 @@ class Loop:
                 notes = "; ".join(getattr(further, "__notes__", []))
                 error.add_note(f"and then {type(further).__name__}: {further} ({notes})")
 
-    def _call_on_epoch_end(self, run: Run) -> None:
-        self.fit.call_event(
-            "on_epoch_end", run=run, epoch=len(self.fit.progress.step_range.epoch_ends) - 1
-        )
-
 
 def _assemble_fit(
-    engine: EngineView, plan: FitPlan, signals: StopRequests, epoch_end: ScheduledAction
+    engine: EngineView, evaluations: EvaluationService, plan: FitPlan, signals: StopRequests
 ) -> RunningFit:
     """Return the parts of a fit, which stands where its plan says.
 
     Args:
         engine: the engine.
+        evaluations: of the engine.
         plan: what the fit begins with.
         signals: the signals that were received.
-        epoch_end: calls `on_epoch_end`: so it is ordered, and pending after an interruption, as any
-            other action.
     """
     snapshot = plan.resumed_from
-    owner = get_engine_plugin(engine.plugins)
-    bound_epoch_end = BoundAction(EPOCH_END_ACTION, owner, epoch_end, is_engine_action=True)
-    actions = insert_epoch_end_action(engine.actions, bound_epoch_end)
     is_trial = engine.fast_dev_run is not None
     progress = Progress(int(plan.state.step), plan.step_range, plan.requested_length)
     fit = RunningFit(
         engine=engine,
+        evaluations=evaluations,
         program=plan.program,
         data_iterator=plan.data_iterator,
         signals=signals,
@@ -208,9 +198,8 @@ def _assemble_fit(
             loggers=() if is_trial else None,
         ),
         timings=engine.plugins.timings,
-        actions=actions,
         scheduler=Scheduler(
-            actions,
+            engine.actions,
             progress.step,
             engine.services.due_names,
             engine.sharding.sync,
@@ -220,7 +209,7 @@ def _assemble_fit(
         resume=plan.resume,
         metrics={} if snapshot is None else dict(snapshot.metrics),
         shared={} if snapshot is None else read_shared(snapshot),
-        untried_actions={action.name for action in actions} if is_trial else set(),
+        untried_actions={action.name for action in engine.actions} if is_trial else set(),
     )
     if snapshot is not None:
         progress.data_position = snapshot.data_position

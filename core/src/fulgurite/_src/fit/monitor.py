@@ -26,7 +26,7 @@ _ENGINE_METRICS = {"skipped_steps", "steps_per_second"}
 
 def get_decision_stage(monitor: str) -> ActionStage:
     """Return the stage in which an action decides by a metric `SOURCE/NAME`: for those of training
-    `act`, behind the end of the metric window; else `decide`, behind the evaluations."""
+    `act`, after the end of the metric window; else `decide`, after the evaluations."""
     return "act" if _get_source(monitor) == "train" else "decide"
 
 

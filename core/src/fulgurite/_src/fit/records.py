@@ -289,7 +289,7 @@ class RecordDispatcher:
     """Takes records in emission order and passes them to the loggers in that
     order.
 
-    A record may wait for values that are still being computed; those behind it wait as well, so
+    A record may wait for values that are still being computed; those after it wait as well, so
     that no logger sees a step before an earlier one, and nobody waits for the device.
 
     Example:
@@ -474,7 +474,7 @@ class RecordDispatcher:
 
         Args:
             wait: whether to wait for what is still being computed; otherwise it stays, with
-                everything behind it.
+                everything after it.
         """
         while self._waiting:
             arrays, finish = self._waiting[0]

@@ -8,7 +8,7 @@ from fulgurite._src.fit.dispatcher import StepDispatcher
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.records import RecordKind, RecordStream
 from fulgurite._src.fit.run_view import RunView
-from fulgurite._src.fit.running import RunningFit
+from fulgurite._src.fit.running import LoopState, RunningFit
 from fulgurite._src.fit.snapshot import Snapshot
 from fulgurite._src.training.state import TrainState
 from fulgurite._src.triggers import StepRange
@@ -186,7 +186,7 @@ class Run(RunView):
             EvaluationInterrupted: training is to stop; let it through.
         """
         try:
-            return self.engine.run_evaluator(name, state, self._fit.should_give_up_action)
+            return self._fit.evaluations.run_evaluator(name, state, self._fit.should_give_up_action)
         except WaitAbandoned as wait:
             self._fit.abandoned_wait = wait
             if self._fit.should_give_up_action():
@@ -220,7 +220,7 @@ class Run(RunView):
         self.log_scalars(name, metrics, stream=stream)
         if media:
             self.log_media(name, media, stream=stream)
-        self._fit.call_event("on_evaluate_end", run=self, name=name, metrics=dict(metrics))
+        self._fit.call_event("on_evaluate_end", run=self, source=name, metrics=dict(metrics))
 
     def forget_metrics(self, source: str) -> None:
         """Remove the metrics of a source, so that no decision is based on those of an earlier
@@ -238,7 +238,10 @@ class Run(RunView):
         """Ask the checkpointer to save: at once in the stage `save`; in an earlier stage, at the
         end of the step's actions. A trial saves nothing."""
         fit = self._fit
-        if not fit.resume_point.request_save() or self.engine.fast_dev_run is not None:
+        is_deferred = fit.resume_point.defer_save()
+        is_broken = fit.resume_point.loop_state is LoopState.BROKEN
+        is_trial = self.engine.fast_dev_run is not None
+        if is_deferred or is_broken or is_trial:
             return
         save_checkpoint = self.engine.plugins.hooks.save_checkpoint
         if save_checkpoint.plugins:

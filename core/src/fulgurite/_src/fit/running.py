@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from fulgurite._src.data.iterator import BatchIterator
+from fulgurite._src.evaluation.service import EvaluationService
+from fulgurite._src.evaluation.target import apply_module_view
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.progress import Progress
 from fulgurite._src.fit.records import RecordDispatcher
 from fulgurite._src.fit.result import FitResult
-from fulgurite._src.fit.scheduler import BoundAction, Scheduler
+from fulgurite._src.fit.scheduler import Scheduler
 from fulgurite._src.fit.signals import StopRequests
 from fulgurite._src.fit.snapshot import (
     HostSnapshot,
@@ -31,9 +33,12 @@ class LoopState(Enum):
 
     STEPPING = "a dispatch is under way: an exception leaves no state to resume from"
     FETCHING = "getting the next steps ready: the state is that of the newest step"
-    ACTING = "actions before saves run: what they ask to save is saved behind them"
+    ACTING = "actions before saves run: what they ask to save is saved after them"
     SAVING = "actions that save run"
-    INTERRUPTED = "an action stopped before it had any effect: it is pending"
+    INTERRUPTED = (
+        "an action failed or was given up before it emitted a record: it is pending, and repeated "
+        "on resume"
+    )
     BROKEN = "an exception left no state to resume from"
 
 
@@ -59,12 +64,12 @@ class ResumePoint:
     num_records_before_action: int = 0
     is_save_requested: bool = False
 
-    def request_save(self) -> bool:
-        """Return whether to save now. Before the stage `save` of a step, it is done at the end of
-        the step's actions: what is still due would be neither in the checkpoint nor done by the run
-        that resumes from it."""
+    def defer_save(self) -> bool:
+        """Return whether the save is put off to the end of the step's actions, as before the stage
+        `save`: what is still due would be neither in the checkpoint nor done by the run that
+        resumes from it."""
         self.is_save_requested = self.loop_state is LoopState.ACTING
-        return self.loop_state not in (LoopState.ACTING, LoopState.BROKEN)
+        return self.is_save_requested
 
     def break_by_exception(self, *, is_at_first_step: bool) -> None:
         """Note that an exception ends the fit, unless it has left a state to resume from.
@@ -87,6 +92,7 @@ class RunningFit:
 
     Attributes:
         engine: the engine.
+        evaluations: of the engine.
         program: the training program.
         data_iterator: where batches come from.
         signals: the signals that were received.
@@ -94,7 +100,6 @@ class RunningFit:
         state: the train state.
         records: hands records to the loggers.
         timings: where the wall time went so far.
-        actions: all actions, in the order in which they run.
         scheduler: says what is due.
         resumed_from: the snapshot that the fit resumes from, or None.
         resume: what `fit(resume=...)` was.
@@ -103,13 +108,14 @@ class RunningFit:
         untried_actions: the names of the actions that a trial has still to run: it runs each once,
             also those whose trigger it does not reach.
         resume_point: what a run would resume from if it ended now.
-        is_between_steps: whether plugins may read the state. What opens the run's directory before
-            the first step describes it.
+        is_between_steps: whether plugins may read the state. True at first: `fit_context` describes
+            the run from its state.
         abandoned_wait: the wait for data that was left after a signal, or None.
         result: of the fit, once its last step is taken and only saves and ends are left.
     """
 
     engine: EngineView
+    evaluations: EvaluationService
     program: Program
     data_iterator: BatchIterator
     signals: StopRequests
@@ -117,7 +123,6 @@ class RunningFit:
     state: CurrentState
     records: RecordDispatcher
     timings: Timings
-    actions: list[BoundAction]
     scheduler: Scheduler
     resumed_from: Snapshot | None
     resume: Any
@@ -158,6 +163,7 @@ class RunningFit:
         was_between_steps = self.is_between_steps
         self.is_between_steps = True
         call(self.progress.step, **arguments)
+        # Stays True on an error: `name_failed_steps` reads it.
         self.is_between_steps = was_between_steps
 
     def notify(self, message: str) -> None:
@@ -175,7 +181,7 @@ class RunningFit:
         has_requests = self.scheduler.poll_requests(self.progress.step)
         return has_requests and bool(self.scheduler.stop_reasons)
 
-    def copy_host(self) -> HostSnapshot:
+    def take_host_snapshot(self) -> HostSnapshot:
         """Return what the run holds on the host now."""
         return copy_host(self.engine.plugins, self.progress.step, self.shared, self.metrics)
 
@@ -196,7 +202,7 @@ class RunningFit:
         # The run that resumes does an interrupted action again, so from what was before it.
         is_interrupted = resume_point.loop_state is LoopState.INTERRUPTED
         before_action = resume_point.host_before_action if is_interrupted else None
-        host = before_action or self.copy_host()
+        host = before_action or self.take_host_snapshot()
         metrics = host.metrics
         if "train" in self.metrics:
             # Those of a window that was closed before an action may have been computed since.
@@ -227,5 +233,5 @@ class RunningFit:
             failures=self.records.failures,
             messages=self.records.messages,
             shared=self.shared,
-            _apply_module_view=self.engine.apply_module_view,
+            _apply_module_view=partial(apply_module_view, self.engine.plugins),
         )

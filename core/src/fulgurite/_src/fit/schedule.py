@@ -1,4 +1,4 @@
-"""Triggers and actions for a loop of one's own over `Engine.step`."""
+"""Triggers and actions for your own loop over `Engine.step`."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fulgurite.errors import ConfigurationError, error_context
 
 @hide_constructor_frames
 class ActionSchedule:
-    """Runs actions when their triggers say, in a loop of one's own.
+    """Runs actions when their triggers say, in your own loop.
 
     The triggers mean what they mean in `fit`, and the actions of a step run in the same order: by
     stage, then by `after` and `before`, then as they are listed. An action is any function; it is

@@ -4,7 +4,9 @@ processes."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.sharding import SINGLE_PROCESS, ProcessSync
 from fulgurite._src.triggers import (
     EvenlySpaced,
+    EveryEpoch,
     StepRange,
     Trigger,
     TriggerState,
@@ -24,10 +27,6 @@ from fulgurite._src.triggers import (
     is_exact,
 )
 from fulgurite.errors import ConfigurationError, PluginError, did_you_mean
-
-EPOCH_END_ACTION = "epoch_end"
-"""The name of the loop's own action that calls `on_epoch_end`, in the list of pending actions."""
-
 
 _OBSERVED_STEPS = 256
 """How many steps are looked at to know how often anything is due."""
@@ -42,7 +41,7 @@ class BoundAction:
             print(action.name, action.scheduled.trigger)
 
     Attributes:
-        name: its full name, `PLUGIN.NAME`; the engine's own is `log`.
+        name: its full name, `PLUGIN.NAME`; the engine's own are `log` and `epoch_end`.
         plugin: who scheduled it.
         scheduled: what was scheduled.
         is_engine_action: whether it belongs to the engine and not to a plugin: it is not blamed or
@@ -89,20 +88,30 @@ class BoundAction:
 def collect_actions(plugins: PluginManager, log_trigger: Trigger | None) -> list[BoundAction]:
     """Return all actions: by stage and, within one, by `after` and `before`, ties by plugin.
 
+    The engine's own are in the list of pending actions too, so a checkpoint may hold their names.
+
     Args:
         plugins: those of the engine.
         log_trigger: when the engine itself closes the metric window; None for never.
     """
+    owner = RegisteredPlugin("fulgurite", plugins, "core")
     actions = []
     if log_trigger is not None:
         scheduled = ScheduledAction("log", log_trigger, None, "log")
-        actions.append(
-            BoundAction("log", get_engine_plugin(plugins), scheduled, is_engine_action=True)
-        )
+        actions.append(BoundAction("log", owner, scheduled, is_engine_action=True))
     for plugin, plugin_actions in plugins.hooks.register_actions.call(log_trigger=log_trigger):
         for scheduled in plugin_actions or ():
             actions.append(BoundAction(f"{plugin.name}.{scheduled.name}", plugin, scheduled))
+    # The last of its stage, unless an action asks to come after it: a checkpoint of the same step
+    # holds what it did.
+    scheduled = ScheduledAction("epoch_end", EveryEpoch(), partial(_call_on_epoch_end, plugins))
+    actions.append(BoundAction("epoch_end", owner, scheduled, is_engine_action=True))
     return order_actions(_resolve_triggers(actions))
+
+
+def _call_on_epoch_end(plugins: PluginManager, run: Any) -> None:
+    epoch = len(run.step_range.epoch_ends) - 1
+    plugins.hooks.on_epoch_end.call(run.step, run=run, epoch=epoch)
 
 
 def _resolve_triggers(actions: Sequence[BoundAction]) -> list[BoundAction]:
@@ -147,22 +156,6 @@ def order_actions(actions: Sequence[BoundAction]) -> list[BoundAction]:
         of_stage = [action for action in actions if action.stage == stage]
         ordered += sort_topologically(of_stage, "action")
     return ordered
-
-
-def insert_epoch_end_action(
-    actions: Sequence[BoundAction], epoch_end: BoundAction
-) -> list[BoundAction]:
-    """Return the actions with `epoch_end` behind all others of its stage, so that a checkpoint of
-    the same step holds what it did."""
-    later_stages = STAGES[STAGES.index(epoch_end.stage) + 1 :]
-    before = [action for action in actions if action.stage not in later_stages]
-    after = [action for action in actions if action.stage in later_stages]
-    return [*before, epoch_end, *after]
-
-
-def get_engine_plugin(plugins: PluginManager) -> RegisteredPlugin:
-    """Return the owner of the engine's own actions."""
-    return RegisteredPlugin("fulgurite", plugins, "core")
 
 
 def find_interval(actions: Sequence[BoundAction], step: int, start: int) -> float:

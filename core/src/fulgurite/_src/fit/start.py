@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey
 from jaxtyping import Array, Key
 
+from fulgurite._src.evaluation.target import apply_module_view
 from fulgurite._src.execution.build import (
     build_module,
     get_state_shardings,
@@ -225,7 +226,7 @@ def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> T
             "CheckpointRef(..., view='current')"
         )
     ):
-        return engine.apply_module_view(state, view)
+        return apply_module_view(engine.plugins, state, view)
 
 
 def as_checkpoint_ref(source: CheckpointSource) -> CheckpointRef:
@@ -270,9 +271,7 @@ def _init_evaluation_state(
         key: the root key.
     """
     left_out: Any = None
-    params_key = key
-    if model_init.model is None:
-        params_key = engine.services.make_rng_streams(key).key("params", "init")
+    params_key = engine.services.make_params_key(model_init, key)
     module, model_state = build_module(engine.plugins, model_init, arrays, params_key)
     plugin_states = init_plugin_states(engine.plugins, module, model_state, key)
     return TrainState(

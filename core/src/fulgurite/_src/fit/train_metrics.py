@@ -24,11 +24,11 @@ class TrainMetrics:
         self._skipped = SkippedSteps(fit.progress.step, num_skipped)
 
     def log_window(self) -> None:
-        """End the metric window at this step, and log its values as soon as they are computed."""
+        """Close the metric window at this step, and log its values as soon as they are computed."""
         fit = self._fit
         step = fit.progress.step
         stream = fit.scheduler.log_stream
-        values = fit.state.begin_window()
+        values = fit.state.close_window()
 
         def finish() -> Record | None:
             previous = fit.metrics.get("train", {})

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from fulgurite._src.metrics.base import (
-    Metric,
-    RunningMetric,
+    AccumulatedMetric,
+    CollectingMetric,
     Value,
     flatten_nested,
     sort_by_kind,
@@ -27,7 +27,7 @@ class MetricAccumulator(eqx.Module):
     """Metrics by name, merged over steps or batches: what the window of a training run, an
     evaluation and microbatches accumulate.
 
-    Every merge of `Metric`s goes through here, so that all of them treat a metric alike. Two things
+    Every merge of metrics goes through here, so that all of them treat a metric alike. Two things
     are elsewhere: a `CollectingMetric` is put together on the host, at the end of an evaluation,
     and running metrics of microbatches are averaged by the plugin that makes the microbatches.
     `merge` and `update` are traced; `compute` is traced for a training window, and runs on the
@@ -41,35 +41,48 @@ class MetricAccumulator(eqx.Module):
         accumulator.compute()  # {"loss": 2.0}
 
     Attributes:
-        metrics: merged in any order, by name.
-        running: carried from step to step, by name.
+        metrics: those that restart with each window, by name.
+        running: those that are carried across windows, by name.
     """
 
-    metrics: dict[str, Metric]
-    running: dict[str, RunningMetric]
+    # Checkpoints have the metrics under the names of these fields.
+    metrics: dict[str, AccumulatedMetric]
+    running: dict[str, AccumulatedMetric]
 
     @staticmethod
-    def from_metrics(metrics: Mapping[str, Metric | RunningMetric]) -> "MetricAccumulator":
-        """Return the accumulator of one batch, from its metrics of both kinds by name.
+    def from_metrics(metrics: Mapping[str, AccumulatedMetric]) -> "MetricAccumulator":
+        """Return the accumulator of one batch.
+
+        Args:
+            metrics: by name, of the kinds that are accumulated, or their specs.
 
         Raises:
-            ModelError: a `CollectingMetric` is among them.
+            ModelError: a `CollectingMetric` is among them, or something else.
         """
-        kinds = sort_by_kind(metrics)
-        for name in kinds.collected:
+        accumulated, collected = sort_by_kind(metrics, AccumulatedMetric, CollectingMetric)
+        for name in collected:
             raise ModelError(
                 f"metric {name!r} is a CollectingMetric, which keeps every example: return it from "
                 "a validation step or an evaluator, not from a training step"
             )
-        return MetricAccumulator(kinds.merged, kinds.running)
+        restarting: dict[str, AccumulatedMetric] = {}
+        carried: dict[str, AccumulatedMetric] = {}
+        for name, metric in accumulated.items():
+            (restarting if metric.restarts_with_window else carried)[name] = metric
+        return MetricAccumulator(restarting, carried)
 
     @staticmethod
     def zeros(spec: "MetricAccumulator") -> "MetricAccumulator":
         """Return zeros of the structure, shapes and dtypes of `spec`, as a place for values.
 
-        Zeros are not `empty()`: the first `update` must restart both kinds.
+        Zeros are not `empty()`: the first `update` must restart all of them.
         """
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec)
+
+    @property
+    def by_name(self) -> dict[str, AccumulatedMetric]:
+        """All metrics by name."""
+        return {**self.metrics, **self.running}
 
     def empty(self) -> "MetricAccumulator":
         """Return the accumulator over no examples, with the same structure, shapes and dtypes."""
@@ -78,23 +91,15 @@ class MetricAccumulator(eqx.Module):
         return MetricAccumulator(metrics, running)
 
     def merge(self, other: "MetricAccumulator") -> "MetricAccumulator":
-        """Return the metrics over the examples of both, and the running ones after `other`; either
+        """Return the metrics over the examples of both, and the carried ones after `other`; either
         may lack some of the names.
 
         Raises:
             ModelError: a metric whose structure or shapes change when it is merged.
         """
-        metrics: dict[str, Metric] = {**self.metrics, **other.metrics}
-        for name in self.metrics.keys() & other.metrics.keys():
-            metrics[name] = _merge_same_structure(
-                name, other.metrics[name], self.metrics[name].merge
-            )
-        running: dict[str, RunningMetric] = {**self.running, **other.running}
-        for name in self.running.keys() & other.running.keys():
-            running[name] = _merge_same_structure(
-                name, other.running[name], self.running[name].update
-            )
-        return MetricAccumulator(metrics, running)
+        return MetricAccumulator(
+            _update_each(self.metrics, other.metrics), _update_each(self.running, other.running)
+        )
 
     def update(
         self,
@@ -102,7 +107,7 @@ class MetricAccumulator(eqx.Module):
         restart: Bool[Array, ""],
         restart_running: Bool[Array, ""] | None = None,
     ) -> "MetricAccumulator":
-        """Return the accumulator with one batch more; traced.
+        """Return the accumulator with one more batch; traced.
 
         Both cases are computed and one is selected, because what `self` holds before a restart need
         not be `empty()`: merging into it could give NaN.
@@ -110,15 +115,16 @@ class MetricAccumulator(eqx.Module):
         Args:
             new: the metrics of that batch; it may lack some of the names.
             restart: whether they replace the metrics, instead of being merged into them.
-            restart_running: the same for the running metrics; None for the same as `restart`.
+            restart_running: the same for those carried across windows; None for the same as
+                `restart`.
         """
         if restart_running is None:
             restart_running = restart
-        updated: dict[str, Metric] = {}
+        updated: dict[str, AccumulatedMetric] = {}
         for names in group_alike(self.metrics, new.metrics):
             before = _stack_metrics([self.metrics[name] for name in names], join_scalars)
             after = _stack_metrics([new.metrics[name] for name in names], stack_scalars)
-            merge = jax.vmap(lambda mine, other: mine.merge(other))
+            merge = jax.vmap(lambda mine, other: mine.update(other))
             merged = _merge_same_structure(names[0], after, partial(merge, before))
             stacked = jax.tree.map(partial(jnp.where, restart), after, merged)
             updated.update(zip(names, _unstack_metrics(stacked), strict=True))
@@ -136,7 +142,7 @@ class MetricAccumulator(eqx.Module):
     def compute(self) -> dict[str, Value]:
         """Return the results by name, of a metric with several results as `name/key`."""
         results = {}
-        for name, metric in {**self.metrics, **self.running}.items():
+        for name, metric in self.by_name.items():
             results[name] = _call_with_metric_name(name, metric.compute)
         values = flatten_nested(results)
         for name, value in values.items():
@@ -148,7 +154,9 @@ class MetricAccumulator(eqx.Module):
         return values
 
 
-def group_alike(metrics: Mapping[str, Metric], others: Mapping[str, Metric]) -> list[list[str]]:
+def group_alike(
+    metrics: Mapping[str, AccumulatedMetric], others: Mapping[str, AccumulatedMetric]
+) -> list[list[str]]:
     """Return the names of metrics of single numbers that are merged alike, at least four each."""
     groups: dict[Any, list[str]] = {}
     for name in sorted(metrics.keys() & others.keys()):
@@ -158,7 +166,7 @@ def group_alike(metrics: Mapping[str, Metric], others: Mapping[str, Metric]) -> 
     return [names for names in groups.values() if len(names) >= MIN_GROUP]
 
 
-def _get_scalar_signature(metric: Metric) -> Any:
+def _get_scalar_signature(metric: AccumulatedMetric) -> Any:
     """Return a key of the structure and dtypes of a metric; None if it has more than numbers."""
     leaves, treedef = jax.tree.flatten(metric)
     if any(jnp.shape(leaf) for leaf in leaves):
@@ -166,7 +174,7 @@ def _get_scalar_signature(metric: Metric) -> Any:
     return treedef, tuple(jnp.result_type(leaf) for leaf in leaves)
 
 
-def _stack_metrics(metrics: list[Metric], stack: Callable[[list[Array]], Array]) -> Any:
+def _stack_metrics(metrics: list[AccumulatedMetric], stack: Callable[[list[Array]], Array]) -> Any:
     """Return one metric with the numbers of all as vectors, which `stack` makes."""
     # XLA would compute what follows once for each number that is taken from it. On CPU, where it
     # ignores the barrier, it would so for numbers that are not packed by the columns of
@@ -174,14 +182,26 @@ def _stack_metrics(metrics: list[Metric], stack: Callable[[list[Array]], Array])
     return jax.lax.optimization_barrier(jax.tree.map(lambda *leaves: stack(list(leaves)), *metrics))
 
 
-def _unstack_metrics(stacked: Any) -> list[Metric]:
+def _unstack_metrics(stacked: Any) -> list[AccumulatedMetric]:
     """Return the metrics whose numbers these vectors hold."""
     leaves, treedef = jax.tree.flatten(jax.lax.optimization_barrier(stacked))
     columns = zip(*map(split_into_scalars, leaves), strict=True)
     return [treedef.unflatten(column) for column in columns]
 
 
-def _leave_out(metrics: Mapping[str, Metric], names: Iterable[str]) -> dict[str, Metric]:
+def _update_each(
+    metrics: Mapping[str, AccumulatedMetric], others: Mapping[str, AccumulatedMetric]
+) -> dict[str, AccumulatedMetric]:
+    """Return the metrics of both by name, those in both updated by the others."""
+    updated = {**metrics, **others}
+    for name in metrics.keys() & others.keys():
+        updated[name] = _merge_same_structure(name, others[name], metrics[name].update)
+    return updated
+
+
+def _leave_out(
+    metrics: Mapping[str, AccumulatedMetric], names: Iterable[str]
+) -> dict[str, AccumulatedMetric]:
     """Return the metrics but for those of these names."""
     return {name: metric for name, metric in metrics.items() if name not in names}
 

@@ -1,5 +1,9 @@
 """The three kinds of metrics, and the one place that tells them apart.
 
+A further kind is a class here, and a line in `evaluation/batch_metrics.py` that says what becomes
+of it in an evaluation. Whoever works with certain kinds names them to `sort_by_kind`, which raises
+for any other.
+
 A metric is made from the values of one batch by a static method such as `from_values`, where `mask`
 is true for the values that count, over all or their leading axes. Numbers become float32; float64
 stays. `compute` of NumPy fields gives NumPy without touching a device.
@@ -7,7 +11,7 @@ stays. `compute` of NumPy fields gives NumPy without touching a device.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
@@ -25,7 +29,42 @@ Mask = Bool[ArrayLike, "..."]
 """True for what counts; it broadcasts from the left with the values that it belongs to."""
 
 
-class Metric(eqx.Module):
+class AnyMetric(eqx.Module):
+    """The base of every kind of metric; a metric of your own subclasses one of the kinds."""
+
+    @abstractmethod
+    def compute(self) -> Any:
+        """Return the result, or several by name."""
+
+
+class AccumulatedMetric(AnyMetric):
+    """The base of the kinds that a `MetricAccumulator` holds: a metric of fixed shape on the
+    device, to which steps or batches are added one by one.
+
+    Attributes:
+        restarts_with_window: whether each metric window of training begins with a new one; False
+            for a kind that is carried across windows.
+    """
+
+    restarts_with_window: ClassVar[bool]
+
+    @abstractmethod
+    def update(self, new: Any) -> Self:
+        """Return the metric after one more step or batch, whose own metric, of the same class, is
+        `new`."""
+
+    @abstractmethod
+    def empty(self) -> Self:
+        """Return the metric before the first step or batch, with the same structure, shapes and
+        dtypes. `empty().update(new)` equals `new`."""
+
+    def media(self) -> Any:
+        """Return how to show the result besides its numbers: an `fg.Media`, or several by name;
+        None for nothing. Called on the host, after an evaluation."""
+        return None
+
+
+class Metric(AccumulatedMetric):
     """A metric that is merged on the device, over the steps of a window or the batches of an
     evaluation.
 
@@ -55,6 +94,7 @@ class Metric(eqx.Module):
         higher_is_better: whether a larger value is better; None where neither is.
     """
 
+    restarts_with_window: ClassVar[bool] = True
     higher_is_better: ClassVar[bool | None] = None
 
     def merge(self, other: Self) -> Self:
@@ -67,6 +107,10 @@ class Metric(eqx.Module):
                 )
         return jax.tree.map(lambda a, b: a.merge(b), self, other, is_leaf=self._is_field)
 
+    def update(self, new: Self) -> Self:
+        """Return the metric over the examples of both, as `merge` does."""
+        return self.merge(new)
+
     def empty(self) -> Self:
         """Return the metric over no examples, with the same structure, shapes and dtypes. Merging
         it changes no bit."""
@@ -76,22 +120,19 @@ class Metric(eqx.Module):
     def compute(self) -> Value | dict[str, Value]:
         """Return the result, or several by name."""
 
-    def media(self) -> Any:
-        """Return how to show the result besides its numbers: an `fg.Media`, or several by name;
-        None for nothing. Called on the host, after an evaluation."""
-        return None
-
     def _is_field(self, node: Any) -> bool:
         return isinstance(node, Metric) and node is not self
 
 
-class RunningMetric(eqx.Module):
+class RunningMetric(AccumulatedMetric):
     """A metric that depends on the order of steps and is carried from step to step, across windows.
 
     Example:
         average = fg.metrics.ExponentialMovingAverage.from_values(1.0)
         average = average.update(fg.metrics.ExponentialMovingAverage.from_values(2.0))
     """
+
+    restarts_with_window: ClassVar[bool] = False
 
     value: Float[Array, "..."]
 
@@ -109,7 +150,7 @@ class RunningMetric(eqx.Module):
         return self.value
 
 
-class CollectingMetric(eqx.Module):
+class CollectingMetric(AnyMetric):
     """A metric that keeps every example, for evaluations only.
 
     It is computed on the host over all processes, in the order of the examples. A subclass adds
@@ -160,49 +201,39 @@ class CollectingMetric(eqx.Module):
         return jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), self)
 
 
-class StepMetrics(NamedTuple):
-    """What a step measured, by kind and by name.
-
-    Example:
-        kinds = fg.metrics.sort_by_kind({"loss": fg.metrics.Mean.from_values(1.0), "rate": 0.1})
-        kinds.merged["loss"].compute()  # 1.0
-        kinds.bare  # {"rate": 0.1}
-
-    Attributes:
-        merged: in any order, over the steps of a window or the batches of an evaluation.
-        running: carried from step to step, in their order.
-        collected: put together on the host, at the end of an evaluation.
-        bare: what is not a metric: numbers, which become means.
-    """
-
-    merged: dict[str, Metric]
-    running: dict[str, RunningMetric]
-    collected: dict[str, CollectingMetric]
-    bare: dict[str, Any]
-
-
-def sort_by_kind(values: Mapping[str, Any]) -> StepMetrics:
-    """Return metrics, and numbers among them, by kind: the one place that tells the kinds apart.
+def sort_by_kind(metrics: Mapping[str, Any], *kinds: type[AnyMetric]) -> list[dict[str, Any]]:
+    """Return the metrics of each of these kinds, by name: the one place that tells the kinds apart.
 
     Args:
-        values: metrics and numbers by name.
+        metrics: by name.
+        kinds: those that the caller knows.
+
+    Raises:
+        ModelError: a metric is of none of these kinds.
+
+    Example:
+        metrics = {"loss": fg.metrics.Mean.from_values(1.0)}
+        merged, running = fg.metrics.sort_by_kind(
+            metrics, fg.metrics.Metric, fg.metrics.RunningMetric
+        )
+        merged["loss"].compute()  # 1.0
     """
-    metrics = StepMetrics({}, {}, {}, {})
-    for name, value in values.items():
-        if isinstance(value, Metric):
-            metrics.merged[name] = value
-        elif isinstance(value, RunningMetric):
-            metrics.running[name] = value
-        elif isinstance(value, CollectingMetric):
-            metrics.collected[name] = value
-        else:
-            metrics.bare[name] = value
-    return metrics
+    by_kind: list[dict[str, Any]] = [{} for _ in kinds]
+    for name, metric in metrics.items():
+        index = next((i for i, kind in enumerate(kinds) if isinstance(metric, kind)), None)
+        if index is None:
+            known = " or ".join(kind.__name__ for kind in kinds)
+            raise ModelError(
+                f"metric {name!r} is of type {type(metric).__name__}, which is not known here: use "
+                f"a {known}"
+            )
+        by_kind[index][name] = metric
+    return by_kind
 
 
 def is_metric(value: Any) -> bool:
     """Return whether a value is a metric of any kind."""
-    return not sort_by_kind({"": value}).bare
+    return isinstance(value, AnyMetric)
 
 
 def flatten_nested(values: Mapping[str, Any]) -> dict[str, Any]:

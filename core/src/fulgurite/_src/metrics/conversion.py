@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from fulgurite._src.identity import ByIdentity
-from fulgurite._src.metrics.base import Metric, is_metric, sort_by_kind
+from fulgurite._src.metrics.base import Metric, is_metric
 from fulgurite._src.metrics.basic import Mean, SumOfMeans
 from fulgurite._src.metrics.weights import find_weight
 from fulgurite.errors import ModelError
@@ -51,13 +51,13 @@ def as_metrics(values: Mapping[str, Any], get_weight: GetWeight) -> dict[str, An
         get_weight: returns how much a scalar counts.
     """
     get_weight = cache(get_weight)
-    kinds = sort_by_kind(values)
-    means = {name: as_mean(name, value, get_weight) for name, value in kinds.bare.items()}
-    metrics = {
-        name: as_array_fields(name, metric)
-        for name, metric in (kinds.merged | kinds.running).items()
-    }
-    return {**values, **means, **metrics}
+    metrics: dict[str, Any] = {}
+    for name, value in values.items():
+        if is_metric(value):
+            metrics[name] = as_array_fields(name, value)
+        else:
+            metrics[name] = as_mean(name, value, get_weight)
+    return metrics
 
 
 def as_loss_metric(total: Any, terms: Mapping[str, Any], weights: Mapping[str, Any]) -> Metric:

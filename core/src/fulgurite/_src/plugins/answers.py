@@ -21,25 +21,38 @@ _NOT_BEGUN = {
 _recorded: ContextVar[list[tuple[str, Any]] | None] = ContextVar("recorded", default=None)
 
 
-def check_answer(hook: str, returns: Any, answer: Any, *, is_traced: bool) -> None:
+def check_answer(hook: str, returns: Any, answer: Any, *, may_return_tracers: bool) -> None:
     """Raise `PluginError` if an answer is not one that its hook may have.
 
     Args:
         hook: the name of the hook.
         returns: the class that an answer must have, or `list[X]`; None for any.
         answer: what the implementation returned; None is always valid.
-        is_traced: whether the hook runs while a program is traced.
+        may_return_tracers: whether the hook may run while a program is traced.
     """
     if answer is None:
         return
     check_has_run(f"hook {hook}", answer)
     if returns is not None:
         _check_type(hook, returns, answer)
-    if not is_traced and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(answer)):
+    leaves = [] if may_return_tracers else _list_leaves(hook, answer)
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise PluginError(
             f"hook {hook} returned {format_tree(answer)} of a step that was traced: it has no "
             "value. Keep arrays of steps in the plugin state, which run.state has"
         )
+
+
+def _list_leaves(hook: str, answer: Any) -> list[Any]:
+    try:
+        return jax.tree.leaves(answer)
+    except ValueError as error:
+        if "sorting pytree dictionary keys" not in str(error):
+            raise
+        raise PluginError(
+            f"hook {hook} returned {answer!r:.200}, which has a dictionary with keys of several "
+            "types, such as 'a' and 3: make them strings"
+        ) from error
 
 
 def check_has_run(what: str, answer: Any) -> None:
@@ -62,13 +75,17 @@ def check_has_run(what: str, answer: Any) -> None:
 def _check_type(hook: str, returns: Any, answer: Any) -> None:
     container = get_origin(returns) or returns
     if not isinstance(answer, container):
-        raise PluginError(f"hook {hook} returns a {container.__name__} or None, not {answer!r}")
+        name = container.__name__
+        article = "an" if name[0] in "AEIOUaeiou" else "a"
+        raise PluginError(f"hook {hook} returns {article} {name} or None, not {answer!r}")
     if container is not list:
         return
-    (item_class,) = get_args(returns)
-    for item in answer:
-        if not isinstance(item, item_class):
-            raise PluginError(f"hook {hook}: return a list of {item_class.__name__}, not {item!r}")
+    for item_class in get_args(returns):
+        for item in answer:
+            if not isinstance(item, item_class):
+                raise PluginError(
+                    f"hook {hook}: return a list of {item_class.__name__}, not {item!r}"
+                )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How hooks are called: one `HookCaller` a hook, with a method for each way of combining answers.
+"""How hooks are called: one `HookCaller` per hook, with a method for each way of combining answers.
 
 `plugins.hooks.transform_batch.fold("batch", batch, step, ctx=ctx)` calls every implementation of
 `transform_batch`. What a hook has as `combine` in its specification decides by which method it is
@@ -16,7 +16,7 @@ called:
 | `WRAP` | `wrap` |
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from inspect import signature
 from typing import Any, get_args
@@ -54,7 +54,8 @@ class HookCaller:
     as a dictionary; for None the plugin is not called. `accept(plugin, answer)`, where there is
     one, checks or converts each answer before they are combined.
 
-    A method that does not belong to the hook's `combine` raises a `PluginError`.
+    A method that does not belong to the hook's `combine` raises a `PluginError`, and so does an
+    argument that the hook does not have, or one that an implementation takes and nobody gave.
 
     Example:
         class Diary:
@@ -73,16 +74,20 @@ class HookCaller:
 
     Args:
         name: of the hook.
+        argnames: the names of its arguments.
         metadata: what its specification says.
         time: books the time of a call on the host.
     """
 
-    def __init__(self, name: str, metadata: HookMetadata, time: TimeContext) -> None:
+    def __init__(
+        self, name: str, argnames: Sequence[str], metadata: HookMetadata, time: TimeContext
+    ) -> None:
         self.name = name
         self.metadata = metadata
+        self._argnames = argnames
         self._implementations: tuple[HookImpl, ...] = ()
-        # What is traced does not run in a step. A context lasts for a whole fit, whose parts are
-        # timed themselves.
+        # A traced hook runs only while the step is traced, and that time counts as compiling. A
+        # context lasts for a whole fit, whose parts are timed themselves.
         is_timed = metadata.kind != "traced" and metadata.returns is not AbstractContextManager
         self._time = time if is_timed else nullcontext
 
@@ -100,7 +105,8 @@ class HookCaller:
     @property
     def implementations(self) -> tuple[HookImpl, ...]:
         """The implementations in the order in which they are called, for callers that handle the
-        failure of each. Of several processes only the first has loggers."""
+        failure of each, and for `transform_module`, which a module may apply to several models
+        within it. Of several processes only the first has loggers."""
         if self.metadata.kind == "logger" and jax.process_index() > 0:
             return ()
         return self._implementations
@@ -121,6 +127,7 @@ class HookCaller:
         """Enter the context managers that the implementations return; `stack` leaves them."""
         self._check_combine(Combine.ALL)
         for implementation in self.implementations:
+            self._check_arguments(implementation, arguments)
             implementation.enter(stack, step, arguments)
 
     def each(
@@ -149,7 +156,7 @@ class HookCaller:
         self._check_combine(Combine.EXCLUSIVE)
         answers = self._collect_answers(step, arguments)
         answers = [(plugin, answer) for plugin, answer in answers if answer is not None]
-        self._check_exclusive([plugin for plugin, _ in answers])
+        self._check_exclusive([plugin for plugin, _ in answers], "each gave one")
         return answers[0] if answers else None
 
     def get_owner(self) -> RegisteredPlugin | None:
@@ -158,10 +165,14 @@ class HookCaller:
         Raises:
             PluginError: two plugins implement it, whatever they would answer; it names both.
         """
-        self._check_combine(Combine.EXCLUSIVE)
+        self.check_one_owner()
         plugins = self.plugins
-        self._check_exclusive(plugins)
         return plugins[0] if plugins else None
+
+    def check_one_owner(self) -> None:
+        """Raise a `PluginError` that names both if two plugins implement an exclusive hook."""
+        self._check_combine(Combine.EXCLUSIVE)
+        self._check_exclusive(self.plugins, "each implement it")
 
     def collect_by_name(self, step: int | None = None, /, **arguments: Any) -> dict[str, Any]:
         """Return the items of all answers, which are lists, by their `name`.
@@ -170,11 +181,12 @@ class HookCaller:
             PluginError: two plugins give different items of one name; it names both.
         """
         self._check_combine(Combine.BY_NAME)
-        answers = self._collect_answers(step, arguments)
+        answers = self._collect_answers(step, arguments, accept=self._accept_named_items)
         items = [(plugin, item) for plugin, answer in answers for item in answer or ()]
         named_items = [(plugin, {item.name: item}) for plugin, item in _drop_shared(items)]
-        (item_class,) = get_args(self.metadata.returns)
-        return _merge_by_name(named_items, item_class.__name__)
+        item_classes = get_args(self.metadata.returns)
+        what = item_classes[0].__name__ if item_classes else f"{self.name} item"
+        return _merge_by_name(named_items, what)
 
     def merge(
         self,
@@ -212,6 +224,7 @@ class HookCaller:
         self._check_combine(Combine.FOLD)
         for implementation, own_arguments in self._iter_calls(per_plugin):
             all_arguments = {**arguments, **own_arguments, name: value}
+            self._check_arguments(implementation, all_arguments)
             answer = implementation.call(step, all_arguments, accept)
             if answer is not None:
                 value = answer
@@ -239,6 +252,7 @@ class HookCaller:
         /,
         *,
         per_plugin: PerPlugin | None = None,
+        accept: Accept | None = None,
     ) -> Callable[..., Any]:
         """Return a function that is called as `innermost` is, with the implementations around it,
         the first one outermost: each gets the next one as its argument `call`, and the arguments of
@@ -252,7 +266,9 @@ class HookCaller:
                 own_arguments = {} if per_plugin is None else per_plugin(implementation.plugin)
                 if own_arguments is None:
                     return call(*values, **named_values)
-                return implementation.call(step, {**arguments, **own_arguments, "call": call})
+                all_arguments = {**arguments, **own_arguments, "call": call}
+                self._check_arguments(implementation, all_arguments)
+                return implementation.call(step, all_arguments, accept)
 
             return call_implementation
 
@@ -260,6 +276,15 @@ class HookCaller:
         for implementation in reversed(self.implementations):
             call = put_around(implementation, call)
         return call
+
+    def _accept_named_items(self, plugin: RegisteredPlugin, items: Any) -> Any:
+        for item in items or ():
+            if not isinstance(getattr(item, "name", None), str):
+                raise PluginError(
+                    f"hook {self.name}: {item!r} has no name: return a list of objects whose "
+                    "attribute `name` is a string"
+                )
+        return items
 
     def _collect_answers(
         self,
@@ -270,7 +295,9 @@ class HookCaller:
     ) -> Answers:
         answers = []
         for implementation, own_arguments in self._iter_calls(per_plugin):
-            answer = implementation.call(step, {**arguments, **own_arguments}, accept)
+            all_arguments = {**arguments, **own_arguments}
+            self._check_arguments(implementation, all_arguments)
+            answer = implementation.call(step, all_arguments, accept)
             answers.append((implementation.plugin, answer))
         return answers
 
@@ -283,6 +310,19 @@ class HookCaller:
             if own_arguments is not None:
                 yield implementation, own_arguments
 
+    def _check_arguments(self, implementation: HookImpl, arguments: Mapping[str, Any]) -> None:
+        """Raise a PluginError for a mistake of whoever calls the hook, before a plugin is called
+        that would get the blame."""
+        unknown = [name for name in arguments if name not in self._argnames]
+        missing = [name for name in implementation.argnames if name not in arguments]
+        if unknown or missing:
+            who = f"which plugin {implementation.plugin.name!r} takes"
+            mistake = f"with {unknown[0]!r}" if unknown else f"without {missing[0]!r}, {who}"
+            raise PluginError(
+                f"hook {self.name} was called {mistake}; its arguments are: "
+                f"{', '.join(self._argnames) or 'none'}"
+            )
+
     def _check_combine(self, combine: Combine) -> None:
         if self.metadata.combine is not combine:
             raise PluginError(
@@ -291,11 +331,11 @@ class HookCaller:
                 f"plugins.hooks.{self.name}.{_METHODS[self.metadata.combine]}(...)"
             )
 
-    def _check_exclusive(self, plugins: Iterable[RegisteredPlugin]) -> None:
+    def _check_exclusive(self, plugins: Iterable[RegisteredPlugin], clash: str) -> None:
         names = [repr(plugin.name) for plugin in plugins]
         if len(names) > 1:
             raise PluginError(
-                f"hook {self.name} takes one answer, but {' and '.join(names)} each gave one: "
+                f"hook {self.name} takes one answer, but {' and '.join(names)} {clash}: "
                 "leave all but one of them out"
             )
 

@@ -1,7 +1,8 @@
 """The implementation of one hook by one plugin: the one place where hooks of plugins run.
 
-Here an exception gets a note with plugin, hook and step, an answer is checked, and the time on the
-host is booked to `PLUGIN.HOOK`. `callers` combines the answers of several.
+Here an exception gets a note with plugin, hook and step, an answer is checked, and the time is
+booked to `PLUGIN.HOOK`, unless the hook is traced or returns a context. `callers` combines the
+answers of several.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from fulgurite._src.plugins.answers import check_answer, note_answer
 from fulgurite._src.plugins.markers import HookMetadata
+from fulgurite._src.plugins.plugin import name_context
 from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite.errors import PluginError, error_context, exit_as_error
 
@@ -56,8 +58,10 @@ class HookImpl:
         """
         with self.time(f"{self.plugin.name}.{self.hook}"), self._name_plugin(step):
             answer = self.function(**{name: arguments[name] for name in self.argnames})
-            is_traced = self.metadata.kind in ("build", "traced")
-            check_answer(self.hook, self.metadata.returns, answer, is_traced=is_traced)
+            may_return_tracers = self.metadata.kind in ("build", "traced")
+            check_answer(
+                self.hook, self.metadata.returns, answer, may_return_tracers=may_return_tracers
+            )
             note_answer(f"plugin {self.plugin.name!r}, hook {self.hook}", answer)
             return answer if accept is None else accept(self.plugin, answer)
 
@@ -79,7 +83,8 @@ class HookImpl:
 
 @contextmanager
 def plugin_error_context(plugin: RegisteredPlugin, what: str, step: int | None) -> Iterator[None]:
-    """Add to an exception which plugin raised it. A `sys.exit` in it is an error.
+    """Add to an exception which plugin raised it, and have the plugin know its name. A `sys.exit`
+    in it is an error.
 
     Args:
         plugin: who is called.
@@ -88,6 +93,7 @@ def plugin_error_context(plugin: RegisteredPlugin, what: str, step: int | None) 
     """
     where = "" if step is None else f", step {step}"
     with (
+        name_context(plugin.plugin, plugin.name),
         error_context(lambda: f"plugin {plugin.name!r} ({plugin.distribution}), {what}{where}"),
         exit_as_error(PluginError, f"plugin {plugin.name!r}"),
     ):

@@ -15,10 +15,11 @@ from typing import Any
 import pluggy
 
 from fulgurite._src.plugins.callers import HookCaller, HookCallers
-from fulgurite._src.plugins.markers import PROJECT, find_hookspecs
+from fulgurite._src.plugins.markers import PROJECT, Combine, find_hookspecs
 from fulgurite._src.plugins.ordering import sort_topologically
+from fulgurite._src.plugins.plugin import get_options
 from fulgurite._src.plugins.selection import RegisteredPlugin, resolve_plugins
-from fulgurite._src.plugins.usage import reserve
+from fulgurite._src.plugins.usage import check_fit_state, reserve
 from fulgurite._src.timing import Timings
 from fulgurite.errors import ConfigurationError, PluginError, did_you_mean
 
@@ -53,7 +54,8 @@ class PluginManager:
         plugins: the active plugins by name, in the order in which they are called.
         hooks: by which each hook is called, `plugins.hooks.on_save.call(...)`.
         timings: where the time of host hooks is booked; each fit begins a new one.
-        messages: about plugins that failed to load without having been asked for.
+        messages: about plugins that failed to load without having been asked for, and about
+            entries without effect.
 
     Args:
         plugins: instances, names of installed plugins (`"wandb"`), a name with its arguments
@@ -82,7 +84,19 @@ class PluginManager:
         for plugin in ordered:
             for hook, function in functions[plugin.name].items():
                 self.hooks[hook].add(plugin, function)
+        for plugin in ordered:
+            if not functions[plugin.name] and not _has_marked_member(plugin.plugin):
+                self.messages.append(
+                    f"plugin {plugin.name!r} ({type(plugin.plugin).__name__}) has no hook, so that "
+                    "it does nothing: mark its methods with @fg.hookimpl"
+                )
         self._hook_names = {name: set(hooks) for name, hooks in functions.items()}
+        # Of two checkpointers neither would know what the other has. Several plugins may implement
+        # any other exclusive hook, if one of them answers.
+        for hook in self.hooks.values():
+            metadata = hook.metadata
+            if metadata.kind == "persistence" and metadata.combine is Combine.EXCLUSIVE:
+                hook.check_one_owner()
 
     def add_hookspecs(self, namespace: Any) -> None:
         """Add the hooks that a module or class specifies.
@@ -101,11 +115,16 @@ class PluginManager:
                 raise PluginError(
                     f"{where} specifies the hook {name!r}, which already exists; rename it"
                 )
+            if hasattr(HookCallers, name):
+                raise PluginError(
+                    f"{where} specifies the hook {name!r}, which plugins.hooks.{name} would not "
+                    "find: it is a method of dictionaries. Rename it"
+                )
         self._pluggy.add_hookspecs(namespace)
         for name, metadata in hooks.items():
-            self.hooks.add(HookCaller(name, metadata, self._time))
+            self.hooks.add(HookCaller(name, self._get_argnames(name), metadata, self._time))
 
-    def get_hooks_of(self, plugin: RegisteredPlugin) -> set[str]:
+    def get_hook_names(self, plugin: RegisteredPlugin) -> set[str]:
         """Return the names of the hooks that a plugin implements."""
         return self._hook_names[plugin.name]
 
@@ -128,6 +147,7 @@ class PluginManager:
     def _register(self, plugin: RegisteredPlugin) -> dict[str, Callable[..., Any]]:
         """Register a plugin, and return its implementations by hook."""
         where = f"plugin {plugin.name!r} ({type(plugin.plugin).__name__})"
+        check_fit_state(plugin.plugin)
         functions = {
             hook: _make_function(method, options)
             for hook, method, options in self._find_hookimpls(plugin, where)
@@ -158,8 +178,8 @@ class PluginManager:
         hooks: set[str] = set()
         for name in dir(plugin_class):
             member = getattr(plugin_class, name, None)
-            options = _get_options(inspect.getattr_static(plugin_class, name))
-            options = options or _get_options(member)
+            options = _get_hookimpl_options(inspect.getattr_static(plugin_class, name))
+            options = options or _get_hookimpl_options(member)
             if options is None:
                 if name in self.hooks and inspect.isroutine(member):
                     raise PluginError(
@@ -210,13 +230,17 @@ class PluginManager:
                 f"{where}: {name!r} does nothing when called: a hook is a plain function, not a "
                 "generator and not async"
             )
-        known = self._pluggy.hook.__dict__[hook].spec.argnames
+        known = self._get_argnames(hook)
         arguments = f"{', '.join(known)}, by name" if known else "nothing"
         for parameter in signature(method).parameters.values():
             if parameter.name not in known or parameter.kind in _NOT_BY_NAME:
                 raise PluginError(
                     f"{where} takes {parameter.name!r} in {name!r}; the hook gives: {arguments}"
                 )
+
+    def _get_argnames(self, hook: str) -> tuple[str, ...]:
+        """Return the arguments that a hook gives."""
+        return self._pluggy.hook.__dict__[hook].spec.argnames
 
     def _check_autoload(self, hook: str, plugin: RegisteredPlugin, where: str) -> None:
         """Check that a plugin which nobody listed cannot change a number."""
@@ -238,7 +262,16 @@ def _find_own_hookspecs(plugins: list[RegisteredPlugin]) -> list[Any]:
     return list({id(space): space for space in namespaces if space is not None}.values())
 
 
-def _get_options(member: Any) -> dict[str, Any] | None:
+def _has_marked_member(plugin: Any) -> bool:
+    """Return whether a plugin brings hooks, or has implementations of hooks, be it of some that are
+    not there."""
+    if get_options(plugin).hookspecs is not None:
+        return True
+    members = (inspect.getattr_static(type(plugin), name) for name in dir(type(plugin)))
+    return any(_get_hookimpl_options(member) is not None for member in members)
+
+
+def _get_hookimpl_options(member: Any) -> dict[str, Any] | None:
     """Return what `@hookimpl` noted on a member of a class, or on what further decorators wrap."""
     member = getattr(member, "fget", member)
     member = inspect.unwrap(member, stop=lambda function: hasattr(function, _MARK))

@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
+import optax
 import pluggy
+
+from fulgurite.errors import PluginError, check_one_of
 
 PROJECT = "fulgurite"
 
@@ -41,6 +45,14 @@ class Combine(Enum):
     WRAP = "Nested: each calls the next one, its argument `call`; the first is outermost."
 
 
+_RETURNS = {
+    Combine.BY_NAME: list,
+    Combine.MERGE: dict,
+    Combine.CHAIN: optax.GradientTransformation,
+}
+"""The class of an answer that can be combined so."""
+
+
 @dataclass(frozen=True)
 class HookMetadata:
     """What a specification says of its hook.
@@ -74,7 +86,9 @@ def hookspec(
     Args:
         kind: when it runs.
         combine: how the answers of several plugins become one.
-        returns: the class of an answer, or `list[X]`; an answer may always be None.
+        returns: the class of an answer, or `list[X]`; an answer may always be None. By default what
+            `combine` needs: a list for `BY_NAME`, a dictionary for `MERGE`, an
+            `optax.GradientTransformation` for `CHAIN`, and anything for the others.
         when: when it is called, as a sentence.
 
     Example:
@@ -84,11 +98,39 @@ def hookspec(
                 \"\"\"A phase has ended.\"\"\"
     """
 
+    if callable(kind):
+        raise PluginError('fg.hookspec takes the kind of the hook: write @fg.hookspec("event")')
+    check_one_of(kind, get_args(HookKind), "hookspec: kind", error=PluginError)
+    if not isinstance(combine, Combine):
+        members = ", ".join(map(str, Combine))
+        raise PluginError(f"hookspec: combine is {combine!r}; choose one of {members}")
+    if returns is None:
+        returns = _RETURNS.get(combine)
+    _check_returns(returns, combine)
+
     def mark(function: F) -> F:
         function.fulgurite_hook = HookMetadata(kind, combine, returns, when)  # type: ignore[attr-defined]
         return pluggy.HookspecMarker(PROJECT)(function)
 
     return mark
+
+
+def _check_returns(returns: Any, combine: Combine) -> None:
+    """Raise a PluginError unless `returns` is a class, or `list[X]`, of answers that can be
+    combined."""
+    if returns is None:
+        return
+    container = get_origin(returns) or returns
+    item_classes = get_args(returns) if container is list else ()
+    for answer_class in (container, *item_classes):
+        if not isinstance(answer_class, type) or answer_class in (Any, UnionType):
+            raise PluginError(f"hookspec: returns is {returns!r}; it must be a class, or list[X]")
+    needed = _RETURNS.get(combine, object)
+    if not issubclass(container, needed):
+        raise PluginError(
+            f"hookspec: returns is {returns!r}; Combine.{combine.name} combines answers of the "
+            f"class {needed.__name__}"
+        )
 
 
 def find_hookspecs(namespace: Any) -> dict[str, HookMetadata]:

@@ -16,7 +16,6 @@ from fulgurite._src.plugins.plugin import (
     check_options,
     get_options,
     get_order,
-    note_name,
 )
 from fulgurite.errors import (
     ConfigurationError,
@@ -204,7 +203,7 @@ def resolve_plugins(
     requested: Iterable[Any], *, autoload: bool
 ) -> tuple[list[RegisteredPlugin], list[str]]:
     """Return the active plugins, and messages about those that failed without having been asked
-    for.
+    for and about names to leave out that nothing has.
 
     Args:
         requested: instances, names, names with arguments, and names to leave out (`"-name"`).
@@ -233,8 +232,7 @@ def resolve_plugins(
         names.add(entry.base_name)
         if entry.base_name not in removed:
             plugins.append(_register_entry(entry, installed, plugins))
-    _check_removals(removed, names, installed)
-    messages = []
+    messages = _check_removals(removed, names, installed)
     for name in autoload_names(installed) if autoload else ():
         if name in removed | names:
             continue
@@ -334,15 +332,20 @@ def _register_entry(
     return _register(plugin, entry.base_name, "named", others)
 
 
-def _check_removals(removed: set[str], names: set[str], installed: InstalledPlugins) -> None:
-    """Refuse to leave out a plugin whose name looks like a misspelt one."""
-    known = names | set(installed)
-    for name in removed - known:
+def _check_removals(removed: set[str], names: set[str], installed: InstalledPlugins) -> list[str]:
+    """Refuse to leave out a plugin whose name looks like a misspelt one, and return messages about
+    other names that nothing has."""
+    ours = {name for names in _KNOWN_DISTRIBUTIONS.values() for name in names}
+    known = names | set(installed) | ours
+    messages = []
+    for name in sorted(removed - known):
         hint = did_you_mean(name, known)
         if "Did you mean" in hint:
             raise PluginError(
                 f"'-{name}' leaves out a plugin that is neither installed nor listed. {hint}"
             )
+        messages.append(f"'-{name}' has no effect: no plugin of that name is installed or listed")
+    return messages
 
 
 def _instantiate(name: str, installed: InstalledPlugin, arguments: dict[str, Any]) -> Any:
@@ -390,5 +393,4 @@ def _register(
             instance += 1
     name = base_name if instance is None else f"{base_name}:{instance}"
     check_name(name, f"{type(plugin).__name__}: the plugin's name", error=PluginError)
-    note_name(plugin, name)
     return RegisteredPlugin(name, plugin, activation, get_order(plugin))

@@ -151,8 +151,23 @@ def _check_unused(manager: Any, plugins: Mapping[str, RegisteredPlugin], user: _
             )
 
 
+def check_fit_state(plugin: Any) -> None:
+    """Raise `PluginError` if a plugin has per-fit attributes and no place to keep them."""
+    has_attributes = any(True for _ in _iter_fit_attributes(plugin))
+    if has_attributes and not hasattr(plugin, "__dict__"):
+        raise PluginError(
+            f"{type(plugin).__name__} has an fg.PerFit, and __slots__ in the place of a "
+            "dictionary of attributes: leave out slots=True, or derive it from fg.Plugin"
+        )
+
+
 def _drop_fit_state(plugin: Any) -> None:
+    for attribute in _iter_fit_attributes(plugin):
+        attribute.drop(plugin)
+
+
+def _iter_fit_attributes(plugin: Any) -> Iterator[PerFit[Any]]:
     for plugin_class in type(plugin).__mro__:
         for attribute in vars(plugin_class).values():
             if isinstance(attribute, PerFit):
-                attribute.drop(plugin)
+                yield attribute

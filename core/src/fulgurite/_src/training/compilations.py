@@ -27,7 +27,7 @@ class Compilations:
     """Tells plugins of each new executable, and limits how many there are.
 
     Attributes:
-        plugins: those that are told.
+        plugins: whose hook `on_compile` is called.
         limit: the largest number of batch shapes of one program.
         run: the fit that is running, or None.
     """

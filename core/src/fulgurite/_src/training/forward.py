@@ -29,7 +29,7 @@ from fulgurite._src.training.metric_window import check_unique_names, collect_lo
 from fulgurite._src.tree.paths import leaves_with_paths, path_from_keys
 from fulgurite._src.tree.specs import format_tree
 from fulgurite._src.tree.typecheck import check_batch
-from fulgurite.errors import DataError, ModelError
+from fulgurite.errors import DataError, ModelError, PluginError
 
 Step = str | Callable[[Any, Any, Context], Output]
 """The name of a module's method, or a function `step(module, batch, ctx)`."""
@@ -242,16 +242,31 @@ def call_with_around_hooks(
         What the outermost hook returns, or the step itself where there is none.
     """
 
+    step_outputs: list[Any] = []
+
     def call(module: Any, batch: Any) -> Any:
         with provide_rngs(ctx), _used_state_context(module):
             output = step(module, batch, ctx)
+        step_outputs.append(output)
         if isinstance(output, Output | Mean):
             # Here, where a loss is still the very number whose weight was noted.
             output = _as_output(output, step.__qualname__).resolve()
         return output
 
+    def accept(plugin: RegisteredPlugin, answer: Any) -> Any:
+        # None of the step itself is the module's mistake.
+        if answer is None and not any(output is None for output in step_outputs):
+            raise PluginError(
+                "hook around_forward returned None: return what call(module, batch) returns, or "
+                "something in its place"
+            )
+        return answer
+
     wrapped = plugins.hooks.around_forward.wrap(
-        call, ctx.step_number, per_plugin=lambda plugin: {"ctx": ctx.for_plugin(plugin.name)}
+        call,
+        ctx.step_number,
+        per_plugin=lambda plugin: {"ctx": ctx.for_plugin(plugin.name)},
+        accept=accept,
     )
     return wrapped(module, batch)
 
@@ -281,10 +296,16 @@ def _collect_loss_terms(
     if output.loss is not None:
         terms["loss"] = as_loss_scalar("loss", output.loss, module, ctx.mask)
     weights = {**output.loss_weights, **ctx.loss_weights}
+    names_of_module = {*terms, *output.losses, *(ctx.losses or {})}
 
     def accept(plugin: RegisteredPlugin, answer: Any) -> dict[str, Array]:
         scalars = {}
         for name, value in (answer or {}).items():
+            if name in names_of_module:
+                raise ModelError(
+                    f"the loss term {name!r} comes twice in {where}: plugin {plugin.name!r} "
+                    "returned it from its hook loss_terms, too; rename that one"
+                )
             number, weight = split_loss(name, value)
             scalars[name] = as_loss_scalar(name, number, module, ctx.mask)
             if weight is not None:

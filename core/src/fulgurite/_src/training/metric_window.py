@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from fulgurite._src.metrics.accumulator import MetricAccumulator
-from fulgurite._src.metrics.base import Metric, RunningMetric, Value
+from fulgurite._src.metrics.base import AccumulatedMetric, Metric, Value
 from fulgurite._src.metrics.basic import ExponentialMovingAverage, LastValue
 from fulgurite._src.metrics.conversion import (
     GetWeight,
@@ -36,8 +36,7 @@ class MetricWindow(eqx.Module):
         count: int32, the steps merged.
         closed: bool, whether the next step begins a new window.
         has_steps: bool, whether any step has been taken yet.
-        values: the metrics merged over the window, and the running ones, which are carried on
-            across windows.
+        values: the metrics merged over the window, and those carried across windows.
         optional_steps: int32 each, in how many steps of the window those metrics were measured
             that batches of some structures do not have, by name.
     """
@@ -49,34 +48,28 @@ class MetricWindow(eqx.Module):
     optional_steps: dict[str, Int[Array, ""]]
 
     @staticmethod
-    def zeros(
-        metrics: dict[str, Metric],
-        running: dict[str, RunningMetric],
-        optional: Iterable[str] = (),
-    ) -> "MetricWindow":
+    def zeros(spec: MetricAccumulator, optional: Iterable[str] = ()) -> "MetricWindow":
         """Return a window without steps, as a place for metrics of this structure.
 
         Args:
-            metrics: by name, or their specs.
-            running: likewise, for running metrics.
+            spec: the metrics of a step, or their specs.
             optional: the names of those that not every step has.
         """
-        zeros = MetricAccumulator.zeros(MetricAccumulator(metrics, running))
+        zeros = MetricAccumulator.zeros(spec)
         steps = {name: jnp.int32(0) for name in optional}
         return MetricWindow(jnp.int32(0), jnp.bool_(False), jnp.bool_(False), zeros, steps)
 
-    def add(self, metrics: dict[str, Metric], running: dict[str, RunningMetric]) -> "MetricWindow":
-        """Return the window with one step more, or a new one with this step if it was closed.
+    def add(self, step: MetricAccumulator) -> "MetricWindow":
+        """Return the window with one more step, or a new one with this step if it was closed.
 
         Args:
-            metrics: those of the step, by name.
-            running: the running metrics of the step, by name.
+            step: the metrics of the step.
         """
         restart = self.closed | (self.count == 0)
-        step = MetricAccumulator(metrics, running)
+        step_metrics = step.by_name
         optional_steps = {}
         for name, count in self.optional_steps.items():
-            is_measured = name in metrics or name in running
+            is_measured = name in step_metrics
             optional_steps[name] = jnp.where(restart, 0, count) + jnp.int32(is_measured)
         return MetricWindow(
             count=jnp.where(restart, 1, self.count + 1),
@@ -94,7 +87,7 @@ class MetricWindow(eqx.Module):
         """Return the values by name; on the host."""
         return self.values.compute()
 
-    def read_metrics(self) -> dict[str, Metric | RunningMetric]:
+    def read_metrics(self) -> dict[str, AccumulatedMetric]:
         """Return the metrics of the open window themselves, by name, on the host: they can be
         merged with those of other windows. Waits for the device.
 
@@ -104,9 +97,10 @@ class MetricWindow(eqx.Module):
         window: MetricWindow = jax.device_get(self)
         if not window.count or window.closed:
             return {}
-        metrics = {**window.values.metrics, **window.values.running}
         unmeasured = {name for name, count in window.optional_steps.items() if not count}
-        return {name: metric for name, metric in metrics.items() if name not in unmeasured}
+        return {
+            name: metric for name, metric in window.values.by_name.items() if name not in unmeasured
+        }
 
     def read(self) -> dict[str, Any]:
         """Return the values of `read_metrics` as Python numbers, by name, as `fit` logs them;
@@ -120,9 +114,9 @@ class MetricWindow(eqx.Module):
 
 def collect_step_metrics(
     output: Output, extra: dict[str, Any], get_weight: GetWeight
-) -> tuple[dict[str, Metric], dict[str, RunningMetric]]:
-    """Return the metrics and the running metrics of a step, by name: its own, those of plugins,
-    every loss term, the batch loss and its moving average.
+) -> MetricAccumulator:
+    """Return the metrics of a step: its own, those of plugins, every loss term, the batch loss and
+    its moving average.
 
     Args:
         output: what the step returned.
@@ -142,8 +136,7 @@ def collect_step_metrics(
         raise ModelError(
             f"the step and a plugin both give the metric {duplicates[0]!r}; rename that of the step"
         )
-    accumulator = MetricAccumulator.from_metrics(as_metrics({**values, **extra}, get_weight))
-    return accumulator.metrics, accumulator.running
+    return MetricAccumulator.from_metrics(as_metrics({**values, **extra}, get_weight))
 
 
 def collect_losses(output: Output, get_weight: GetWeight) -> dict[str, Metric]:

@@ -15,7 +15,7 @@ from fulgurite._src.timing import Timings
 from fulgurite._src.training.compilations import Compilations
 from fulgurite._src.training.forward import Step, forward
 from fulgurite._src.training.settings import Settings
-from fulgurite._src.training.state import TrainState
+from fulgurite._src.training.state import ModelInit, TrainState
 from fulgurite._src.training.update import UpdateRule
 
 CustomTrainStep = Callable[[TrainState, Any, Context, UpdateRule], tuple[TrainState, Output]]
@@ -55,6 +55,17 @@ class Services:
     def make_rng_streams(self, key: Key[Array, ""]) -> RngStreams:
         """Return the random streams over a root key."""
         return RngStreams(key, self.rng_streams)
+
+    def make_params_key(self, model_init: ModelInit, key: Key[Array, ""]) -> Key[Array, ""]:
+        """Return the key for what is made with a module.
+
+        Args:
+            model_init: a model that is there already is transformed with the root key itself.
+            key: the root key.
+        """
+        if model_init.model is not None:
+            return key
+        return self.make_rng_streams(key).key("params", "init")
 
     def forward(
         self, module: Any, batch: Any, ctx: Context, step: Step = "training_step"

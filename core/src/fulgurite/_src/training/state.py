@@ -65,7 +65,8 @@ class TrainState(eqx.Module):
     def with_plugin_state(self) -> Callable[[Plugin | str, PyTree], "TrainState"]:
         """Return a copy with another plugin state: `state.with_plugin_state(plugin, value)`.
 
-        The plugin is an `fg.Plugin`, or the registered name of one.
+        The plugin is an `fg.Plugin`, or the registered name of any plugin that has a state;
+        anything else is a `StateError`.
         """
         return partial(_replace_plugin_state, self)
 
@@ -76,7 +77,15 @@ class TrainState(eqx.Module):
 
 
 def _replace_plugin_state(state: TrainState, plugin: Plugin | str, value: PyTree) -> TrainState:
+    states = f"the state has those of: {', '.join(state.plugin_states) or 'no plugin'}"
+    if not isinstance(plugin, Plugin | str):
+        raise StateError(
+            f"with_plugin_state takes an fg.Plugin or the registered name of a plugin, not "
+            f"{plugin!r}; {states}"
+        )
     name = plugin if isinstance(plugin, str) else plugin.registered_name
+    if name not in state.plugin_states:
+        raise StateError(f"with_plugin_state: plugin {name!r} has no plugin state; {states}")
     return state.replace(plugin_states={**state.plugin_states, name: value})
 
 

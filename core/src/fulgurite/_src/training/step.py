@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from fulgurite._src.data.batch import as_batch
-from fulgurite._src.metrics.base import Metric, RunningMetric, flatten_nested
+from fulgurite._src.metrics.accumulator import MetricAccumulator
+from fulgurite._src.metrics.base import flatten_nested
 from fulgurite._src.metrics.columns import select_tree
 from fulgurite._src.metrics.weights import collect_weights
 from fulgurite._src.model.context import Context
@@ -36,16 +37,14 @@ class StepOutcome(NamedTuple):
     Attributes:
         state: the state after the update, with the step count and the previous window.
         output: of the forward pass, with gradients and updates.
-        metrics: to be merged over the window, by name.
-        running_metrics: carried from step to step, by name.
+        metrics: to be added to the window.
         is_bad: bool, whether anything was not finite.
         term_index: int32, the index of the first such term among `finite_check_names`.
     """
 
     state: TrainState
     output: Output
-    metrics: dict[str, Metric]
-    running_metrics: dict[str, RunningMetric]
+    metrics: MetricAccumulator
     is_bad: Bool[Array, ""]
     term_index: Int[Array, ""]
 
@@ -88,7 +87,7 @@ class TrainStep:
         """
         outcome = self.update(state, batch, due, step_number=step_number)
         new = outcome.state
-        window = state.metric_window.add(outcome.metrics, outcome.running_metrics)
+        window = state.metric_window.add(outcome.metrics)
         check_same_structure(state.metric_window, window, "the metrics of the training step")
         policy = self._services.settings.on_nonfinite
         if policy == "skip":
@@ -130,7 +129,7 @@ class TrainStep:
         before there can be a window for them, and compiling the step share the trace.
         """
         window = state.metric_window
-        state = state.replace(metric_window=MetricWindow.zeros({}, {}))
+        state = state.replace(metric_window=MetricWindow.zeros(MetricAccumulator({}, {})))
         outcome = self._traced_update(state, batch, due, step_number=step_number)
         return outcome._replace(state=outcome.state.replace(metric_window=window))
 
@@ -163,11 +162,11 @@ class TrainStep:
         term_index += self._find_offset(names)
         plugin_metrics, plugin_media = self._collect_plugin_metrics(new, output, batch, ctx)
         with collect_weights():
-            metrics, running_metrics = collect_step_metrics(
+            metrics = collect_step_metrics(
                 output, plugin_metrics, partial(get_weight, output, batch, ctx)
             )
         output = _drop_model_state(output).replace(media={**output.media, **plugin_media})
-        return StepOutcome(new, output, metrics, running_metrics, is_bad, term_index)
+        return StepOutcome(new, output, metrics, is_bad, term_index)
 
     def _find_offset(self, names: list[str]) -> int:
         """Return where these names begin among `finite_check_names`, to which they are added if

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from fulgurite._src.model.output import Output
 from fulgurite._src.training.state import TrainState
 from fulgurite._src.tree.select import select_from_parts
 from fulgurite._src.triggers import StepRange
-from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.errors import ConfigurationError, ModelError, PluginError
 
 Forward = Callable[..., Output]
 """The engine's forward pass `forward(module, batch, ctx)`: `training_step` with the loss terms of
@@ -128,7 +129,8 @@ class UpdateRule:
 
 
 class UpdateRuleWrapper(UpdateRule):
-    """Passes everything on to another rule. A subclass overrides what it changes, and `rewrap`.
+    """Passes everything on to another rule. A subclass overrides what it changes, and `rewrap` if
+    it has an `__init__` of its own.
 
     Args:
         update_rule: the rule within.
@@ -141,9 +143,6 @@ class UpdateRuleWrapper(UpdateRule):
                     return output.replace(loss=output.loss / 2)
 
                 return self.update_rule(forward_halved, state, batch, ctx)
-
-            def rewrap(self, update_rule):
-                return HalvedLoss(update_rule)
 
 
         class HalfLoss:
@@ -189,8 +188,28 @@ class UpdateRuleWrapper(UpdateRule):
         return self.update_rule.finalize(state)
 
     def rewrap(self, update_rule: UpdateRule) -> Self:
-        """Return a wrapper like this one around another rule."""
-        raise NotImplementedError
+        """Return a wrapper like this one around another rule, in whose place it comes where what is
+        trained changes: a copy, if the class has no `__init__` of its own."""
+        check_can_rewrap(self)
+        wrapper = copy(self)
+        UpdateRuleWrapper.__init__(wrapper, update_rule)
+        return wrapper
+
+
+def check_can_rewrap(update_rule: UpdateRule) -> None:
+    """Raise `PluginError` if an update rule, or one within it, is a wrapper that cannot be put
+    around another rule: a run would end where what is trained changes."""
+    while isinstance(update_rule, UpdateRuleWrapper):
+        wrapper = type(update_rule)
+        is_asked = wrapper.for_step is UpdateRuleWrapper.for_step
+        has_init = wrapper.__init__ is not UpdateRuleWrapper.__init__
+        if is_asked and has_init and wrapper.rewrap is UpdateRuleWrapper.rewrap:
+            raise PluginError(
+                f"{wrapper.__name__} has an __init__ of its own and no method rewrap(update_rule): "
+                "define it to return a wrapper like this one around another rule, which is asked "
+                "for where what is trained changes"
+            )
+        update_rule = update_rule.update_rule
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def put_beside(tree: PyTree, arrays: PyTree) -> PyTree:
 
     Args:
         tree: of arrays; those that were put nowhere stay as they are, because JAX moves them.
-        arrays: a tree of arrays on one device.
+        arrays: a tree of arrays on one device; if they were put nowhere, JAX's default device.
     """
     leaves, treedef = jax.tree.flatten(tree)
     are_put = [_is_put(leaf) for leaf in leaves]
@@ -157,7 +157,7 @@ def put_beside(tree: PyTree, arrays: PyTree) -> PyTree:
     if not any(are_put):
         return tree
     place = next(
-        (leaf.sharding for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)), None
+        (_get_place(leaf) for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)), None
     )
     if place is None or isinstance(place, jax.sharding.NamedSharding):
         return tree
@@ -167,6 +167,23 @@ def put_beside(tree: PyTree, arrays: PyTree) -> PyTree:
         else leaf
         for leaf, is_put in zip(leaves, are_put, strict=True)
     )
+
+
+def get_default_device() -> Any:
+    """Return the device that JAX computes on: that of an engine, within its methods."""
+    device = getattr(jax.config, "jax_default_device", None)
+    if isinstance(device, jax.Device):
+        return device
+    # None, or the name of a platform.
+    return jax.local_devices(backend=device)[0]
+
+
+def _get_place(leaf: jax.Array) -> jax.sharding.Sharding:
+    """Return where a computation with an array takes place: an array that was put nowhere goes to
+    the default device, as in JAX."""
+    if leaf.committed:
+        return leaf.sharding
+    return jax.sharding.SingleDeviceSharding(get_default_device())
 
 
 def _is_put(leaf: Any) -> bool:
@@ -233,7 +250,7 @@ def _copy_leaf(leaf: Any, is_tracing: bool) -> Any:
     is_computed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
     if is_computed and not is_tracing and not leaf.weak_type:
         # A copy as a program took 12 ms to compile for each shape.
-        return jax.device_put(leaf, leaf.sharding, may_alias=False)
+        return jax.device_put(leaf, _get_place(leaf), may_alias=False)
     return jax.lax.convert_element_type(jnp.array(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Training in a loop of one's own, by the program that `fit` runs."""
+"""Training in a loop that the user writes, by the program that `fit` runs."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -30,7 +30,7 @@ RETURNABLE = ("preds", "aux", "grads", "updates")
 """Fields of the output that leave a step only where `Engine.step` is asked for them."""
 
 
-class OwnLoop:
+class ManualLoop:
     """The parts of a loop that a user writes; the methods of `Engine` describe their arguments.
 
     Args:
