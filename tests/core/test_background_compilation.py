@@ -4,65 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import fulgurite as fg
 import jax
 import pytest
-from fulgurite.plugins import Wait
+from compiler import DATA, Compiler, make_engine, wait_for_waiter
 from fulgurite_testing.memory import InMemoryCheckpointer
 from models import Counting, Events, assert_same_bits, numbers, trained
-
-DATA = numbers([0], [1], [2], [3])
-
-
-class Compiler:
-    """Does what a test wants before XLA compiles a program.
-
-    Attributes:
-        act: called on the thread that compiles.
-        events: the fit's beginning and what was compiled, in order.
-    """
-
-    def __init__(self) -> None:
-        self.act: Callable[[], Any] = lambda: None
-        self.events: list[str] = []
-        self.released = threading.Event()
-
-    @fg.hookimpl
-    def on_fit_start(self) -> None:
-        self.events.append("fit")
-
-    def fail(self) -> None:
-        raise RuntimeError("XLA ran out of registers")
-
-    def block(self) -> None:
-        assert self.released.wait(60)
-
-
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    """Watches what XLA compiles in a process that has compiled nothing before."""
-    compiler = Compiler()
-    compile_lowered = jax.stages.Lowered.compile
-
-    def compile_watched(lowered: Any, *arguments: Any) -> Any:
-        compiler.events.append("compile")
-        compiler.act()
-        return compile_lowered(lowered, *arguments)
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_watched)
-    monkeypatch.setattr("fulgurite._src.execution.executables._executables", OrderedDict())
-    yield compiler
-    compiler.released.set()
-    fg.forget_stop_request()
-
-
-def make_engine(*plugins: Any, **options: Any) -> fg.Engine:
-    return fg.Engine(**{"steps": 8, "plugins": plugins, "autoload": False, **options})
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 1}, {"fast_dev_run": 2}])
@@ -107,8 +57,8 @@ def test_a_signal_ends_a_fit_whose_first_step_compiles(
     compiler: Compiler, number: signal.Signals, *, is_waited_for: bool
 ) -> None:
     def interrupt() -> None:
-        while is_waited_for and (Wait.current is None or Wait.current.what != "the compiler"):
-            compiler.released.wait(0.01)
+        if is_waited_for:
+            wait_for_waiter()
         os.kill(os.getpid(), number)
         compiler.block()
 
@@ -136,6 +86,7 @@ def test_a_signal_while_another_batch_is_compiled_for_saves_what_was_trained(
 
     def interrupt_second() -> None:
         if compiler.events.count("compile") == 2:
+            wait_for_waiter()
             os.kill(os.getpid(), signal.SIGTERM)
             compiler.block()
 

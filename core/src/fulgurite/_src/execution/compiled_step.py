@@ -12,7 +12,11 @@ from jax.extend.core import jaxpr_as_fun
 from fulgurite._src.data.sources import ArrayData
 from fulgurite._src.execution.batch_buffer import BatchBuffer
 from fulgurite._src.execution.debugging import has_invalid_numbers, is_debugging_numbers
-from fulgurite._src.execution.executables import Compilation, choose_compiler_options
+from fulgurite._src.execution.executables import (
+    Compilation,
+    CompilationQueue,
+    choose_compiler_options,
+)
 from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPacking
 from fulgurite._src.execution.step_parts import (
     Dispatch,
@@ -87,26 +91,36 @@ class CompiledStep:
         return BatchBuffer(size, is_stacked=self._runs_in_loop)
 
     def compile_ahead(
-        self, batch: Any, due: np.ndarray, steps_done: int, device_arrays: Any
-    ) -> None:
-        """Begin to compile the step, for a new state that is yet to be made; `prepare` waits for
-        it.
+        self,
+        queue: CompilationQueue,
+        flat: FlatState | None,
+        batch: Any,
+        due: np.ndarray,
+        steps_done: int,
+        device_arrays: Any,
+    ) -> bool:
+        """Have the step compiled behind other work, and return whether it was not; `prepare` waits
+        for it.
 
         Args:
+            queue: when.
+            flat: a state; None for a new one that is yet to be made.
             batch: a batch, whose shapes count.
             due: of the shape of what `run` takes.
             steps_done: the number of updates before, for errors.
             device_arrays: the arrays on the device that indexed batches are gathered from.
         """
-        flat = self._layout.make_flat_spec()
+        flat = flat or self._layout.make_flat_spec()
         key = _find_key(flat, batch)
         if key in self._executables or key in self._begun:
-            return
+            return False
         self._check_new_batch(batch, steps_done)
         batches = self.make_buffer()
         batches.add(batch)
         arguments = (*self._place(flat, batches, device_arrays), due)
-        self._begun[key] = self._begin(batch, arguments, steps_done)
+        self._begun[key] = self._lower(batch, arguments, steps_done)
+        queue.add(self._begun[key].compilation)
+        return True
 
     def prepare(
         self,
@@ -137,7 +151,7 @@ class CompiledStep:
         if executable is None:
             compilation = self._begun.pop(key, None)
             if compilation is None or not compilation.fits((*arguments, due)):
-                compilation = self._begin(batches.first, (*arguments, due), steps_done)
+                compilation = self._lower(batches.first, (*arguments, due), steps_done)
             executable = self._finish(compilation, patience)
             self._executables[key] = executable
             self._output_layouts[key] = compilation.output_layout
@@ -216,8 +230,9 @@ class CompiledStep:
         )
         return flat.arrays, flat.packed, device_arrays, buffer, np.int32(batches.count)
 
-    def _begin(self, batch: Any, arguments: tuple[Any, ...], steps_done: Any) -> StepCompilation:
-        """Begin to compile the step for batches of these shapes, within the cap on compilations."""
+    def _lower(self, batch: Any, arguments: tuple[Any, ...], steps_done: Any) -> StepCompilation:
+        """Return the compilation of the step for batches of these shapes, within the cap on
+        compilations; it has yet to start."""
         batch_spec = shape_spec(batch)
         step_number = int(steps_done) + 1
         self._check_spec(batch_spec, f"the batch for step {step_number}")

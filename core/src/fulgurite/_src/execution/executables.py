@@ -6,10 +6,11 @@ only if its text differs from that of the programs before. XLA works on a thread
 a fit begins with is done meanwhile, and so that a wait for it can be left.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from hashlib import sha256
-from threading import Thread
+from threading import Lock, Thread
 from time import perf_counter
 from typing import Any
 
@@ -68,7 +69,7 @@ def choose_compiler_options(lowered: Any, arrays: list[Any]) -> dict[str, Any] |
 
 
 class Compilation:
-    """The compilation of a lowered program, which is under way until `wait` returns.
+    """The compilation of a lowered program, which `start` or `wait` begins.
 
     XLA compiles on a thread of its own, on which no code of a user runs: that was traced before.
     Where a program of the same text was compiled already, there is nothing to wait for.
@@ -85,6 +86,7 @@ class Compilation:
 
     Attributes:
         background_seconds: that XLA compiled while nobody waited; known once somebody has waited.
+        future: the executable, or what XLA has raised.
 
     Args:
         lowered: the program.
@@ -97,17 +99,25 @@ class Compilation:
     ) -> None:
         self.background_seconds = 0.0
         self._seconds = 0.0
-        self._future: Future[jax.stages.Compiled] = Future()
+        self.future: Future[jax.stages.Compiled] = Future()
         self._key = _find_key(lowered, arguments, options)
-        executable = None if self._key is None else _executables.get(self._key)
-        if executable is not None:
-            self._future.set_result(executable)
-            return
+        # Whoever acquires it starts the thread.
+        self._start_lock = Lock()
         # The default device is that of a thread.
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-        Thread(
+        self._thread = Thread(
             target=self._compile, args=(lowered, options, device), name="fulgurite-compile"
-        ).start()
+        )
+
+    def start(self) -> None:
+        """Have XLA begin, unless it has."""
+        if not self._start_lock.acquire(blocking=False):
+            return
+        executable = None if self._key is None else _executables.get(self._key)
+        if executable is None:
+            self._thread.start()
+        else:
+            self.future.set_result(executable)
 
     def wait(self, patience: float | None = None) -> jax.stages.Compiled:
         """Return the executable, the same one for the same text; raise what XLA has raised.
@@ -116,11 +126,12 @@ class Compilation:
             patience: as of `Wait`.
         """
         started = perf_counter()
+        self.start()
         with Wait("the compiler", patience):
             # A signal that comes just before a lock is waited for does not end that wait.
-            while not self._future.done():
-                wait([self._future], timeout=0.5)
-        executable = self._future.result()
+            while not self.future.done():
+                wait([self.future], timeout=0.5)
+        executable = self.future.result()
         self.background_seconds = max(self._seconds - (perf_counter() - started), 0.0)
         if self._key is not None:
             _executables[self._key] = executable
@@ -137,10 +148,52 @@ class Compilation:
             with jax.default_device(device):
                 executable = lowered.compile(options)
         except BaseException as error:
-            self._future.set_exception(error)
+            self.future.set_exception(error)
             return
         self._seconds = perf_counter() - started
-        self._future.set_result(executable)
+        self.future.set_result(executable)
+
+
+class CompilationQueue(AbstractContextManager["CompilationQueue", None]):
+    """Starts compilations one after the other, so that what is needed first is there first.
+
+    Whoever waits for one has it started at once. What has not begun when the context ends never
+    begins, unless somebody waits for it.
+
+    Example:
+        from fulgurite._src.execution.executables import Compilation, CompilationQueue
+
+        arguments = (jnp.arange(3.0),)
+        with CompilationQueue() as queue:
+            queue.add(Compilation(jax.jit(jnp.sum).lower(*arguments), arguments))
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._waiting: deque[Compilation] = deque()
+        self._is_busy = False
+
+    def add(self, compilation: Compilation) -> None:
+        """Have a compilation start after those that were added before."""
+        with self._lock:
+            self._waiting.append(compilation)
+            if self._is_busy:
+                return
+            self._is_busy = True
+        self._start_next()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._waiting.clear()
+
+    def _start_next(self, _: object = None) -> None:
+        with self._lock:
+            self._is_busy = bool(self._waiting)
+            if not self._waiting:
+                return
+            compilation = self._waiting.popleft()
+        compilation.start()
+        compilation.future.add_done_callback(self._start_next)
 
 
 def compile_lowered(

@@ -1,14 +1,17 @@
-"""How many steps go into a dispatch of a fit, and their compilation, which begins while the state
-is made."""
+"""How many steps go into a dispatch of a fit, and their compilation behind other work."""
 
 import math
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from fulgurite._src.execution.compiled_step import CompiledStep
+from fulgurite._src.execution.executables import CompilationQueue
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.engine_view import EngineView
+from fulgurite._src.fit.running import RunningFit
 from fulgurite._src.fit.scheduler import find_interval
 from fulgurite._src.sharding import SINGLE_PROCESS
 from fulgurite._src.training.settings import StepsPerExecution
@@ -42,6 +45,7 @@ def choose_steps_per_execution(
 def compile_first_step(
     engine: EngineView,
     program: Program,
+    queue: CompilationQueue,
     steps_per_execution: int,
     step: int,
     step_range: StepRange,
@@ -56,17 +60,50 @@ def compile_first_step(
     Args:
         engine: the engine that trains.
         program: the training program.
+        queue: of the fit's compilations.
         steps_per_execution: the largest number of steps in one dispatch.
         step: at which this process begins.
         step_range: of the fit.
         batch: a batch, which is likely of the shapes of the first one.
         device_arrays: the arrays on the device that indexed batches are gathered from.
     """
-    if step == step_range.stop or engine.sharding.sync is not SINGLE_PROCESS:
-        # Several processes agree on each batch of new shapes before they compile for it.
+    if step == step_range.stop or not may_compile_ahead(engine):
         return
     update_rule = program.update_rule.for_step(step, step_range)
     compiled_step = program.get_compiled_step(steps_per_execution, update_rule)
     nothing_due = np.zeros(len(engine.services.due_names), bool)
     with suppress(Exception):
-        compiled_step.compile_ahead(batch, nothing_due, step, device_arrays)
+        compiled_step.compile_ahead(queue, None, batch, nothing_due, step, device_arrays)
+
+
+def compile_for_other_shapes(
+    fit: RunningFit, compiled_step: CompiledStep, step: int, device_arrays: Any
+) -> None:
+    """Begin to compile for the next batch of other shapes that a fit will come to, as far as that
+    is known, such as the smaller last one of an epoch.
+
+    Args:
+        fit: the running fit, of whose batches those of the first dispatch are not consumed yet.
+        compiled_step: of the first dispatch.
+        step: the number of updates before it.
+        device_arrays: the arrays on the device that indexed batches are gathered from.
+    """
+    stop = fit.progress.step_range.stop
+    if stop is None or not may_compile_ahead(fit.engine):
+        return
+    nothing_due = fit.scheduler.nothing_due
+    known_batches = sorted(fit.data_iterator.iter_known_batches(), key=itemgetter(0))
+    for number, batch in known_batches:
+        if step + number >= stop:
+            break
+        with suppress(Exception):
+            if compiled_step.compile_ahead(
+                fit.compilations, fit.state.flat, batch, nothing_due, step + number, device_arrays
+            ):
+                break
+
+
+def may_compile_ahead(engine: EngineView) -> bool:
+    """Return whether something may be compiled before it is needed: several processes agree on
+    each batch of new shapes before they compile for it."""
+    return engine.sharding.sync is SINGLE_PROCESS

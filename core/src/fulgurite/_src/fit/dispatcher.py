@@ -12,6 +12,7 @@ from fulgurite._src.callbacks import RUNTIME_ERRORS
 from fulgurite._src.data.readers import BatchItem
 from fulgurite._src.execution.batch_buffer import BatchBuffer
 from fulgurite._src.execution.step_parts import Dispatch, StepResults
+from fulgurite._src.fit.compiling import compile_for_other_shapes
 from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.running import LoopState, RunningFit
 from fulgurite._src.model.media import MEDIA_ACTION
@@ -243,3 +244,6 @@ class StepDispatcher:
         self._state.flat = flat
         self._in_flight.append((self._newest_steps, flat.packed[0]))
         self._newest_results = (results, due)
+        if first == self._progress.first_step + 1:
+            # While the device is busy.
+            compile_for_other_shapes(self._fit, self._compiled_step, first - 1, self._device_arrays)

@@ -5,6 +5,7 @@ from functools import partial
 
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.evaluation.service import EvaluationService
+from fulgurite._src.fit.compiling import may_compile_ahead
 from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.dispatcher import StepDispatcher
 from fulgurite._src.fit.due import DuePoint
@@ -82,7 +83,8 @@ class Loop:
         engine = fit.engine
         if engine.evaluators and fit.progress.should_train:
             with fit.timings.time("check"):
-                fit.evaluations.check_evaluators(fit.state.read())
+                queue = fit.compilations if may_compile_ahead(engine) else None
+                fit.evaluations.check_evaluators(fit.state.read(), queue)
         if fit.resumed_from is not None:
             self._note_newly_due(fit.resumed_from)
             fit.call_event("on_restore", run=self.run, step=self.step)
@@ -205,6 +207,7 @@ def _assemble_fit(
             engine.sharding.sync,
             signals,
         ),
+        compilations=plan.compilations,
         resumed_from=snapshot,
         resume=plan.resume,
         metrics={} if snapshot is None else dict(snapshot.metrics),

@@ -11,6 +11,7 @@ from fulgurite._src.data.sources import (
     get_device_arrays,
     get_split,
 )
+from fulgurite._src.execution.executables import CompilationQueue
 from fulgurite._src.execution.program import Program
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.compiling import choose_steps_per_execution, compile_first_step
@@ -83,6 +84,7 @@ class FitPlan:
         resumed_from: the snapshot that the fit resumes from, or None.
         resume: what `fit(resume=...)` was.
         messages: what the user is told at the start.
+        compilations: those that are done behind other work.
     """
 
     program: Program
@@ -95,6 +97,7 @@ class FitPlan:
     resumed_from: Snapshot | None
     resume: Resume
     messages: list[str]
+    compilations: CompilationQueue
 
 
 def check_request(
@@ -171,8 +174,16 @@ def plan_fit(
         engine, program, request.steps_per_execution, step, step_range, epoch_length
     )
     placed_arrays = engine.sharding.replicate(device_arrays)
+    compilations = stack.enter_context(CompilationQueue())
     compile_first_step(
-        engine, program, steps_per_execution, step, step_range, first_batch, placed_arrays
+        engine,
+        program,
+        compilations,
+        steps_per_execution,
+        step,
+        step_range,
+        first_batch,
+        placed_arrays,
     )
     del first_batch, examples  # a fit keeps no batch longer than its steps do
     state = fill_missing_state(engine, state, program, request.model_init, request.init_from)
@@ -193,6 +204,7 @@ def plan_fit(
         resumed_from=snapshot,
         resume=request.resume,
         messages=messages,
+        compilations=compilations,
     )
 
 
