@@ -85,6 +85,19 @@ def test_an_error_of_the_compiler_is_raised_once_by_the_evaluation(compiler: Com
     assert evaluating.results == [(8, "val", {"updates": 8.0})]
 
 
+def test_an_error_of_the_compiler_for_what_nobody_needs_is_dropped(compiler: Compiler) -> None:
+    evaluating = Evaluating(fg.Evaluation("val", numbers([0])), trigger=fg.At(100))
+    ending = fg.LambdaPlugin(on_fit_end=lambda: compiler.wait_for(2))
+
+    def fail_second() -> None:
+        if compiler.events.count("compile") == 2:
+            compiler.fail()
+
+    compiler.act = fail_second
+    result = make_engine(compiler, evaluating, ending).fit(Counting, DATA)
+    assert int(result.state.step) == 8
+
+
 def test_two_fits_while_the_evaluation_of_the_first_compiles(compiler: Compiler) -> None:
     evaluating = Evaluating(fg.Evaluation("val", numbers([0])), trigger=fg.At(8))
     engine = make_engine(

@@ -61,7 +61,21 @@ def make_various(key: Any) -> Layers:
     return Layers(make_head(keys[5]), [orthogonal, truncated, halves, weak, numbers, copies])
 
 
-@pytest.mark.parametrize("make", [make_loop, make_scanned, make_various])
+def make_computed(key: Any) -> Layers:
+    """Products in sums and sums over rows, which XLA computes otherwise where it fuses them."""
+    head_key, normal_key, uniform_key = jr.split(key, 3)
+    normal = jr.normal(normal_key, (50, 40))
+    uniform = jr.uniform(uniform_key, (33, 7))
+    rest = [
+        normal * 0.02 + 1.5,
+        jnp.sum(uniform * uniform, axis=1) / 3.1 + uniform[:, 0] * 1.7,
+        jnp.tanh(normal) * jnp.exp(normal) - normal @ normal.T[:, :40],
+        normal / jnp.linalg.norm(normal, axis=0) * jnp.std(uniform),
+    ]
+    return Layers(make_head(head_key), rest)
+
+
+@pytest.mark.parametrize("make", [make_loop, make_scanned, make_various, make_computed])
 def test_a_state_has_the_arrays_of_the_function_called_by_hand(
     make: Callable[[Any], Layers],
 ) -> None:

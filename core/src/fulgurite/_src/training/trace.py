@@ -92,7 +92,8 @@ class TracedInitializer:
     The first call traces it. Within a trace, its program becomes part of that one. Outside, the
     program runs operation by operation, with the bits of the function itself: 20 residual layers
     took 10 s to compile as one program, and take 0.4 so, because an operation is compiled once for
-    each kind.
+    each kind. The last bit may differ behind the few functions that JAX traces as several
+    operations and compiles as one where they are called: `jnp.mean`.
 
     Example:
         make_model = TracedInitializer(lambda key: eqx.nn.Linear(2, 3, key=key))
