@@ -8,6 +8,8 @@ of a program are those of its model and of Adam: 4 for each layer and optimizer 
               all other programs of the fit as well
 
 `second` is the fit of another engine for the same program in the same process over the first one.
+`function` is an engine that is given the function that makes the model, and not the model: so the step compiles
+while the model is made.
 
 python tests/bench/start.py --arrays 13 121 601
 """
@@ -64,6 +66,14 @@ def run_by_hand(workload: Workload) -> dict[str, float]:
     return {"total": perf_counter() - before, "compile": compiled}
 
 
+def run_function(workload: Workload) -> dict[str, float]:
+    """Do the same with an engine that makes the model itself."""
+    arrays = workload.arrays()
+    before = perf_counter()
+    timings = fit_anew(workload, arrays, lambda key: Trained(workload.model(key=key)))
+    return {"total": perf_counter() - before, "compile": timings.seconds["compile"]}
+
+
 def run_engine(workload: Workload) -> dict[str, float]:
     """Do the same with an engine, and again with another."""
     arrays = workload.arrays()
@@ -83,7 +93,7 @@ def run_engine(workload: Workload) -> dict[str, float]:
     }
 
 
-def fit_anew(workload: Workload, arrays: Batch, model: Trained) -> fg.Timings:
+def fit_anew(workload: Workload, arrays: Batch, model: Any) -> fg.Timings:
     """Fit with a new engine, and return where the time went."""
     data = fg.ArrayData(arrays, workload.batch_size, shuffle=True)
     result = fg.Engine(steps=STEPS, autoload=False).fit(model, data)
@@ -94,6 +104,7 @@ def fit_anew(workload: Workload, arrays: Batch, model: Trained) -> fg.Timings:
 ARMS: dict[str, Callable[[Workload], dict[str, float]]] = {
     "hand": run_by_hand,
     "engine": run_engine,
+    "function": run_function,
 }
 
 
@@ -118,6 +129,9 @@ def measure(num_arrays: int, repeats: int) -> tuple[dict[str, Spread], dict[str,
         name: Spread.of([results["engine"][name] / results["hand"][name] for results in rounds])
         for name in ("total", "compile")
     }
+    ratios["total of a function"] = Spread.of(
+        [results["function"]["total"] / results["hand"]["total"] for results in rounds]
+    )
     ratios["second"] = Spread.of(
         [results["engine"]["second fit"] / results["engine"]["first fit"] for results in rounds]
     )

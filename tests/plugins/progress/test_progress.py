@@ -665,6 +665,7 @@ def test_timing_table_lists_each_part():
         accounts.add(name, seconds)
     accounts.add("wandb.log_record", 6.0)
     accounts.add("wandb.on_fit_end", 1.0)
+    accounts.background_seconds["compile"] = 9.0
     text = render_text(timing_table(accounts))
     for part, seconds in (
         ("starting", "8.00"),
@@ -673,6 +674,7 @@ def test_timing_table_lists_each_part():
         ("evaluating test", "4.00"),
         ("saving", "5.00"),
         ("plugin wandb", "7.00"),
+        ("compiling in background", "9.00"),
     ):
         assert re.search(rf"{part} +{seconds}", text)
 

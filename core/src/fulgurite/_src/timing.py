@@ -23,6 +23,8 @@ class Timings:
         print(timings)
 
     Attributes:
+        background_seconds: of what was done behind other work, by name: `compile` is what XLA
+            compiled while the program did something else. They are not part of `seconds`.
         active_names: the names for which time is being measured now, the innermost last; displays
             read it on their own threads.
         seconds: by name. Time of a nested measurement counts only there.
@@ -31,6 +33,7 @@ class Timings:
 
     def __init__(self) -> None:
         self.active_names: list[str] = []
+        self.background_seconds: dict[str, float] = defaultdict(float)
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self._inner = [0.0]
@@ -39,8 +42,13 @@ class Timings:
         self._start = perf_counter()
 
     @contextmanager
-    def time(self, name: str) -> Iterator[None]:
-        """Add the time of the block to `name`."""
+    def time(self, name: str, calls: int = 1) -> Iterator[None]:
+        """Add the time of the block to `name`.
+
+        Args:
+            name: what the block does.
+            calls: how often it does it; 0 for what continues an earlier block.
+        """
         start = perf_counter()
         self._inner.append(0.0)
         self.active_names.append(name)
@@ -49,7 +57,7 @@ class Timings:
         finally:
             self.active_names.pop()
             elapsed = perf_counter() - start
-            self.add(name, elapsed - self._inner.pop())
+            self.add(name, elapsed - self._inner.pop(), calls)
             self._inner[-1] += elapsed
 
     def add(self, name: str, seconds: float, calls: int = 1) -> None:
@@ -88,9 +96,12 @@ class Timings:
 
     def __repr__(self) -> str:
         rows = sorted(self.seconds.items(), key=lambda row: -row[1])
-        return "\n".join(
+        lines = [
             f"{name:32s} {seconds:9.3f} s  {self.calls[name]:8d} calls" for name, seconds in rows
-        )
+        ]
+        for name, seconds in self.background_seconds.items():
+            lines.append(f"{f'{name} in background':32s} {seconds:9.3f} s")
+        return "\n".join(lines)
 
 
 class StepRate:

@@ -28,9 +28,8 @@ class WaitAbandoned(BaseException):
 
     def __init__(self, what: str, reason: str, seconds: float) -> None:
         self.what = what
-        super().__init__(
-            f"{what} kept training waiting for {seconds:g} s after {reason} and is abandoned"
-        )
+        duration = f" for {seconds:g} s" if seconds else ""
+        super().__init__(f"{what} kept training waiting{duration} after {reason} and is abandoned")
 
 
 class Wait(AbstractContextManager["Wait", None]):
@@ -46,13 +45,20 @@ class Wait(AbstractContextManager["Wait", None]):
     Attributes:
         current: the innermost wait of the main thread, or None.
         what: what is waited for, for messages.
+        patience: the argument.
         started: when it was entered, by `time.monotonic`.
+
+    Args:
+        what: what is waited for, for messages.
+        patience: the seconds after a signal for which to wait; None for what the engine was given
+            as `stop_timeout`.
     """
 
     current: ClassVar["Wait | None"] = None
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, patience: float | None = None) -> None:
         self.what = what
+        self.patience = patience
         self.started = 0.0
         self._outer: Wait | None = None
 

@@ -29,6 +29,10 @@ def timing_table(timings: fg.Timings) -> Table:
     for name, spent in sorted(seconds.items(), key=lambda row: -row[1]):
         if spent >= 0.0005 * total:
             table.add_row(name, f"{spent:.2f}", f"{spent / total:.1%}")
+    for name, spent in timings.background_seconds.items():
+        # Beside the others, which add up to the total.
+        if spent >= 0.0005 * total:
+            table.add_row(f"{get_part(name)} in background", f"{spent:.2f}", "")
     table.add_row("total", f"{total:.2f}", "", style="bold")
     return table
 

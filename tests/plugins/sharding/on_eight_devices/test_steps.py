@@ -6,7 +6,9 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import numpy as np
+import pytest
 from eight_devices import Compilations, Line, Net, engine, regression, some
+from fulgurite_evaluators import Evaluator
 from fulgurite_sharding import (
     FSDP,
     DataParallel,
@@ -145,3 +147,28 @@ def test_evaluations_are_those_of_one_device() -> None:
         ]
         assert preds[1].shape == (53, 8)
         np.testing.assert_allclose(*preds, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluations_compile_behind_the_first_steps_for_where_the_state_stays() -> None:
+    """By what is compiled at the start, from the state as it was made, the state after some steps
+    is evaluated."""
+    begun: list[Any] = []
+    compile_lowered = jax.stages.Lowered.compile
+
+    def compile_watched(lowered: Any, *arguments: Any) -> Any:
+        begun.append(lowered)
+        return compile_lowered(lowered, *arguments)
+
+    data = regression(seed=0)
+    for plugin in (FSDP(min_size=64), DataParallel()):
+        begun.clear()
+        evaluator = Evaluator("val", regression(32), every=4)
+        trainer = engine(plugin, evaluator, steps=8, log_every=None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax.stages.Lowered, "compile", compile_watched)
+            result = trainer.fit(eqx.nn.make_with_state(Net), data)
+        # The state, the step and the evaluation.
+        assert len(begun) == 3
+        assert result.timings.calls["compile"] == 2
+        expected = engine(DataParallel()).evaluate(result, regression(32))
+        np.testing.assert_allclose(result.metrics["val"]["loss"], expected["loss"], rtol=1e-6)

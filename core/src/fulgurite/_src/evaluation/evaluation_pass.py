@@ -1,6 +1,7 @@
 """One pass over the data of an evaluation, which adds its batches to totals."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,20 +40,25 @@ class EvaluationPass:
         self._num_batches = totals.num_batches
         # By structure of the batches.
         self._carries: dict[Any, Carry] = dict(totals.carries)
-        # By signature of a batch, its structure and its program.
-        self._prepared: dict[Any, tuple[Any, EvaluationProgram]] = {}
+        # By signature of a batch, its structure, its program and the executable.
+        self._prepared: dict[Any, tuple[Any, EvaluationProgram, Callable[..., Any]]] = {}
         self._in_flight = deque(totals.pending)
         self._parts = list(totals.parts)
         self._shown = totals.shown
 
-    def add(self, batch: EvalBatch) -> None:
-        """Run the step on one more batch and merge its metrics into those of the others."""
+    def add(self, batch: EvalBatch, patience: float | None) -> None:
+        """Run the step on one more batch and merge its metrics into those of the others.
+
+        Args:
+            batch: the batch.
+            patience: the seconds after a signal for which to wait for the compiler, as of `Wait`.
+        """
         arguments = self._feed.place(batch)
         if batch.signature not in self._prepared:
-            self._prepared[batch.signature] = self._prepare(batch, arguments)
-        structure, program = self._prepared[batch.signature]
+            self._prepared[batch.signature] = self._prepare(batch, arguments, patience)
+        structure, program, executable = self._prepared[batch.signature]
         carry = self._carries[structure]
-        arrays, collected, media = program(*arguments, carry.arrays)
+        arrays, collected, media = program.run(executable, (*arguments, carry.arrays))
         self._carries[structure] = Carry(arrays, carry.layout)
         if batch.index == 0:
             self._shown = program.media_treedef.unflatten(media)
@@ -75,13 +81,14 @@ class EvaluationPass:
         )
 
     def _prepare(
-        self, batch: EvalBatch, arguments: tuple[Any, ...]
-    ) -> tuple[Any, EvaluationProgram]:
-        """Return the structure of a batch of new shapes and its program, ready to be called.
+        self, batch: EvalBatch, arguments: tuple[Any, ...], patience: float | None
+    ) -> tuple[Any, EvaluationProgram, Callable[..., Any]]:
+        """Return the structure of a batch of new shapes, its program, and the executable.
 
         Args:
             batch: the batch.
             arguments: of the program, but for the carry.
+            patience: as of `add`.
         """
         structure = as_batch(batch.value).structure
         program = self._programs.get(self._target, batch.value)
@@ -90,7 +97,8 @@ class EvaluationPass:
         carry = self._carries[structure]
         name = self._totals.evaluation.name
         program.continue_carry(carry, f"the metrics of batch {batch.index} of {name!r}")
-        self._programs.note_compilation(
-            self._target, batch.index, program, (*arguments, carry.arrays)
+        arguments = (*arguments, carry.arrays)
+        executable = self._programs.prepare(
+            self._target, batch.index, program.jitted, arguments, patience
         )
-        return structure, program
+        return structure, program, executable

@@ -35,9 +35,7 @@ class PredictionRunner:
 
     def __init__(self, services: Services) -> None:
         self._step = EvaluationStep(services, Evaluation("predict", ()), "predict_step")
-        self._programs = EvaluationProgramCache(
-            services.compilations, "predict", self._make_program
-        )
+        self._programs = EvaluationProgramCache(services, "predict", self._make_program)
 
     def predict(
         self,
@@ -65,27 +63,27 @@ class PredictionRunner:
     ) -> None:
         """Hand the predictions of each batch to `take`; the other arguments are those of
         `predict`."""
-        programs: dict[Any, jax.stages.Wrapped] = {}
+        executables: dict[Any, Callable[..., Any]] = {}
         in_flight: deque[Any] = deque()
         feed = BatchFeed(self._step, target, data)
         with feed.open(num_batches) as batches:
             for batch in batches:
                 arguments = feed.place(batch)
-                if batch.signature not in programs:
-                    programs[batch.signature] = self._get_program(target, batch, arguments)
-                program = programs[batch.signature]
-                in_flight.append(program(*arguments))
+                if batch.signature not in executables:
+                    executables[batch.signature] = self._prepare(target, batch, arguments)
+                executable = executables[batch.signature]
+                in_flight.append(executable(*arguments))
                 if len(in_flight) > MAX_IN_FLIGHT:
                     take(_remove_padding(*in_flight.popleft()))
         for preds, mask in in_flight:
             take(_remove_padding(preds, mask))
 
-    def _get_program(
+    def _prepare(
         self, target: EvalTarget, batch: EvalBatch, arguments: tuple[Any, ...]
-    ) -> jax.stages.Wrapped:
+    ) -> Callable[..., Any]:
+        """Return the executable for a batch of new shapes."""
         program = self._programs.get(target, batch.value)
-        self._programs.note_compilation(target, batch.index, program, arguments)
-        return program
+        return self._programs.prepare(target, batch.index, program, arguments)
 
     def _make_program(self, target: EvalTarget) -> jax.stages.Wrapped:
         # Whatever leaves an evaluation is read on the host, by every process.

@@ -19,14 +19,21 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Bool
 
 from fulgurite._src.evaluation.target import EvalTarget
-from fulgurite._src.execution.debugging import has_invalid_numbers, is_debugging_numbers
+from fulgurite._src.execution.debugging import (
+    has_invalid_numbers,
+    is_debugging_numbers,
+    is_jit_disabled,
+)
+from fulgurite._src.execution.executables import Compilation, CompilationQueue
 from fulgurite._src.execution.flat_state import VectorPacking
+from fulgurite._src.execution.step_parts import list_argument_specs
 from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.columns import find_columns
-from fulgurite._src.training.compilations import Compilations
+from fulgurite._src.training.services import Services
 from fulgurite._src.tree.specs import (
     check_same_structure,
     is_real_dtype,
@@ -35,6 +42,14 @@ from fulgurite._src.tree.specs import (
 )
 
 AnyProgram = TypeVar("AnyProgram")
+
+# Those that a program may set around one evaluation and not another.
+_TRACE_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
 
 
 class EvaluationCarry(NamedTuple):
@@ -124,6 +139,7 @@ class EvaluationProgram:
         carry_layout: of the carry, once the program was traced, or continues a carry.
         collected_treedef: that of the collecting metrics.
         media_treedef: that of the media.
+        jitted: the program, to be traced.
 
     Args:
         function: `function(leaves, batch, device_arrays, index, carry)` returns the new carry, the
@@ -139,11 +155,18 @@ class EvaluationProgram:
         self._function = function
         self._sharding = sharding
         self._zeros: list[Any] | None = None
-        self._run = jax.jit(self._call_flat, out_shardings=sharding)
-        self.trace = self._run.trace
+        self.jitted = jax.jit(self._call_flat, out_shardings=sharding)
 
-    def __call__(self, *arguments: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        results = self._run(*arguments)
+    def run(
+        self, executable: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return what the program gives.
+
+        Args:
+            executable: of the program, from `EvaluationProgramCache.prepare`.
+            arguments: the carry last.
+        """
+        results = executable(*arguments)
         if is_debugging_numbers():
             assert self.carry_layout is not None
             carry = self.carry_layout.unflatten(jax.device_get(results[0]))
@@ -160,7 +183,7 @@ class EvaluationProgram:
         """
         zeros = self._zeros
         if zeros is None:
-            specs = jax.eval_shape(self, *arguments, None)[0]
+            specs = jax.eval_shape(self.jitted, *arguments, None)[0]
             on_host = [np.zeros(leaf.shape, leaf.dtype) for leaf in specs]
             zeros = jax.device_put(on_host, self._sharding)
             self._zeros = zeros
@@ -196,26 +219,29 @@ class EvaluationProgram:
 
 
 class EvaluationProgramCache(Generic[AnyProgram]):
-    """The programs of one kind of evaluation step, by target and by structure of the batches.
+    """The programs of one kind of evaluation step, by target and by structure of the batches, and
+    their executables.
 
     Args:
-        compilations: is told of new executables, and says how many there may be.
+        services: what the engine provides.
         name: how records and errors call the step, such as `evaluate.test`.
-        make_program: returns the program for a target, which is compiled at its first call.
+        make_program: returns the program for a target.
     """
 
     def __init__(
         self,
-        compilations: Compilations,
+        services: Services,
         name: str,
         make_program: Callable[[EvalTarget], AnyProgram],
     ) -> None:
-        self._compilations = compilations
+        self._services = services
         self._name = name
         self._make_program = make_program
         self._programs: dict[Any, AnyProgram] = {}
         # By target, the shapes of the batches that its programs were compiled for.
         self._batch_specs: dict[Any, dict[Any, Any]] = {}
+        self._begun: dict[Any, tuple[Compilation, ClosedJaxpr]] = {}
+        self._executables: dict[Any, jax.stages.Compiled] = {}
 
     def get(self, target: EvalTarget, batch: Any) -> AnyProgram:
         """Return the program for a target and batches of this structure."""
@@ -224,29 +250,94 @@ class EvaluationProgramCache(Generic[AnyProgram]):
             self._programs[key] = self._make_program(target)
         return self._programs[key]
 
-    def note_compilation(
-        self, target: EvalTarget, index: int, program: Any, arguments: tuple[Any, ...]
+    def compile_ahead(
+        self,
+        queue: CompilationQueue,
+        target: EvalTarget,
+        jitted: jax.stages.Wrapped,
+        arguments: tuple[Any, ...],
     ) -> None:
-        """Before a program is called: if the batch has new shapes, enforce the limit and notify
-        plugins of the executable.
+        """Have a program compiled behind other work; `prepare` waits for it.
+
+        Args:
+            queue: when.
+            target: what is evaluated.
+            jitted: the program.
+            arguments: of the program; the second is the batch.
+        """
+        key = target.key, *_sign_arguments(arguments)
+        if key not in self._begun and key not in self._executables:
+            self._begun[key] = self._lower(jitted, arguments)
+            queue.add(self._begun[key][0])
+
+    def prepare(
+        self,
+        target: EvalTarget,
+        index: int,
+        jitted: jax.stages.Wrapped,
+        arguments: tuple[Any, ...],
+        patience: float | None = None,
+    ) -> Callable[..., Any]:
+        """Return the executable of a program, or the program where JAX is to debug it. If the batch
+        has new shapes, enforce the limit and notify plugins of the executable.
 
         Args:
             target: what is evaluated.
             index: the number of the batch.
-            program: the program, with `trace`.
+            jitted: the program.
             arguments: of the program; the second is the batch.
+            patience: the seconds after a signal for which to wait for the compiler, as of `Wait`.
         """
+        if is_jit_disabled():
+            return jitted
+        key = target.key, *_sign_arguments(arguments)
+        if key not in self._executables:
+            self._executables[key] = self._compile(key, target, index, jitted, arguments, patience)
+        # JAX finds the line of the user only for what it compiles where it is called.
+        return jitted if is_debugging_numbers() else self._executables[key]
+
+    def _compile(
+        self,
+        key: Any,
+        target: EvalTarget,
+        index: int,
+        jitted: jax.stages.Wrapped,
+        arguments: tuple[Any, ...],
+        patience: float | None,
+    ) -> jax.stages.Compiled:
+        """Return the executable of a program, which is new or was begun with; the arguments are
+        `key` and those of `prepare`."""
         batch = arguments[1]
+        batch_spec = shape_spec(batch)
         signature = shape_signature(batch)
         specs = self._batch_specs.setdefault(target.key, {})
-        if signature in specs:
-            return
-        batch_spec = shape_spec(batch)
-        where = f"batch {index} of {self._name}"
-        self._compilations.check_limit(where, batch_spec, list(specs.values()))
-        specs[signature] = batch_spec
-        if self._compilations.is_observed:
-            # jax keeps the executable for the call that follows.
-            traced = program.trace(*arguments)
-            compiled = traced.lower().compile()
-            self._compilations.report(self._name, batch_spec, compiled, traced.jaxpr)
+        compilations, timings = self._services.compilations, self._services.timings
+        if signature not in specs:
+            where = f"batch {index} of {self._name}"
+            compilations.check_limit(where, batch_spec, list(specs.values()))
+        begun = self._begun.pop(key, None)
+        compilation, jaxpr = begun or self._lower(jitted, arguments)
+        with timings.time("compile"):
+            executable = compilation.wait(patience)
+        timings.background_seconds["compile"] += compilation.background_seconds
+        if signature not in specs:
+            specs[signature] = batch_spec
+            compilations.report(self._name, batch_spec, executable, jaxpr)
+        return executable
+
+    def _lower(
+        self, jitted: jax.stages.Wrapped, arguments: tuple[Any, ...]
+    ) -> tuple[Compilation, ClosedJaxpr]:
+        """Return the compilation of a program, which has yet to start, and what was traced."""
+        with self._services.timings.time("compile", calls=0):
+            traced = jitted.trace(*arguments)
+            return Compilation(traced.lower(), arguments), traced.jaxpr
+
+
+def _sign_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what the executables of one program differ by: shapes and dtypes of the arguments,
+    where they lie, and the settings by which JAX traces."""
+    leaves, treedef = jax.tree.flatten(arguments)
+    places = tuple(getattr(leaf, "sharding", None) for leaf in leaves)
+    settings = tuple(getattr(jax.config, name) for name in _TRACE_SETTINGS)
+    return treedef, tuple(list_argument_specs(leaves)), places, settings

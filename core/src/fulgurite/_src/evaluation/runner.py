@@ -2,7 +2,7 @@
 read once."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -10,7 +10,7 @@ from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.data.sources import StatefulSource, as_data
 from fulgurite._src.evaluation.evaluation import Evaluation, ShouldStop, never_stop
 from fulgurite._src.evaluation.evaluation_pass import EvaluationPass
-from fulgurite._src.evaluation.feed import BatchFeed
+from fulgurite._src.evaluation.feed import BatchFeed, EvalBatch
 from fulgurite._src.evaluation.program import (
     EvaluationCarry,
     EvaluationProgram,
@@ -20,7 +20,9 @@ from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.evaluation.trials import ResultWarnings
+from fulgurite._src.execution.executables import CompilationQueue
 from fulgurite._src.training.services import Services
+from fulgurite._src.waits import WaitAbandoned
 from fulgurite.errors import DataError, EvaluationInterrupted
 
 
@@ -38,7 +40,7 @@ class EvaluationRunner:
         self._evaluation = evaluation
         self._step = EvaluationStep(services, evaluation, "validation_step")
         self._programs = EvaluationProgramCache(
-            services.compilations, f"evaluate.{evaluation.name}", self._make_program
+            services, f"evaluate.{evaluation.name}", self._make_program
         )
         self._warnings = ResultWarnings(self._step, services.compilations)
 
@@ -63,25 +65,37 @@ class EvaluationRunner:
             EvaluationInterrupted: `should_stop()` was true.
         """
         totals = totals or EvaluationTotals(self._evaluation)
+        # XLA may take minutes, and an evaluation that may be given up is done again.
+        patience = None if should_stop is never_stop else 0.0
         with callback_error_context(lambda: self._step.failed_batch_name):
             feed = BatchFeed(self._step, target, data)
             evaluation_pass = EvaluationPass(self._programs, feed, target, totals)
             with feed.open(num_batches, totals.num_batches) as batches:
                 for batch in batches:
                     if should_stop():
-                        raise EvaluationInterrupted(
-                            f"evaluation {self._evaluation.name!r} was given up before batch "
-                            f"{batch.index}: training is to stop"
-                        )
+                        self._give_up(batch)
                     self._warnings.warn_of_bare_numbers(target, feed, batch)
-                    evaluation_pass.add(batch)
+                    try:
+                        evaluation_pass.add(batch, patience)
+                    except WaitAbandoned:
+                        if patience is None:
+                            raise
+                        self._give_up(batch)
                     # After the step itself, whose own errors come first.
                     self._warnings.warn_of_padding(target, feed, batch)
             return evaluation_pass.get_totals()
 
-    def trace_metric_types(self, target: EvalTarget, data: Any) -> dict[str, type]:
+    def _give_up(self, batch: EvalBatch) -> NoReturn:
+        raise EvaluationInterrupted(
+            f"evaluation {self._evaluation.name!r} was given up before batch {batch.index}: "
+            "training is to stop"
+        )
+
+    def trace_metric_types(
+        self, target: EvalTarget, data: Any, queue: CompilationQueue | None = None
+    ) -> dict[str, type]:
         """Trace an evaluation by shape, on the first batch of `data`, and return the types of its
-        metrics by name; nothing is compiled.
+        metrics by name.
 
         The program that is traced is the one that the evaluation runs, so this is work done earlier
         and not twice. A source with a state is left as it was; from any other, a new pass begins.
@@ -89,6 +103,7 @@ class EvaluationRunner:
         Args:
             target: the module and what belongs to it.
             data: any data source.
+            queue: where the program is to be compiled behind other work; None if it is not.
 
         Raises:
             DataError: the data is an iterator, which the first evaluation would use up.
@@ -106,9 +121,13 @@ class EvaluationRunner:
             for batch in batches:
                 program = self._programs.get(target, batch.value)
                 arguments = feed.place(batch)
-                carry, collected, _ = jax.eval_shape(program, *arguments, None)
+                carry, collected, _ = jax.eval_shape(program.jitted, *arguments, None)
                 # Once more with the carry, as every batch runs it: only then are metrics merged.
-                jax.eval_shape(program, *arguments, carry)
+                if queue is None:
+                    jax.eval_shape(program.jitted, *arguments, carry)
+                else:
+                    zeros = program.init_carry(arguments).arrays
+                    self._programs.compile_ahead(queue, target, program.jitted, (*arguments, zeros))
                 assert program.carry_layout is not None
                 spec: EvaluationCarry = program.carry_layout.spec
                 collected = program.collected_treedef.unflatten(collected)

@@ -16,6 +16,7 @@ from fulgurite._src.evaluation.prediction import PredictionRunner
 from fulgurite._src.evaluation.runner import EvaluationRunner
 from fulgurite._src.evaluation.target import EvalTarget, apply_module_view, as_eval_target
 from fulgurite._src.evaluation.totals import EvaluationTotals
+from fulgurite._src.execution.executables import CompilationQueue
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.recent import RecentCache
 from fulgurite._src.rng import make_root_key
@@ -105,12 +106,17 @@ class EvaluationService:
         runner = self._get_runner(evaluator)
         return runner.evaluate(target, evaluator.data, num_batches, should_stop).get_result()
 
-    def check_evaluators(self, state: TrainState) -> None:
-        """Trace the evaluations of plugins by shape, for a state."""
+    def check_evaluators(self, state: TrainState, queue: CompilationQueue | None) -> None:
+        """Trace the evaluations of plugins by shape, for a state.
+
+        Args:
+            state: to evaluate.
+            queue: where they are to be compiled behind other work; None if they are not.
+        """
         for name, evaluator in self.evaluators.items():
             if evaluator.check_at_start:
                 with error_context(lambda name=name: f"evaluator {name!r}, before the first step"):
-                    self._trace_metric_types(evaluator, state)
+                    self._trace_metric_types(evaluator, state, queue)
 
     def get_metric_types(self, state: TrainState, source: str) -> dict[str, type]:
         """Return the class of each metric that a source of records gives, by name; the arguments
@@ -120,10 +126,12 @@ class EvaluationService:
             return {name: type(metric) for name, metric in metrics.items()}
         return self._trace_metric_types(self._get_evaluator(source), state)
 
-    def _trace_metric_types(self, evaluator: Evaluation, state: TrainState) -> dict[str, type]:
+    def _trace_metric_types(
+        self, evaluator: Evaluation, state: TrainState, queue: CompilationQueue | None = None
+    ) -> dict[str, type]:
         """Trace an evaluation by shape, and return the types of its metrics by name."""
         target = self._view_target(evaluator, state)
-        return self._get_runner(evaluator).trace_metric_types(target, evaluator.data)
+        return self._get_runner(evaluator).trace_metric_types(target, evaluator.data, queue)
 
     def _as_target(self, model: Any) -> EvalTarget:
         return as_eval_target(model, make_root_key(self._services.settings.seed))

@@ -1,22 +1,30 @@
 """The compiled step: flat, donated, fused, one executable for every batch structure and shapes."""
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jaxtyping import Array
 
 from fulgurite._src.data.sources import ArrayData
 from fulgurite._src.execution.batch_buffer import BatchBuffer
 from fulgurite._src.execution.debugging import has_invalid_numbers, is_debugging_numbers
-from fulgurite._src.execution.executables import choose_compiler_options, compile_lowered
-from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPacking, Vectors
+from fulgurite._src.execution.executables import (
+    Compilation,
+    CompilationQueue,
+    choose_compiler_options,
+)
+from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPacking
+from fulgurite._src.execution.step_parts import (
+    Dispatch,
+    OutputLayout,
+    StepCompilation,
+    StepResults,
+    list_argument_specs,
+)
 from fulgurite._src.model.output import Output
 from fulgurite._src.training.services import Services
 from fulgurite._src.training.step import TrainStep
@@ -28,57 +36,6 @@ from fulgurite._src.tree.specs import (
     shape_spec,
 )
 from fulgurite.errors import DataError
-
-
-class StepResults(NamedTuple):
-    """What leaves a step besides its state.
-
-    Attributes:
-        packed: loss, metrics and losses.
-        media: the arrays of media.
-        fields: the arrays of those fields of the output that were asked for.
-        output_layout: what the arrays are; None while they are traced.
-    """
-
-    packed: Vectors
-    media: list[Array]
-    fields: list[Array]
-    output_layout: "OutputLayout | None" = None
-
-
-@dataclass(frozen=True, eq=False)
-class OutputLayout:
-    """What the arrays that leave a step are, known once it was traced.
-
-    Attributes:
-        unpack: returns the arrays in `StepResults.packed`.
-        unpack_on_host: returns those in vectors of NumPy.
-        output: the structure of loss, metrics and losses.
-        media: the structure of media.
-        fields: the structure of the fields that were asked for.
-    """
-
-    unpack: Callable[[Vectors], Any]
-    unpack_on_host: Callable[[Vectors], Any]
-    output: Any
-    media: Any
-    fields: Any
-
-
-class Dispatch(NamedTuple):
-    """Steps that only have to be started.
-
-    Attributes:
-        executable: of the step.
-        arguments: all but what is due.
-        output_layout: what the arrays are that leave the step.
-        steps_done: the number of updates before the first of the steps.
-    """
-
-    executable: jax.stages.Compiled
-    arguments: tuple[Any, ...]
-    output_layout: OutputLayout
-    steps_done: Any
 
 
 class CompiledStep:
@@ -119,6 +76,7 @@ class CompiledStep:
         self._sharding = services.sharding
         self._batch_structures = batch_structures
         self._executables: dict[Any, jax.stages.Compiled] = {}
+        self._begun: dict[Any, StepCompilation] = {}
         self._output_layouts: dict[Any, OutputLayout] = {}
         # Set by the trace, which knows it first.
         self._traced_output_layout: OutputLayout | None = None
@@ -132,6 +90,38 @@ class CompiledStep:
         size = max(self.steps_per_execution, 2) if self._runs_in_loop else 1
         return BatchBuffer(size, is_stacked=self._runs_in_loop)
 
+    def compile_ahead(
+        self,
+        queue: CompilationQueue,
+        flat: FlatState | None,
+        batch: Any,
+        due: np.ndarray,
+        steps_done: int,
+        device_arrays: Any,
+    ) -> bool:
+        """Have the step compiled behind other work, and return whether it was not; `prepare` waits
+        for it.
+
+        Args:
+            queue: when.
+            flat: a state; None for a new one that is yet to be made.
+            batch: a batch, whose shapes count.
+            due: of the shape of what `run` takes.
+            steps_done: the number of updates before, for errors.
+            device_arrays: the arrays on the device that indexed batches are gathered from.
+        """
+        flat = flat or self._layout.make_flat_spec()
+        key = _find_key(flat, batch)
+        if key in self._executables or key in self._begun:
+            return False
+        self._check_new_batch(batch, steps_done)
+        batches = self.make_buffer()
+        batches.add(batch)
+        arguments = (*self._place(flat, batches, device_arrays), due)
+        self._begun[key] = self._lower(batch, arguments, steps_done)
+        queue.add(self._begun[key].compilation)
+        return True
+
     def prepare(
         self,
         flat: FlatState,
@@ -139,6 +129,7 @@ class CompiledStep:
         due: np.ndarray,
         steps_done: Any,
         device_arrays: Any = None,
+        patience: float | None = None,
     ) -> Dispatch:
         """Return a step for each batch, ready to `run`: with checked batches and an executable.
 
@@ -150,21 +141,20 @@ class CompiledStep:
             due: of the shape of what `run` takes.
             steps_done: the number of updates before, for errors; it may be on the device still.
             device_arrays: the arrays on the device that indexed batches are gathered from.
+            patience: the seconds after a signal for which to wait for the compiler, as of `Wait`.
         """
-        place = flat.arrays[0].sharding if flat.arrays else None
-        key = place, is_debugging_numbers(), *shape_signature(batches.first)
+        key = _find_key(flat, batches.first)
         executable = self._executables.get(key)
-        if executable is None:
+        if executable is None and key not in self._begun:
             self._check_new_batch(batches.first, steps_done)
-        buffer = self._sharding.shard_batch(
-            batches.get_batches(), beside=flat, is_stacked=self._runs_in_loop
-        )
-        arguments = (flat.arrays, flat.packed, device_arrays, buffer, np.int32(batches.count))
+        arguments = self._place(flat, batches, device_arrays)
         if executable is None:
-            executable = self._compile(batches.first, (*arguments, due), steps_done)
+            compilation = self._begun.pop(key, None)
+            if compilation is None or not compilation.fits((*arguments, due)):
+                compilation = self._lower(batches.first, (*arguments, due), steps_done)
+            executable = self._finish(compilation, patience)
             self._executables[key] = executable
-            assert self._traced_output_layout is not None
-            self._output_layouts[key] = self._traced_output_layout
+            self._output_layouts[key] = compilation.output_layout
         return Dispatch(executable, arguments, self._output_layouts[key], steps_done)
 
     def run(self, dispatch: Dispatch, due: np.ndarray) -> tuple[FlatState, StepResults]:
@@ -233,8 +223,16 @@ class CompiledStep:
             "batches of new shapes", lambda: {"what they train on": where}, batch
         )
 
-    def _compile(self, batch: Any, arguments: Any, steps_done: Any) -> jax.stages.Compiled:
-        """Compile the step for batches of these shapes, within the cap on compilations."""
+    def _place(self, flat: FlatState, batches: BatchBuffer, device_arrays: Any) -> tuple[Any, ...]:
+        """Return the arguments of a dispatch, with its batches where the step finds them."""
+        buffer = self._sharding.shard_batch(
+            batches.get_batches(), beside=flat, is_stacked=self._runs_in_loop
+        )
+        return flat.arrays, flat.packed, device_arrays, buffer, np.int32(batches.count)
+
+    def _lower(self, batch: Any, arguments: tuple[Any, ...], steps_done: Any) -> StepCompilation:
+        """Return the compilation of the step for batches of these shapes, within the cap on
+        compilations; it has yet to start."""
         batch_spec = shape_spec(batch)
         step_number = int(steps_done) + 1
         self._check_spec(batch_spec, f"the batch for step {step_number}")
@@ -248,15 +246,30 @@ class CompiledStep:
             partial(self._run, step_number), donate_argnums=donated, out_shardings=out_shardings
         )
         state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
-        with self._services.timings.time("compile"), self._sharding.mesh_context():
+        with self._services.timings.time("compile", calls=0), self._sharding.mesh_context():
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
             traced = run.trace(*state_and_data, buffer_spec, count, due)
             lowered = traced.lower()
             options = choose_compiler_options(lowered, arguments[0])
-            compiled = compile_lowered(lowered, arguments, options)
-        self._compiled_specs.append(batch_spec)
-        self._services.compilations.report("step", batch_spec, compiled, traced.jaxpr)
-        return compiled
+            compilation = Compilation(lowered, arguments, options)
+        assert self._traced_output_layout is not None
+        return StepCompilation(
+            compilation,
+            list_argument_specs(arguments),
+            batch_spec,
+            traced.jaxpr,
+            self._traced_output_layout,
+        )
+
+    def _finish(self, step: StepCompilation, patience: float | None) -> jax.stages.Compiled:
+        """Wait for the executable of the step, and report it."""
+        timings = self._services.timings
+        with timings.time("compile"):
+            executable = step.compilation.wait(patience)
+        timings.background_seconds["compile"] += step.compilation.background_seconds
+        self._compiled_specs.append(step.batch_spec)
+        self._services.compilations.report("step", step.batch_spec, executable, step.jaxpr)
+        return executable
 
     def _check_spec(self, spec: Any, where: str) -> None:
         """Check a new batch spec against those that may be and those that were compiled before.
@@ -352,6 +365,12 @@ class CompiledStep:
         )
         results = StepResults(packing.pack(leaves), media, list(map(jnp.asarray, arrays)))
         return flat.arrays, flat.packed, results
+
+
+def _find_key(flat: FlatState, batch: Any) -> tuple[Any, ...]:
+    """Return what the executables of one step differ by."""
+    place = flat.arrays[0].sharding if flat.arrays else None
+    return place, is_debugging_numbers(), *shape_signature(batch)
 
 
 def _warn_of_other_dtypes(where: str, spec: Any, known_specs: list[Any]) -> None:

@@ -33,6 +33,11 @@ def has_invalid_numbers(arrays: Any) -> bool:
     return False
 
 
+def is_jit_disabled() -> bool:
+    """Return whether `jax_disable_jit` asks to run operation by operation."""
+    return _is_set("jax_disable_jit")
+
+
 def check_jit_can_compile() -> None:
     """Raise an error where Equinox has put a function without `trace` and `lower` in the place of
     `jax.jit`."""
@@ -47,7 +52,7 @@ def check_jit_can_compile() -> None:
 def check_jit_enabled() -> None:
     """Raise an error where a training program can be neither compiled nor run."""
     check_jit_can_compile()
-    if _is_set("jax_disable_jit"):
+    if is_jit_disabled():
         raise ConfigurationError(
             "jax_disable_jit is set, but training is one compiled program: unset it, and look into "
             "the step with jax.debug.breakpoint or print"

@@ -69,6 +69,7 @@ class VectorPacking:
             sizes[dtype] = start + struct.size
             self._offsets[index] = (list(sizes).index(dtype), start)
         self.dtypes = list(sizes)
+        self.specs = tuple(jax.ShapeDtypeStruct((sizes[dtype],), dtype) for dtype in sizes)
         self._hash = hash(tuple(self._structs))
 
     def __eq__(self, other: object) -> bool:
@@ -209,6 +210,19 @@ class StateLayout:
     def matches(self, state: TrainState) -> bool:
         """Return whether a state has this layout, with equal shapes, dtypes and static leaves."""
         return tree_signature(state) == self._signature
+
+    def make_flat_spec(self) -> FlatState:
+        """Return the flat form of a state as `jax.ShapeDtypeStruct`s. Its arrays lie where those of
+        a new state do: where `shardings` say so, or on the default device."""
+        default = jax.device_put(np.int32(0)).sharding
+        arrays = [
+            _get_raw_spec(plan).update(sharding=plan.sharding or default)
+            for plan in self._array_plans
+        ]
+        packed = self.packing.specs
+        if self._replicated is not None:
+            packed = tuple(spec.update(sharding=self._replicated) for spec in packed)
+        return FlatState(arrays, packed)
 
     def flatten(self, state: TrainState) -> FlatState:
         """Return the flat form of a state, outside of a trace.

@@ -1,7 +1,7 @@
 """What an engine builds for one kind of model: update rule, traced step, layout, executables."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import equinox as eqx
@@ -66,7 +66,6 @@ class Program:
         step: the traced step of the rule that applies at the first update.
         state_spec: the train state as `jax.ShapeDtypeStruct`s, with shardings where there are some.
         layout: how states cross `jax.jit`.
-        module_text: the module as a string, in which all but arrays shows by its value.
         dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
         has_tried_losses: whether the check that the losses are means over examples has run.
         has_tried_padding: whether the check that padding does not count in them has run.
@@ -111,8 +110,6 @@ class Program:
         self.layout = StateLayout(self.state_spec, self._shardings)
         if self._shardings is not None:
             self.state_spec = with_shardings(self.state_spec, self._shardings)
-        # Once per program: a module of 196 arrays takes 60 ms to print, and every fit describes it.
-        self.module_text = eqx.tree_pformat(self.state_spec.module, struct_as_array=True)
         self._mark_as_closed = _jitted_mark_as_closed
         if self._shardings is not None:
             self._mark_as_closed = jax.jit(
@@ -127,6 +124,13 @@ class Program:
             self._step_programs, is_sharded=services.sharding.mesh is not None
         )
         self._compiled_steps: dict[tuple[int, ByIdentity, tuple[str, ...]], CompiledStep] = {}
+
+    # Once per program: a module of 196 arrays takes 60 ms to print, and every fit with a run
+    # directory describes it.
+    @cached_property
+    def module_text(self) -> str:
+        """The module as a string, in which all but arrays shows by its value."""
+        return eqx.tree_pformat(self.state_spec.module, struct_as_array=True)
 
     def init_state(self, model_init: ModelInit, key: Key[Array, ""]) -> TrainState:
         """Return a new state, with the shardings that plugins ask for.

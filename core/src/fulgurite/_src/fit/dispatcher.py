@@ -11,8 +11,9 @@ import jax
 from fulgurite._src.callbacks import RUNTIME_ERRORS
 from fulgurite._src.data.readers import BatchItem
 from fulgurite._src.execution.batch_buffer import BatchBuffer
-from fulgurite._src.execution.compiled_step import Dispatch, StepResults
 from fulgurite._src.execution.dispatch import MAX_IN_FLIGHT
+from fulgurite._src.execution.step_parts import Dispatch, StepResults
+from fulgurite._src.fit.compiling import compile_for_other_shapes
 from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.running import LoopState, RunningFit
 from fulgurite._src.model.media import MEDIA_ACTION
@@ -61,13 +62,12 @@ class StepDispatcher:
             fit.resume_point.loop_state = LoopState.FETCHING
             items, batches = self._collect_batches(target)
             fetched = perf_counter()
-            if not items:
-                fit.resume_point.loop_state = LoopState.STEPPING
-                break
             self._bound_in_flight()
             free = perf_counter()
-            dispatch = self._prepare(batches)
+            dispatch = self._prepare(batches) if items else None
             fit.resume_point.loop_state = LoopState.STEPPING
+            if dispatch is None:
+                break
             target = self._advance(items, target)
             self._run(dispatch, len(items), is_due=progress.step == target)
             del dispatch  # it holds batches, as the device does for as long as it needs them
@@ -192,19 +192,26 @@ class StepDispatcher:
             self._in_flight[0][1].block_until_ready()
             self._in_flight.popleft()
 
-    def _prepare(self, batches: BatchBuffer) -> Dispatch:
-        """Check and place the batches of the next steps, and compile these if need be."""
+    def _prepare(self, batches: BatchBuffer) -> Dispatch | None:
+        """Check and place the batches of the next steps, and compile these if need be; None where
+        the compiler was abandoned."""
         progress = self._progress
         if progress.step == progress.first_step:
             # There is nothing to save yet.
             self._fit.resume_point.loop_state = LoopState.STEPPING
-        return self._compiled_step.prepare(
-            self._state.flat,
-            batches,
-            self._scheduler.nothing_due,
-            progress.step,
-            self._device_arrays,
-        )
+        try:
+            return self._compiled_step.prepare(
+                self._state.flat,
+                batches,
+                self._scheduler.nothing_due,
+                progress.step,
+                self._device_arrays,
+                # XLA may take minutes, and the state is there as it was before.
+                patience=0.0,
+            )
+        except WaitAbandoned as wait:
+            self._fit.abandoned_wait = wait
+            return None
 
     def _advance(self, items: list[BatchItem], target: float) -> float:
         """Count the steps of a dispatch, and return where something is due next."""
@@ -233,3 +240,6 @@ class StepDispatcher:
         self._state.flat = flat
         self._in_flight.append((self._newest_steps, flat.packed[0]))
         self._newest_results = (results, due)
+        if first == self._progress.first_step + 1:
+            # While the device is busy.
+            compile_for_other_shapes(self._fit, self._compiled_step, first - 1, self._device_arrays)

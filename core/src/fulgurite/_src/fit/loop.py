@@ -1,12 +1,12 @@
 """The training loop: undisturbed steps up to the nearest thing that is due, then what is due, in
 order."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.evaluation.service import EvaluationService
+from fulgurite._src.fit.compiling import may_compile_ahead
 from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.dispatcher import StepDispatcher
 from fulgurite._src.fit.due import DuePoint
@@ -50,9 +50,7 @@ class Loop:
         signals: StopRequests,
     ) -> None:
         self.fit = _assemble_fit(engine, evaluations, plan, signals)
-        steps_per_execution = _choose_steps_per_execution(plan, self.fit.scheduler)
-        device_arrays = engine.sharding.replicate(plan.device_arrays)
-        self._dispatcher = StepDispatcher(self.fit, steps_per_execution, device_arrays)
+        self._dispatcher = StepDispatcher(self.fit, plan.steps_per_execution, plan.device_arrays)
         self._train_metrics = TrainMetrics(self.fit, int(plan.state.nonfinite.skipped))
         self._start_messages = plan.messages
         self.run = Run(self.fit, self._dispatcher)
@@ -87,7 +85,8 @@ class Loop:
         engine = fit.engine
         if engine.evaluators and fit.progress.should_train:
             with fit.timings.time("check"):
-                fit.evaluations.check_evaluators(fit.state.read())
+                queue = fit.compilations if may_compile_ahead(engine) else None
+                fit.evaluations.check_evaluators(fit.state.read(), queue)
         if fit.resumed_from is not None:
             self._note_newly_due(fit.resumed_from)
             fit.call_event("on_restore", run=self.run, step=self.step)
@@ -216,6 +215,7 @@ def _assemble_fit(
             engine.sharding.sync,
             signals,
         ),
+        compilations=plan.compilations,
         resumed_from=snapshot,
         resume=plan.resume,
         metrics={} if snapshot is None else dict(snapshot.metrics),
@@ -230,11 +230,3 @@ def _assemble_fit(
             progress.action_stop_reason = snapshot.stop_reason
             progress.stop_reason = snapshot.stop_reason
     return fit
-
-
-def _choose_steps_per_execution(plan: FitPlan, scheduler: Scheduler) -> int:
-    if plan.steps_per_execution != "auto":
-        return plan.steps_per_execution
-    interval = scheduler.find_interval(plan.step_range)
-    epoch_length = plan.data_iterator.epoch_length or math.inf
-    return plan.program.choose_steps_per_execution(interval, epoch_length).steps

@@ -3,9 +3,14 @@ examples, and whether padding counts in them."""
 
 from typing import Any, NamedTuple
 
+from fulgurite._src.data.sources import has_unequal_batches, may_pad
 from fulgurite._src.evaluation.evaluation import Evaluation
-from fulgurite._src.evaluation.loss_trial import FIX, Sample, Undecided
-from fulgurite._src.evaluation.padding_trial import FIX as FIX_PADDING, PaddingTrial
+from fulgurite._src.evaluation.loss_trial import FIX, Sample, Undecided, choose_sample
+from fulgurite._src.evaluation.padding_trial import (
+    FIX as FIX_PADDING,
+    PaddingTrial,
+    choose_examples,
+)
 from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.trials import StepTrials
@@ -14,6 +19,21 @@ from fulgurite._src.model.module import Module, has_training_losses, run_trainin
 from fulgurite._src.training.services import Services
 from fulgurite._src.training.state import TrainState
 from fulgurite.errors import ModelError
+
+
+def choose_trials(data: Any, program: Program, first_batch: Any) -> tuple[Sample | None, Any]:
+    """Return what of a batch to try the losses on, and the padding; None where neither matters.
+
+    Args:
+        data: the data source of training.
+        program: the training program.
+        first_batch: the first batch.
+    """
+    is_weighted = has_unequal_batches(data, first_batch)
+    needs_means = is_weighted or program.update_rule.needs_mean_loss
+    sample = choose_sample(first_batch) if needs_means else None
+    padded = choose_examples(first_batch) if may_pad(data, first_batch) else None
+    return sample, padded
 
 
 def try_losses(

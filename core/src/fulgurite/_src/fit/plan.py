@@ -10,15 +10,13 @@ from fulgurite._src.data.sources import (
     get_batch_examples,
     get_device_arrays,
     get_split,
-    has_unequal_batches,
-    may_pad,
 )
-from fulgurite._src.evaluation.loss_trial import choose_sample
-from fulgurite._src.evaluation.padding_trial import choose_examples
+from fulgurite._src.execution.executables import CompilationQueue
 from fulgurite._src.execution.program import Program
 from fulgurite._src.execution.program_cache import ProgramCache
+from fulgurite._src.fit.compiling import choose_steps_per_execution, compile_first_step
 from fulgurite._src.fit.engine_view import EngineView
-from fulgurite._src.fit.losses import try_losses, try_padding
+from fulgurite._src.fit.losses import choose_trials, try_losses, try_padding
 from fulgurite._src.fit.snapshot import InitFrom, Resume, Snapshot, TrainingLength
 from fulgurite._src.fit.start import (
     check_starting_point,
@@ -80,11 +78,13 @@ class FitPlan:
         step_range: its start is earlier than `state.step` in a resumed fit.
         requested_length: how long to train; with epochs, the end
             follows from the ends of epochs as far as they are known.
-        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
-        device_arrays: the arrays on the device that indexed batches are gathered from, or None.
+        steps_per_execution: the largest number of steps in one dispatch.
+        device_arrays: the arrays that indexed batches are gathered from, where the step finds them,
+            or None.
         resumed_from: the snapshot that the fit resumes from, or None.
         resume: what `fit(resume=...)` was.
         messages: what the user is told at the start.
+        compilations: those that are done behind other work.
     """
 
     program: Program
@@ -92,11 +92,12 @@ class FitPlan:
     state: TrainState
     step_range: StepRange
     requested_length: TrainingLength
-    steps_per_execution: StepsPerExecution
+    steps_per_execution: int
     device_arrays: Any
     resumed_from: Snapshot | None
     resume: Resume
     messages: list[str]
+    compilations: CompilationQueue
 
 
 def check_request(
@@ -154,11 +155,7 @@ def plan_fit(
     examples = get_batch_examples(request.data) or (first_batch,)
     program = programs.get(request.model_init, examples, device_arrays)
     _check_same_start(services, request, batches, first_batch)
-    is_weighted = has_unequal_batches(request.data, first_batch)
-    needs_means = is_weighted or program.update_rule.needs_mean_loss
-    sample = choose_sample(first_batch) if needs_means else None
-    padded = choose_examples(first_batch) if may_pad(request.data, first_batch) else None
-    del first_batch, examples  # a fit keeps no batch longer than its steps do
+    sample, padded = choose_trials(request.data, program, first_batch)
     state = request.state
     start_step = request.start_step
     steps, epochs = request.length
@@ -170,13 +167,31 @@ def plan_fit(
         if engine.fast_dev_run is not None:
             steps = int(state.step) - start_step + engine.fast_dev_run
         batches = _resume_batches(services, request, snapshot, batches, stack)
+    epoch_length = batches.epoch_length
+    step_range = _plan_step_range(snapshot, start_step, steps, epochs, epoch_length)
+    step = start_step if state is None else int(state.step)
+    steps_per_execution = choose_steps_per_execution(
+        engine, program, request.steps_per_execution, step, step_range, epoch_length
+    )
+    placed_arrays = engine.sharding.replicate(device_arrays)
+    compilations = stack.enter_context(CompilationQueue())
+    compile_first_step(
+        engine,
+        program,
+        compilations,
+        steps_per_execution,
+        step,
+        step_range,
+        first_batch,
+        placed_arrays,
+    )
+    del first_batch, examples  # a fit keeps no batch longer than its steps do
     state = fill_missing_state(engine, state, program, request.model_init, request.init_from)
     program.check(state)
     with services.timings.time("check"):
         messages = try_losses(services, program, state, sample, device_arrays)
         messages += try_padding(services, program, state, padded, device_arrays)
         messages += describe_what_has_no_effect(services, request.data, program, state)
-    step_range = _plan_step_range(snapshot, start_step, steps, epochs, batches.epoch_length)
     _check_known_batches(engine.sharding, batches, int(state.step), step_range.stop)
     return FitPlan(
         program=program,
@@ -184,11 +199,12 @@ def plan_fit(
         state=state,
         step_range=step_range,
         requested_length=request.length,
-        steps_per_execution=request.steps_per_execution,
-        device_arrays=device_arrays,
+        steps_per_execution=steps_per_execution,
+        device_arrays=placed_arrays,
         resumed_from=snapshot,
         resume=request.resume,
         messages=messages,
+        compilations=compilations,
     )
 
 

@@ -23,8 +23,6 @@ class RunView:
         timings: where the wall time went so far.
         resume: what `fit(resume=...)` was.
         requested_length: the steps and epochs that the fit was asked for, one of them None.
-        module_text: the module as text, in which everything that is not an array shows by its
-            value.
         run_dir: the directory of the run, as the plugin that opened it in `fit_context` set it;
             None without one.
         manifest: the description of the run, as JSON, as a plugin set it in `fit_context`; None
@@ -38,7 +36,6 @@ class RunView:
         self.timings: Final = fit.timings
         self.resume: Final = fit.resume
         self.requested_length: Final = fit.progress.requested_length
-        self.module_text: Final = fit.program.module_text
         self.run_dir: Any = None
         self.manifest: Any = None
 
@@ -46,6 +43,11 @@ class RunView:
     def attempt(self) -> int:
         """The number of this start of the run, from 1."""
         return self._fit.records.attempt
+
+    @property
+    def module_text(self) -> str:
+        """The module as a string, in which everything that is not an array shows by its value."""
+        return self._fit.program.module_text
 
     @property
     def step(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.evaluation.service import EvaluationService
 from fulgurite._src.evaluation.target import apply_module_view
+from fulgurite._src.execution.executables import CompilationQueue
 from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.engine_view import EngineView
@@ -101,6 +102,7 @@ class RunningFit:
         records: hands records to the loggers.
         timings: where the wall time went so far.
         scheduler: says what is due.
+        compilations: those that are done behind other work.
         resumed_from: the snapshot that the fit resumes from, or None.
         resume: what `fit(resume=...)` was.
         metrics: the newest metrics by source.
@@ -124,6 +126,7 @@ class RunningFit:
     records: RecordDispatcher
     timings: Timings
     scheduler: Scheduler
+    compilations: CompilationQueue
     resumed_from: Snapshot | None
     resume: Any
     metrics: dict[str, dict[str, Any]]

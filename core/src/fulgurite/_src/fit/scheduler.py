@@ -158,6 +158,28 @@ def order_actions(actions: Sequence[BoundAction]) -> list[BoundAction]:
     return ordered
 
 
+def find_interval(actions: Sequence[BoundAction], step: int, start: int) -> float:
+    """Return the mean number of steps from one at which anything is due by a step rule to the
+    next, near the beginning of a fit; the fit's end does not count, and neither do ends of epochs.
+
+    Args:
+        actions: of the engine.
+        step: at which this process begins.
+        start: at which the fit began.
+    """
+    without_end = StepRange(start)
+    due_steps: set[int] = set()
+    for action in actions:
+        trigger = TriggerState(action.trigger, step, 0.0)
+        due_step = trigger.next_step(start, without_end)
+        while due_step is not None and due_step <= start + _OBSERVED_STEPS:
+            due_steps.add(due_step)
+            due_step = trigger.next_step(due_step, without_end)
+        if 2 * len(due_steps) > _OBSERVED_STEPS:
+            return 1.0
+    return _OBSERVED_STEPS / len(due_steps) if due_steps else math.inf
+
+
 class Scheduler:
     """The triggers of a fit's actions, from its first step on.
 
@@ -288,25 +310,6 @@ class Scheduler:
             {name for name, step in next_steps.items() if step == target}
         )
         return target
-
-    def find_interval(self, step_range: StepRange) -> float:
-        """Return the mean number of steps from one at which anything is due by a step rule to the
-        next, near the beginning of a fit; the fit's end does not count.
-
-        Args:
-            step_range: of the fit.
-        """
-        start = step_range.start
-        without_end = StepRange(start)
-        due_steps: set[int] = set()
-        for state in self._states.values():
-            step = state.next_step(start, without_end)
-            while step is not None and step <= start + _OBSERVED_STEPS:
-                due_steps.add(step)
-                step = state.next_step(step, without_end)
-            if 2 * len(due_steps) > _OBSERVED_STEPS:
-                return 1.0
-        return _OBSERVED_STEPS / len(due_steps) if due_steps else math.inf
 
     def poll_requests(self, step: int) -> bool:
         """Return whether a clock or a request to stop is due at `step`, agreed by all processes."""

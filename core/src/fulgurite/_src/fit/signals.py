@@ -56,7 +56,7 @@ class StopRequests:
         self._former: dict[int, Any] = {}
         self._received: int | None = None
         self._is_over = False
-        self._expired: tuple[Wait, float] | None = None
+        self._expired: tuple[Wait, float, float] | None = None
         # What the program's own handler raised, until everything is saved.
         self._held_exception: BaseException | None = None
         # Held while a signal is sent, so that none comes after the end.
@@ -165,12 +165,12 @@ class StopRequests:
             self._wake_watcher.put(None)
             self._call_former(number, frame)
         elif self._expired is not None:
-            wait, started = self._expired
+            wait, started, seconds = self._expired
             self._expired = None
             # What it waited for may have come in the meantime.
             if Wait.current is wait and wait.started == started:
                 Wait.current = None
-                raise WaitAbandoned(wait.what, str(self.requested), self._timeout or 0.0)
+                raise WaitAbandoned(wait.what, str(self.requested), seconds)
         elif not self._is_over:
             with self._lock:
                 self._is_over = True
@@ -198,11 +198,14 @@ class StopRequests:
             with suppress(Empty):
                 self._wake_watcher.get(timeout=min(timeout / 4, 0.5))
             wait = Wait.current
-            if wait is None or monotonic() - max(wait.started, received_at) < timeout:
+            if wait is None:
+                continue
+            seconds = timeout if wait.patience is None else wait.patience
+            if monotonic() - max(wait.started, received_at) < seconds:
                 continue
             with self._lock:
                 if not self._is_over and self._received is not None and main_thread is not None:
-                    self._expired = wait, wait.started
+                    self._expired = wait, wait.started, seconds
                     signal.pthread_kill(main_thread, self._received)
 
     def _restore(self) -> None:

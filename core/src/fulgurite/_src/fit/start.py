@@ -178,8 +178,7 @@ def fill_missing_state(
     """
     key = make_root_key(engine.seed)
     if state is not None:
-        leaves = jax.tree.leaves(state)
-        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        if not _is_partial(state):
             return state
         return _fill_missing(state, program.init_state(source, key))
     if init_from is None:
@@ -189,10 +188,10 @@ def fill_missing_state(
     snapshot = load_snapshot(engine, reference, program.state_spec)
     assert snapshot is not None
     _check_begins_with_module(reference, snapshot)
-    initial = program.init_state(source, key)
-    weights = _fill_missing(
-        (snapshot.state.module, snapshot.state.model_state), (initial.module, initial.model_state)
-    )
+    weights = snapshot.state.module, snapshot.state.model_state
+    if _is_partial(weights):
+        initial = program.init_state(source, key)
+        weights = _fill_missing(weights, (initial.module, initial.model_state))
     return _fill_missing(snapshot.state, program.init_state(as_model_init(weights), key))
 
 
@@ -221,7 +220,7 @@ def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> T
     snapshot = load_snapshot(engine, reference, template)
     assert snapshot is not None
     state = snapshot.state
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
+    if _is_partial(state):
         # A reference that is not strict may lack some, such as a checkpoint of a part of the
         # weights.
         init_state = partial(_init_evaluation_state, engine, model_init)
@@ -294,6 +293,11 @@ def _put_like(spec: Any, leaf: Any) -> Any:
     """Return a leaf where the one of the same place in a template of shapes lies."""
     is_spec = isinstance(spec, jax.ShapeDtypeStruct)
     return jax.device_put(leaf, spec.sharding) if is_spec else leaf
+
+
+def _is_partial(tree: Any) -> bool:
+    """Return whether a tree has shapes where arrays are missing."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
 
 
 def _fill_missing(state: T, initial: T) -> T:

@@ -36,11 +36,6 @@ class Compilations:
     limit: int
     run: MessageSink | None = None
 
-    @property
-    def is_observed(self) -> bool:
-        """Whether any plugin wants to be told."""
-        return bool(self.plugins.hooks.on_compile.plugins)
-
     def report(
         self, name: str, batch_spec: Any, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr
     ) -> None:

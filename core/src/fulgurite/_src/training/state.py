@@ -13,6 +13,7 @@ from jaxtyping import Array, Int, Key, PyTree
 from fulgurite._src.plugins.plugin import Plugin
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
+from fulgurite._src.training.trace import TracedInitializer
 from fulgurite._src.tree.paths import leaves_with_paths
 from fulgurite._src.tree.specs import copy_arrays, is_array
 from fulgurite.errors import ModelError, StateError, error_context
@@ -126,10 +127,12 @@ def as_model_init(model: Any) -> ModelInit:
             f"either, called with key=; {type(model).__name__} is not one of these"
         )
 
+    make_model = TracedInitializer(lambda key: _validate_model(model(key=key)))
+
     def build(_: PyTree, key: Key[Array, ""]) -> tuple[Any, eqx.nn.State | None]:
         name = getattr(model, "__name__", "model")
         with error_context(lambda: f"while the model was made, as {name}(key=key)"):
-            return copy_arrays(_validate_model(model(key=key)))
+            return copy_arrays(make_model(key))
 
     return ModelInit(None, build)
 
