@@ -1,13 +1,15 @@
 """A headless Chromium, driven through its pipe by the DevTools protocol."""
 
 import base64
+import fcntl
 import json
 import os
 import shutil
-import subprocess
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,18 @@ _PATIENCE = 120.0
 class Browser:
     """One page of a browser.
 
+    Args:
+        commands: the end of a pipe that it reads from.
+        answers: that of one that it writes to.
+
     Attributes:
         requests: the addresses that the page has asked for.
         complaints: what the browser had to say about it: errors, violations of its policy.
     """
 
-    def __init__(self, read_end: int, write_end: int) -> None:
-        self._input = os.fdopen(write_end, "wb", buffering=0)
-        self._output = os.fdopen(read_end, "rb", buffering=0)
+    def __init__(self, commands: FileIO, answers: FileIO) -> None:
+        self._input = commands
+        self._output = answers
         self._received = b""
         self._number = 0
         self._session: str | None = None
@@ -131,24 +137,27 @@ def open_browser(profile: Path) -> Iterator[Browser]:
         profile: a folder for its files.
     """
     assert CHROMIUM is not None
-    command_end, write_end = os.pipe()
-    read_end, answer_end = os.pipe()
     arguments = [
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--no-first-run", "--disable-background-networking", "--remote-debugging-pipe",
         f"--user-data-dir={profile}",
     ]  # fmt: skip
-    shell = f'exec "$@" 3<&{command_end} 4>&{answer_end}'
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", shell, "sh", *arguments],
-        pass_fds=(command_end, answer_end),
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    os.close(command_end)
-    os.close(answer_end)
-    try:
-        yield Browser(read_end, write_end)
-    finally:
-        process.terminate()
-        process.wait()
+    command_end, write_end = os.pipe()
+    read_end, answer_end = os.pipe()
+    with (
+        open(write_end, "wb", buffering=0) as commands,
+        open(read_end, "rb", buffering=0) as answers,
+    ):
+        # It reads from 3 and writes to 4, which may be ends of these pipes here.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (command_end, answer_end)]
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        actions = [(os.POSIX_SPAWN_DUP2, source, target)
+                   for source, target in ((ends[0], 3), (ends[1], 4), (nowhere, 1), (nowhere, 2))]  # fmt: skip
+        process = os.posix_spawn(CHROMIUM, arguments, os.environ, file_actions=actions)
+        for end in (command_end, answer_end, nowhere, *ends):
+            os.close(end)
+        try:
+            yield Browser(commands, answers)
+        finally:
+            os.kill(process, signal.SIGTERM)
+            os.waitpid(process, 0)

@@ -29,10 +29,12 @@ def get_budget(num_curves: int) -> int:
 def build_data(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the runs with their curves, thinned, and their times."""
     budget = get_budget(sum(len(run.curves) for run in runs))
+    lone = _find_lone(runs)
     curves = [
         _describe_curve(index, name, curve, budget)
         for index, run in enumerate(runs)
         for name, curve in sorted(run.curves.items(), key=_get_rank)
+        if get_chart_name(name) not in lone
     ]
     return {
         "runs": [{"name": run.name, "times": _describe_times(run)} for run in runs],
@@ -49,6 +51,18 @@ def encode_data(value: Any) -> str:
 def get_chart_name(name: str) -> str:
     """Return the name of the chart that a curve is in: the members of a population share one."""
     return _MEMBER.sub("", name)
+
+
+def _find_lone(runs: Sequence[Run]) -> set[str]:
+    """Return the charts of telemetry that would have one point a curve, such as the cost of a
+    program: a table shows them as well."""
+    lone = set()
+    crowded = set()
+    for run in runs:
+        for name, curve in run.curves.items():
+            is_lone = curve.stream == "telemetry" and len(curve.steps) == 1
+            (lone if is_lone else crowded).add(get_chart_name(name))
+    return lone - crowded
 
 
 def _get_rank(item: tuple[str, Curve]) -> tuple[bool, bool, str]:

@@ -46,14 +46,15 @@ def get_arguments(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_differences(runs: Sequence[Run]) -> Rows:
-    """Return what differs between runs, with the value of each; nothing for less than two."""
+    """Return what differs between runs, with the value of each. Runs that have not begun are not
+    compared; the values of such a one are empty."""
     described = [describe(run) for run in runs]
     names = dict.fromkeys(name for values in described for name in values)
     rows: Rows = []
     for name in names:
-        values = [values.get(name) for values in described]
-        if len(set(map(_encode, values))) > 1:
-            rows.append((as_printable(name), list(map(format_value, values))))
+        if _differs(runs, described, name):
+            values = [format_value(values.get(name)) for values in described]
+            rows.append((as_printable(name), values))
     return rows + _compare_models(runs)
 
 
@@ -64,16 +65,33 @@ def list_arguments_that_differ(runs: Sequence[Run]) -> Rows:
     return [
         (as_printable(name), [format_value(values.get(name)) for values in described])
         for name in names
-        if len({_encode(values.get(name)) for values in described}) > 1
+        if _differs(runs, described, name)
     ]
 
 
+def _differs(runs: Sequence[Run], described: Sequence[dict[str, Any]], name: str) -> bool:
+    values = {
+        json.dumps(values.get(name), sort_keys=True)
+        for run, values in zip(runs, described, strict=True)
+        if run.manifest
+    }
+    return len(values) > 1
+
+
 def _compare_models(runs: Sequence[Run]) -> Rows:
-    models = [_get_model(run.manifest) for run in runs]
+    models = [_get_model(run.manifest) for run in runs if run.manifest]
+    positions = [sum(bool(run.manifest) for run in runs[:index]) for index in range(len(runs))]
+
+    def spread(texts: Sequence[str]) -> list[str]:
+        return [
+            as_printable(texts[position]) if run.manifest else ""
+            for run, position in zip(runs, positions, strict=True)
+        ]
+
     if len({len(lines) for lines in models}) > 1:
-        return [("model", [f"{len(lines)} lines" for lines in models])]
+        return [("model", spread([f"{len(lines)} lines" for lines in models]))]
     rows: Rows = [
-        ("model", [as_printable(line.strip()) for line in lines])
+        ("model", spread([line.strip() for line in lines]))
         for lines in zip(*models, strict=True)
         if len(set(lines)) > 1
     ]
@@ -103,7 +121,3 @@ def _flatten(prefix: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {}
     return {f"{prefix}.{name}": item for name, item in value.items()}
-
-
-def _encode(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)

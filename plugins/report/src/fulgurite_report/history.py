@@ -2,8 +2,9 @@
 messages, environment."""
 
 import base64
+import re
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
@@ -22,11 +23,12 @@ from fulgurite_report.run import Attempt, Run
 from fulgurite_report.text import as_printable, format_seconds, format_size, format_value
 from fulgurite_report.timing import get_kind, group_timings
 
-_PICTURES_OF_A_NAME = 8
+_STEPS_OF_PICTURES = 8
 _MOST_PICTURE_BYTES = 2 << 20
 _MOST_MESSAGES = 300
 _MOST_CHECKPOINTS = 50
 _MOST_TEXT = 20_000
+_NUMBER = re.compile(r"/\d+$")
 
 
 def add_times(main: Element, runs: Sequence[Run]) -> None:
@@ -95,7 +97,9 @@ def _describe_attempt(
 ) -> list[Cell | str]:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt.began))
     pause = None if previous is None else max(attempt.began - previous.seen, 0.0)
-    repeated = 0 if previous is None else max(previous.last_step - attempt.first_step, 0)
+    repeated = 0
+    if previous is not None:
+        repeated = max((previous.last_step or 0) - (attempt.first_step or 0), 0)
     return [
         Cell(run.name, run=index, swatch=True),
         *make_counts(attempt.number),
@@ -110,51 +114,55 @@ def _describe_attempt(
 
 def add_media(main: Element, runs: Sequence[Run]) -> None:
     """Add the newest pictures that the logger `tensorboard` wrote."""
-    chosen: list[tuple[int, str, list[Picture]]] = []
-    for index, run in enumerate(runs):
-        newest: dict[str, deque[Picture]] = defaultdict(lambda: deque(maxlen=_PICTURES_OF_A_NAME))
-        for picture in iter_pictures(run.path):
-            newest[picture.name].append(picture)
-        chosen += [(index, name, list(pictures)) for name, pictures in sorted(newest.items())]
-    if not chosen:
+    strips = [
+        (index, name, by_step)
+        for index, run in enumerate(runs)
+        for name, by_step in sorted(_collect_pictures(run).items())
+    ]
+    if not strips:
         return
-    section = add_section(
-        main,
-        "media",
-        "Media",
-        f"The newest {_PICTURES_OF_A_NAME} pictures of each name that the logger 'tensorboard' "
-        "wrote.",
+    note = (
+        f"Those of the newest {_STEPS_OF_PICTURES} steps of each name that the logger "
+        "'tensorboard' wrote."
     )
+    section = add_section(main, "media", "Media", note)
     room = _MOST_PICTURE_BYTES
     num_left_out = 0
-    for index, name, pictures in chosen:
-        strip = None
-        for picture in reversed(pictures):
-            if len(picture.png) > room:
-                num_left_out += 1
-                continue
-            room -= len(picture.png)
-            if strip is None:
-                strip = _add_strip(section, index, runs[index].name, name)
-            _add_picture(strip, picture)
+    for index, name, by_step in strips:
+        block = add(section, "div", data_run=str(index), data_search=name)
+        add_swatch(add(block, "h3"), index).tail = f"{runs[index].name} {name}"
+        strip = add(block, "div", class_="strip", tabindex="0")
+        for step, pictures in reversed(by_step.items()):
+            size = sum(len(picture.png) for picture in pictures)
+            if size > room:
+                num_left_out += len(pictures)
+            else:
+                room -= size
+                _add_pictures(strip, name, step, pictures)
     if num_left_out:
         text = f"{num_left_out} pictures are left out, so that the page stays small."
         add(section, "p", text, class_="note")
 
 
-def _add_strip(section: Element, index: int, run: str, name: str) -> Element:
-    printable = as_printable(name)
-    block = add(section, "div", data_run=str(index), data_search=printable)
-    add_swatch(add(block, "h3"), index).tail = f"{run} {printable}"
-    return add(block, "div", class_="strip", tabindex="0")
+def _collect_pictures(run: Run) -> dict[str, dict[int, list[Picture]]]:
+    """Return the pictures of the newest steps by name and step; those of one value, which are
+    numbered, together."""
+    collected: dict[str, dict[int, list[Picture]]] = defaultdict(dict)
+    for picture in iter_pictures(run.path):
+        by_step = collected[as_printable(_NUMBER.sub("", picture.name))]
+        by_step.setdefault(picture.step, []).append(picture)
+        if len(by_step) > _STEPS_OF_PICTURES:
+            del by_step[min(by_step)]
+    return collected
 
 
-def _add_picture(strip: Element, picture: Picture) -> None:
+def _add_pictures(strip: Element, name: str, step: int, pictures: Sequence[Picture]) -> None:
     figure = add(strip, "figure")
-    source = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
-    text = f"{as_printable(picture.name)} at step {picture.step:,}"
-    add(figure, "img", src=source, alt=text, loading="lazy")
-    add(figure, "figcaption", f"step {picture.step:,}")
+    row = add(figure, "div", class_="pictures")
+    for picture in pictures:
+        source = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
+        add(row, "img", src=source, alt=f"{name} at step {step:,}", loading="lazy")
+    add(figure, "figcaption", f"step {step:,}")
 
 
 def add_checkpoints(main: Element, runs: Sequence[Run]) -> None:

@@ -27,15 +27,15 @@ class Attempt:
         number: from 1.
         began: seconds since 1970.
         seen: when it last gave a sign of life, in seconds since 1970.
-        first_step: of its first record that has a time.
+        first_step: of its first record that has a time; None if it has none.
         last_step: of its last one.
     """
 
     number: int
     began: float
     seen: float
-    first_step: int = 0
-    last_step: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -87,6 +87,7 @@ class Run:
         configs: the newest records of kind `config`, by source.
         texts: the newest texts that are no messages, by `SOURCE/NAME`.
         checkpoints: the complete ones, oldest first.
+        num_records: how many records were read.
 
     Args:
         path: the directory.
@@ -105,6 +106,7 @@ class Run:
         self._clear()
 
     def _clear(self) -> None:
+        self.num_records = 0
         self.attempts: list[Attempt] = []
         self.curves: dict[str, Curve] = {}
         self.times = Curve("telemetry")
@@ -127,7 +129,8 @@ class Run:
         del self.messages[:-_MOST_MESSAGES]
         self.checkpoints = list_checkpoints(self.path, self.checkpoints)
         self.state, heartbeat = find_state(self.path)
-        if heartbeat is not None and self.attempts:
+        # The files of a run that was copied are younger than what they record.
+        if self.state == "running" and heartbeat is not None and self.attempts:
             self.attempts[-1].seen = max(self.attempts[-1].seen, heartbeat)
 
     @property
@@ -186,6 +189,7 @@ class Run:
 
     def _read(self, file: GrowingFile, stream: str) -> None:
         for line in file.iter_new():
+            self.num_records += 1
             try:
                 kind = line["kind"]
                 if stream == "telemetry":
@@ -204,15 +208,17 @@ class Run:
         wall_time = float(line["wall_time"])
         step = line["step"]
         if not self.attempts or self.attempts[-1].number < number:
-            self.attempts.append(Attempt(number, wall_time, wall_time, step))
+            self.attempts.append(Attempt(number, wall_time, wall_time))
         attempt = self.attempts[-1]
         for candidate in reversed(self.attempts):
             if candidate.number == number:
                 attempt = candidate
                 break
-        # A copied file of an attempt is younger than what it recorded.
-        attempt.began = min(attempt.began, wall_time)
+        if wall_time < attempt.began:
+            attempt.began = attempt.seen = wall_time
         attempt.seen = max(attempt.seen, wall_time)
+        if attempt.first_step is None:
+            attempt.first_step = step
         attempt.last_step = step
         self.times.add(step, wall_time)
 

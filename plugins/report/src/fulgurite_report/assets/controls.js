@@ -49,7 +49,8 @@ function filter() {
   }
   for (const row of document.querySelectorAll("main tbody tr")) {
     const isOfHidden = row.dataset.run && state.hidden.has(Number(row.dataset.run));
-    row.hidden = Boolean(isOfHidden || !matches(row.textContent));
+    const isSummary = row.closest("#summary") !== null;
+    row.hidden = Boolean(isOfHidden || !(isSummary || matches(row.textContent)));
   }
   for (const element of document.querySelectorAll("main [data-search]")) {
     element.hidden ||= !matches(element.dataset.search);

@@ -1,0 +1,52 @@
+"""Runs as plain lines, for a pipe or a file."""
+
+from collections.abc import Sequence
+
+from fulgurite_report.run import Run
+from fulgurite_report.text import as_printable, format_number
+
+_MOST_NUMBERS = 8
+
+
+class LinePrinter:
+    """Prints a line for each step with new numbers, and for each message, once.
+
+    Args:
+        runs: that are shown.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._steps = dict.fromkeys(range(len(runs)), -1)
+        self._num_messages = dict.fromkeys(range(len(runs)), 0)
+        self._states = dict.fromkeys(range(len(runs)), "")
+
+    def print_new(self) -> None:
+        """Print what is new since the last call."""
+        for index, run in enumerate(self._runs):
+            prefix = f"{run.name}  " if len(self._runs) > 1 else ""
+            for message in run.messages[self._num_messages[index] :]:
+                print(f"{prefix}step {message.step:,}  note: {message.text}", flush=True)
+            self._num_messages[index] = len(run.messages)
+            if run.curves and run.step != self._steps[index]:
+                self._steps[index] = run.step
+                print(f"{prefix}{format_step(run)}  {_format_numbers(run)}", flush=True)
+            if run.state != self._states[index]:
+                self._states[index] = run.state
+                print(f"{prefix}{run.state}", flush=True)
+
+
+def format_step(run: Run) -> str:
+    """Return the step of a run, and that of its end where it is known."""
+    planned = run.planned_steps
+    return f"step {run.step:,}" if planned is None else f"step {run.step:,}/{planned:,}"
+
+
+def _format_numbers(run: Run) -> str:
+    shown = [
+        (name, curve)
+        for name, curve in run.curves.items()
+        if len(curve.steps) and not name.endswith(("batch_loss", "loss_average", "]"))
+    ]
+    newest = [f"{as_printable(name)} {format_number(curve.last)}" for name, curve in shown]
+    return "  ".join(newest[:_MOST_NUMBERS])
