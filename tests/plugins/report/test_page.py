@@ -242,3 +242,15 @@ def test_mistakes_are_answered_with_code_2(
     assert "cannot be written" in capsys.readouterr().err
     with pytest.raises(ReportError, match="cannot be written"):
         write_report([run], tmp_path / "no" / "page.html")
+
+
+def test_goodput_is_shown_where_the_run_logged_it(tmp_path: Path) -> None:
+    values = {"goodput": 0.5, "steps_seconds": 50.0, "lost_seconds": 30.0, "down_seconds": 20.0,
+              "data_seconds": 0.0}  # fmt: skip
+    telemetry = [make_telemetry(20, 1e9, values) | {"source": "goodput"}]
+    page = write_page(tmp_path, write_run(tmp_path / "run", telemetry=telemetry))
+    assert {"steps 50 s, 50.0%", "lost steps 30 s, 30.0%", "down 20 s, 20.0%"} <= {
+        *page.texts["time"]
+    }
+    assert " goodput 50.0%: the share of steps that the run has kept" in page.texts["time"]
+    assert "goodput" in page.texts["summary"]

@@ -110,10 +110,8 @@ def add_values(curves: dict[str, Curve], record: dict[str, Any], stream: str) ->
     step = record["step"]
     for name, value in record["values"].items():
         key = f"{source}/{name}"
-        if type(value) is float:
-            numbers = [(key, value)]
-        else:
-            numbers = _list_numbers(key, value)
+        # Nearly all are plain numbers, and there may be millions.
+        numbers = ((key, value),) if type(value) is float else _list_numbers(key, value)
         for number_key, number in numbers:
             curve = curves.get(number_key)
             if curve is None:

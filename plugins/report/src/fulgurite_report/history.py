@@ -21,7 +21,7 @@ from fulgurite_report.html import (
 from fulgurite_report.pictures import Picture, iter_pictures
 from fulgurite_report.run import Attempt, Run
 from fulgurite_report.text import as_printable, format_seconds, format_size, format_value
-from fulgurite_report.timing import get_kind, group_timings
+from fulgurite_report.timing import find_goodput, get_kind, group_timings
 
 _STEPS_OF_PICTURES = 8
 _MOST_PICTURE_BYTES = 2 << 20
@@ -33,24 +33,25 @@ _NUMBER = re.compile(r"/\d+$")
 
 def add_times(main: Element, runs: Sequence[Run]) -> None:
     """Add a bar for each run that says where its time went, and a table of its starts."""
-    section = add_section(
-        main,
-        "time",
-        "Time",
-        "As the newest checkpoint recorded it, over all starts of the run; all bars are on one "
-        "scale.",
-    )
-    timings = [
-        group_timings(run.checkpoints[-1].timings) if run.checkpoints else {} for run in runs
-    ]
+    section = add_section(main, "time", "Time", "All bars are on one scale.")
+    timings = [find_goodput(run.curves) or _group_saved(run) for run in runs]
     longest = max(sum(parts.values()) for parts in timings)
     for index, (run, parts) in enumerate(zip(runs, timings, strict=True)):
         figure = add(section, "figure", data_run=str(index))
-        add_swatch(add(figure, "figcaption"), index).tail = run.name
+        caption = add(figure, "figcaption")
+        add_swatch(caption, index).tail = run.name
+        goodput = run.curves.get("goodput/goodput")
+        if goodput is not None:
+            text = f" goodput {goodput.last:.1%}: the share of steps that the run has kept"
+            add(caption, "span", text, class_="note")
+        elif parts:
+            text = " over all starts, as the newest checkpoint recorded it"
+            add(caption, "span", text, class_="note")
         if parts:
             _add_bar(figure, parts, longest)
         else:
-            add(figure, "p", "No times: they are saved with checkpoints.", class_="note")
+            text = "No times: they come with the plugin 'goodput', and are saved with checkpoints."
+            add(figure, "p", text, class_="note")
     rows = []
     indices = []
     for index, run in enumerate(runs):
@@ -62,6 +63,10 @@ def add_times(main: Element, runs: Sequence[Run]) -> None:
     if rows:
         header = ["run", "start", "began", "lived", "pause before", "from", "to", "steps again"]
         add_table(section, header, rows, indices)
+
+
+def _group_saved(run: Run) -> dict[str, float]:
+    return group_timings(run.checkpoints[-1].timings) if run.checkpoints else {}
 
 
 def _add_bar(figure: Element, parts: dict[str, float], longest: float) -> None:

@@ -19,6 +19,13 @@ from fulgurite_report.html import (
 from fulgurite_report.run import Run
 from fulgurite_report.text import as_printable, format_number, format_seconds
 
+_TELEMETRY = {
+    "train/steps_per_second": "steps/s",
+    "throughput/examples_per_second": "examples/s",
+    "throughput/mfu": "MFU",
+    "goodput/goodput": "goodput",
+}
+"""What the summary shows of the telemetry of runs that have it, and under which name."""
 _MOST_ARGUMENTS = 8
 _MOST_METRICS = 6
 
@@ -28,7 +35,9 @@ def add_summary(main: Element, runs: Sequence[Run]) -> None:
     section = add_section(main, "summary", "Summary")
     arguments = list_arguments_that_differ(runs)[:_MOST_ARGUMENTS]
     metrics = _list_main_metrics(runs)
-    header = ["run", "state", "step", "of", "starts", "time", "steps/s", "best", "at"]
+    telemetry = [name for name in _TELEMETRY if any(name in run.curves for run in runs)]
+    header = ["run", "state", "step", "of", "starts", "time"]
+    header += [*(_TELEMETRY[name] for name in telemetry), "best", "at"]
     header += [name for name, _ in arguments] + [as_printable(name) for name in metrics]
     rows = []
     for index, run in enumerate(runs):
@@ -36,7 +45,7 @@ def add_summary(main: Element, runs: Sequence[Run]) -> None:
         row += make_counts(run.step) if run.curves or run.checkpoints else [""]
         row += make_counts(run.planned_steps) + make_counts(len(run.attempts) or None)
         row.append(Cell(format_seconds(run.seconds or None), run.seconds))
-        row += [_last_cell(run, "train/steps_per_second"), *_best_cells(run)]
+        row += [*(_last_cell(run, name) for name in telemetry), *_best_cells(run)]
         row += [Cell(values[index], _as_number(values[index])) for _, values in arguments]
         row += [_last_cell(run, name) for name in metrics]
         rows.append(row)

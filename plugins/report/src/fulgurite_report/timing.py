@@ -1,6 +1,9 @@
 """Where the time of a run went, in the words of users."""
 
 from collections import defaultdict
+from collections.abc import Mapping
+
+from fulgurite_report.curves import Curve
 
 _PARTS = {
     "start": "starting",
@@ -10,7 +13,31 @@ _PARTS = {
     "wait": "steps",
     "compile": "compiling",
 }
-KINDS = ("steps", "waiting for data", "evaluating", "saving", "compiling", "starting", "plugins")
+_BUCKETS = {
+    "steps": "steps",
+    "data": "waiting for data",
+    "evaluation": "evaluating",
+    "save": "saving",
+    "compile": "compiling",
+    "start": "starting",
+    "restore": "restoring",
+    "lost": "lost steps",
+    "down": "down",
+    "other": "other",
+}
+"""What `fulgurite_monitor.Goodput` calls the parts, and what users call them."""
+KINDS = (
+    "steps",
+    "waiting for data",
+    "evaluating",
+    "saving",
+    "compiling",
+    "starting",
+    "restoring",
+    "lost steps",
+    "down",
+    "plugins",
+)
 """What a part may be of, for its colour."""
 
 
@@ -27,6 +54,21 @@ def group_timings(timings: dict[str, float]) -> dict[str, float]:
     total = sum(seconds.values())
     parts = {part: spent for part, spent in seconds.items() if spent >= 0.0005 * total}
     return dict(sorted(parts.items(), key=lambda item: (KINDS.index(get_kind(item[0])), -item[1])))
+
+
+def find_goodput(curves: Mapping[str, Curve]) -> dict[str, float]:
+    """Return seconds by part over all attempts, as the plugin `goodput` logged them last; an empty
+    dictionary if it did not.
+
+    Args:
+        curves: of a run.
+    """
+    newest = {
+        part: curves[f"goodput/{bucket}_seconds"].last
+        for bucket, part in _BUCKETS.items()
+        if f"goodput/{bucket}_seconds" in curves
+    }
+    return {part: seconds for part, seconds in newest.items() if 0 < seconds < 1e15}
 
 
 def get_kind(part: str) -> str:

@@ -16,6 +16,7 @@ from fulgurite_report.text import as_printable, format_number, format_seconds
 
 _COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "white")
 _RATE = "train/steps_per_second"
+_GOODPUT = "goodput/goodput"
 _MOST_MESSAGES = 4
 _MOST_RUNS = 12
 _FEWEST_ROWS = 6
@@ -100,7 +101,9 @@ class View:
         metric = self._get_metric()
         table = Table(box=None, pad_edge=False, expand=False)
         table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=32)
-        for name in ("state", "step", "steps/s", "left", "time", "newest", "best"):
+        has_goodput = any(_GOODPUT in run.curves for run in self._runs)
+        goodput = ["goodput"] if has_goodput else []
+        for name in ("state", "step", "steps/s", "left", "time", *goodput, "newest", "best"):
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
         for index, run in enumerate(self._runs[:_MOST_RUNS]):
             curve = run.curves.get(metric) if metric is not None else None
@@ -111,6 +114,7 @@ class View:
                 format_number(_get_last(run, _RATE)),
                 format_seconds(_estimate_rest(run)),
                 format_seconds(run.seconds or None),
+                *([_format_share(_get_last(run, _GOODPUT))] if has_goodput else []),
                 format_number(None if curve is None else curve.last),
                 _format_best(run, metric),
             )
@@ -164,6 +168,10 @@ def _estimate_rest(run: Run) -> float | None:
     if run.state != "running" or run.planned_steps is None or not rate or rate <= 0:
         return None
     return max(run.planned_steps - run.step, 0) / rate
+
+
+def _format_share(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
 
 
 def _format_best(run: Run, metric: str | None) -> str:
