@@ -254,3 +254,33 @@ def test_goodput_is_shown_where_the_run_logged_it(tmp_path: Path) -> None:
     }
     assert " goodput 50.0%: the share of steps that the run has kept" in page.texts["time"]
     assert "goodput" in page.texts["summary"]
+
+
+def test_files_that_were_edited_are_no_error(tmp_path: Path) -> None:
+    """Whatever JSON they hold."""
+    values: list[Any] = [None, True, -1, 2**70, 1e308, "x", [], [1], {}, {"$float": "x"}, {"a": {}}]
+    run = write_run(tmp_path / "run", records=[("train", 1, {"loss": 1.0})])
+    record = make_telemetry(1, 1e9, {"rate": 1.0})
+    commit = {
+        "step": 1, "attempt": 1, "metrics": {"a": {"b": 1.0}}, "monitor": ["train/loss", "min"],
+        "timings": {"wait": 1.0}, "wall_time": 1e9,
+    }  # fmt: skip
+    with open(run / "telemetry.jsonl", "a") as file:
+        for kind in ("scalars", "text", "config", 3):
+            for name in record:
+                for value in values:
+                    file.write(json.dumps(record | {"kind": kind, name: value}) + "\n")
+            for value in values:
+                file.write(json.dumps(record | {"kind": kind, "values": {"message": value}}) + "\n")
+    for name in commit:
+        for index, value in enumerate(values):
+            folder = run / "checkpoints" / f"step-{len(name)}{index}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "COMMIT").write_text(json.dumps(commit | {name: value}))
+    page = write_page(tmp_path, run)
+    for name in make_manifest():
+        for value in values:
+            (run / "attempts" / "1").write_text(json.dumps(make_manifest() | {name: value}))
+            (run / "lock").write_text(json.dumps({"pid": value, "host": value, "ended": value}))
+            page = write_page(tmp_path, run)
+    assert page.get_points(0, "train/loss") == [(1, 1.0)]

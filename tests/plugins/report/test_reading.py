@@ -185,17 +185,17 @@ def test_a_curve_is_thinned_to_the_extremes_of_its_parts() -> None:
     curve = Curve("exact")
     for step, value in enumerate(values.tolist(), 1):
         curve.add(step, value)
-    steps, kept = curve.thin(1000)
+    steps, thinned = curve.thin(1000)
     assert 500 < len(steps) <= 1100
     assert np.all(np.diff(steps) > 0)
-    np.testing.assert_array_equal(kept, values[steps - 1])
+    np.testing.assert_array_equal(thinned, values[steps - 1])
     assert {1, 100, 778, 55_556, 100_000} <= set(steps.tolist())
     # In windows of five parts of equal width the extremes are those of all values.
     for start in range(0, 100_000, 5_000):
         inside = (steps > start) & (steps <= start + 5_000)
         window = values[start : start + 5_000]
-        assert np.nanmax(kept[inside]) == np.nanmax(window)
-        assert np.nanmin(kept[inside]) == np.nanmin(window)
+        assert np.nanmax(thinned[inside]) == np.nanmax(window)
+        assert np.nanmin(thinned[inside]) == np.nanmin(window)
 
 
 def test_a_short_curve_stays_whole() -> None:

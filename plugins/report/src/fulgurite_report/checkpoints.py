@@ -35,12 +35,15 @@ class Checkpoint:
     timings: dict[str, float]
 
     def measure_size(self) -> int:
-        """Return how many bytes its files have."""
-        return sum(
-            file.lstat().st_size
-            for file in self.path.rglob("*")
-            if file.is_file() and not file.is_symlink()
-        )
+        """Return how many bytes its files have; 0 if it was removed meanwhile."""
+        try:
+            return sum(
+                file.lstat().st_size
+                for file in self.path.rglob("*")
+                if file.is_file() and not file.is_symlink()
+            )
+        except OSError:
+            return 0
 
 
 def list_checkpoints(run: Path, known: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
@@ -87,7 +90,7 @@ def _describe(step: int, path: Path, commit: dict[str, Any]) -> Checkpoint:
     timings = {
         name: float(seconds)
         for name, seconds in _as_dict(commit.get("timings")).items()
-        if isinstance(seconds, float)
+        if isinstance(seconds, float) and 0 <= seconds < 1e15
     }
     wall_time = commit.get("wall_time")
     attempt = commit.get("attempt")

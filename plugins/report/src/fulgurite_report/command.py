@@ -47,7 +47,7 @@ def watch(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "fulgurite watch",
         description="Shows runs in the terminal, from their files, until all have ended. In a pipe "
-        "it prints a line for each record.",
+        "it prints lines.",
         epilog="keys: Tab next metric, l logarithmic, q quit",
     )
     _add_runs(parser)

@@ -72,15 +72,15 @@ class Curve:
         parts = np.searchsorted(_divide(steps, most // 2), steps, side="right")
         starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
         finite = np.isfinite(values)
-        kept = [np.array([0, len(steps) - 1])]
+        indices_to_keep = [np.array([0, len(steps) - 1])]
         for extreme, filler in ((np.minimum, np.inf), (np.maximum, -np.inf)):
             candidates = np.where(finite, values, filler)
             extremes = extreme.reduceat(candidates, starts)
             counts = np.diff(starts, append=len(steps))
             hits = np.flatnonzero((candidates == np.repeat(extremes, counts)) & finite)
-            kept.append(_take_first(hits, parts))
-        kept.append(_take_first(np.flatnonzero(~finite), parts))
-        indices = np.unique(np.concatenate(kept))
+            indices_to_keep.append(_take_first(hits, parts))
+        indices_to_keep.append(_take_first(np.flatnonzero(~finite), parts))
+        indices = np.unique(np.concatenate(indices_to_keep))
         return steps[indices], values[indices]
 
 

@@ -33,7 +33,9 @@ def build_data(runs: Sequence[Run]) -> dict[str, Any]:
     curves = [
         _describe_curve(index, name, curve, budget)
         for index, run in enumerate(runs)
-        for name, curve in sorted(run.curves.items(), key=_get_rank)
+        for name, curve in sorted(
+            run.curves.items(), key=lambda item: get_rank(get_chart_name(item[0]), item[1].stream)
+        )
         if get_chart_name(name) not in lone
     ]
     return {
@@ -65,10 +67,14 @@ def _find_lone(runs: Sequence[Run]) -> set[str]:
     return lone - crowded
 
 
-def _get_rank(item: tuple[str, Curve]) -> tuple[bool, bool, str]:
-    """Return where a curve stands: exact ones first, and losses first among these."""
-    name, curve = item
-    return curve.stream != "exact", not get_chart_name(name).endswith("loss"), name
+def get_rank(name: str, stream: str) -> tuple[bool, bool, bool, str]:
+    """Return where a metric stands: exact ones first, and losses first among these.
+
+    Args:
+        name: of the metric, `SOURCE/NAME`.
+        stream: `exact` or `telemetry`.
+    """
+    return stream != "exact", not name.endswith("/loss"), not name.endswith("loss"), name
 
 
 def _describe_curve(run: int, name: str, curve: Curve, budget: int) -> dict[str, Any]:

@@ -48,31 +48,31 @@ def get_arguments(manifest: dict[str, Any]) -> dict[str, Any]:
 def list_differences(runs: Sequence[Run]) -> Rows:
     """Return what differs between runs, with the value of each. Runs that have not begun are not
     compared; the values of such a one are empty."""
-    described = [describe(run) for run in runs]
-    names = dict.fromkeys(name for values in described for name in values)
+    values_by_run = [describe(run) for run in runs]
+    names = dict.fromkeys(name for values in values_by_run for name in values)
     rows: Rows = []
     for name in names:
-        if _differs(runs, described, name):
-            values = [format_value(values.get(name)) for values in described]
+        if _differs(runs, values_by_run, name):
+            values = [format_value(values.get(name)) for values in values_by_run]
             rows.append((as_printable(name), values))
     return rows + _compare_models(runs)
 
 
 def list_arguments_that_differ(runs: Sequence[Run]) -> Rows:
     """Return the arguments of programs that differ between runs, with the value of each."""
-    described = [get_arguments(run.manifest) for run in runs]
-    names = dict.fromkeys(name for values in described for name in values)
+    values_by_run = [get_arguments(run.manifest) for run in runs]
+    names = dict.fromkeys(name for values in values_by_run for name in values)
     return [
-        (as_printable(name), [format_value(values.get(name)) for values in described])
+        (as_printable(name), [format_value(values.get(name)) for values in values_by_run])
         for name in names
-        if _differs(runs, described, name)
+        if _differs(runs, values_by_run, name)
     ]
 
 
-def _differs(runs: Sequence[Run], described: Sequence[dict[str, Any]], name: str) -> bool:
+def _differs(runs: Sequence[Run], values_by_run: Sequence[dict[str, Any]], name: str) -> bool:
     values = {
         json.dumps(values.get(name), sort_keys=True)
-        for run, values in zip(runs, described, strict=True)
+        for run, values in zip(runs, values_by_run, strict=True)
         if run.manifest
     }
     return len(values) > 1

@@ -3,7 +3,6 @@ messages, environment."""
 
 import base64
 import re
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
@@ -20,7 +19,13 @@ from fulgurite_report.html import (
 )
 from fulgurite_report.pictures import Picture, iter_pictures
 from fulgurite_report.run import Attempt, Run
-from fulgurite_report.text import as_printable, format_seconds, format_size, format_value
+from fulgurite_report.text import (
+    as_printable,
+    format_seconds,
+    format_size,
+    format_time,
+    format_value,
+)
 from fulgurite_report.timing import find_goodput, get_kind, group_timings
 
 _STEPS_OF_PICTURES = 8
@@ -100,15 +105,14 @@ def _add_bar(figure: Element, parts: dict[str, float], longest: float) -> None:
 def _describe_attempt(
     index: int, run: Run, attempt: Attempt, previous: Attempt | None
 ) -> list[Cell | str]:
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt.began))
-    pause = None if previous is None else max(attempt.began - previous.seen, 0.0)
+    pause = None if previous is None else max(attempt.began - previous.last_sign, 0.0)
     repeated = 0
     if previous is not None:
         repeated = max((previous.last_step or 0) - (attempt.first_step or 0), 0)
     return [
         Cell(run.name, run=index, swatch=True),
         *make_counts(attempt.number),
-        Cell(began, attempt.began),
+        Cell(format_time(attempt.began), attempt.began),
         Cell(format_seconds(attempt.seconds), attempt.seconds),
         Cell(format_seconds(pause), pause or 0.0),
         *make_counts(attempt.first_step),
@@ -183,13 +187,12 @@ def add_checkpoints(main: Element, runs: Sequence[Run]) -> None:
             value = None if monitor is None else checkpoint.metrics.get(monitor[0])
             size = checkpoint.measure_size()
             saved = checkpoint.wall_time
-            when = "" if saved is None else time.ctime(saved)
             rows.append(
                 [
                     Cell(run.name, run=index, swatch=True),
                     *make_counts(checkpoint.step),
                     Cell(format_size(size), size),
-                    Cell(when, saved or 0.0),
+                    Cell(format_time(saved), saved or 0.0),
                     "" if monitor is None else as_printable(monitor[0]),
                     "" if value is None else make_number(value),
                 ]
@@ -218,7 +221,7 @@ def add_messages(main: Element, runs: Sequence[Run]) -> None:
     rows: list[list[Cell | str]] = [
         [
             Cell(runs[index].name, run=index, swatch=True),
-            Cell(time.ctime(message.wall_time), message.wall_time),
+            Cell(format_time(message.wall_time), message.wall_time),
             *make_counts(message.attempt),
             *make_counts(message.step),
             message.source,
@@ -237,7 +240,9 @@ def add_environment(main: Element, runs: Sequence[Run]) -> None:
         details = add(section, "details", data_run=str(index))
         if len(runs) == 1:
             details.set("open", "open")
-        add_swatch(add(details, "summary"), index).tail = f"{run.name}, {run.path.absolute()}"
+        add_swatch(add(details, "summary"), index).tail = as_printable(
+            f"{run.name}, {run.path.absolute()}"
+        )
         rows = [[as_printable(name), format_value(value)] for name, value in describe(run).items()]
         environment = run.configs.get("environment", {})
         rows += [

@@ -9,7 +9,8 @@ _MOST_NUMBERS = 8
 
 
 class LinePrinter:
-    """Prints a line for each step with new numbers, and for each message, once.
+    """Prints a line for what is new in a run: its step with the newest numbers, each message, and
+    its state.
 
     Args:
         runs: that are shown.
@@ -25,9 +26,12 @@ class LinePrinter:
         """Print what is new since the last call."""
         for index, run in enumerate(self._runs):
             prefix = f"{run.name}  " if len(self._runs) > 1 else ""
-            for message in run.messages[self._num_messages[index] :]:
+            num_new = run.num_messages - self._num_messages[index]
+            if num_new < 0:  # the run was started again, and read from its start
+                num_new = run.num_messages
+            self._num_messages[index] = run.num_messages
+            for message in run.messages[-num_new:] if num_new else ():
                 print(f"{prefix}step {message.step:,}  note: {message.text}", flush=True)
-            self._num_messages[index] = len(run.messages)
             if run.curves and run.step != self._steps[index]:
                 self._steps[index] = run.step
                 print(f"{prefix}{format_step(run)}  {_format_numbers(run)}", flush=True)

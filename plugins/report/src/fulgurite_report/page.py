@@ -14,6 +14,7 @@ from fulgurite_report.data import build_data, encode_data
 from fulgurite_report.errors import ReportError
 from fulgurite_report.html import add, add_swatch
 from fulgurite_report.run import Run, find_runs
+from fulgurite_report.text import format_time
 
 _SECTIONS: tuple[tuple[str, Callable[[Element, Sequence[Run]], None]], ...] = (
     ("summary", sections.add_summary),
@@ -109,8 +110,7 @@ def _fill_header(header: Element, runs: Sequence[Run], identifiers: set[str]) ->
     """
     top = add(header, "div", class_="top")
     add(top, "h1", _get_title(runs))
-    when = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    add(top, "p", f"read on {when}", class_="note")
+    add(top, "p", f"read on {format_time(time.time())}", class_="note")
     tools = add(header, "div", class_="tools")
     add(
         add(tools, "label", "search "), "input", id="search", type="search", placeholder="/",

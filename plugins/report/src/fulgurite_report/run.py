@@ -17,6 +17,8 @@ from fulgurite_report.text import as_printable
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _MARKS = ("attempts", "checkpoints", "records.jsonl", "telemetry.jsonl", "lock")
 _MOST_MESSAGES = 1000
+_LATEST = 1e11
+"""The latest time of a record, in seconds since 1970, that is believed."""
 
 
 @dataclass
@@ -26,21 +28,21 @@ class Attempt:
     Attributes:
         number: from 1.
         began: seconds since 1970.
-        seen: when it last gave a sign of life, in seconds since 1970.
+        last_sign: when it last gave a sign of life, in seconds since 1970.
         first_step: of its first record that has a time; None if it has none.
         last_step: of its last one.
     """
 
     number: int
     began: float
-    seen: float
+    last_sign: float
     first_step: int | None = None
     last_step: int | None = None
 
     @property
     def seconds(self) -> float:
         """How long it is known to have lived."""
-        return max(self.seen - self.began, 0.0)
+        return max(self.last_sign - self.began, 0.0)
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Run:
         texts: the newest texts that are no messages, by `SOURCE/NAME`.
         checkpoints: the complete ones, oldest first.
         num_records: how many records were read.
+        num_messages: how many messages are among them.
 
     Args:
         path: the directory.
@@ -99,7 +102,6 @@ class Run:
         self.name = as_printable(name or self.path.absolute().name)
         self.state = "new"
         self.manifest: dict[str, Any] = {}
-        self.checkpoints: list[Checkpoint] = []
         self._attempt_number = 0
         self._exact = GrowingFile(self.path / "records.jsonl")
         self._telemetry = GrowingFile(self.path / "telemetry.jsonl")
@@ -107,6 +109,8 @@ class Run:
 
     def _clear(self) -> None:
         self.num_records = 0
+        self.num_messages = 0
+        self.checkpoints: list[Checkpoint] = []
         self.attempts: list[Attempt] = []
         self.curves: dict[str, Curve] = {}
         self.times = Curve("telemetry")
@@ -131,7 +135,7 @@ class Run:
         self.state, heartbeat = find_state(self.path)
         # The files of a run that was copied are younger than what they record.
         if self.state == "running" and heartbeat is not None and self.attempts:
-            self.attempts[-1].seen = max(self.attempts[-1].seen, heartbeat)
+            self.attempts[-1].last_sign = max(self.attempts[-1].last_sign, heartbeat)
 
     @property
     def step(self) -> int:
@@ -204,28 +208,33 @@ class Run:
                 file.note_damage(f"no record: {type(error).__name__}: {error}")
 
     def _note_time(self, line: dict[str, Any]) -> None:
-        number = line["attempt"]
+        number = int(line["attempt"])
         wall_time = float(line["wall_time"])
         step = line["step"]
-        if not self.attempts or self.attempts[-1].number < number:
-            self.attempts.append(Attempt(number, wall_time, wall_time))
-        attempt = self.attempts[-1]
-        for candidate in reversed(self.attempts):
-            if candidate.number == number:
-                attempt = candidate
-                break
+        if not 0 <= wall_time < _LATEST:
+            raise ValueError(f"its time is {wall_time}")
+        self.times.add(step, wall_time)
+        attempt = self._get_attempt(number, wall_time)
         if wall_time < attempt.began:
-            attempt.began = attempt.seen = wall_time
-        attempt.seen = max(attempt.seen, wall_time)
+            attempt.began = attempt.last_sign = wall_time
+        attempt.last_sign = max(attempt.last_sign, wall_time)
         if attempt.first_step is None:
             attempt.first_step = step
         attempt.last_step = step
-        self.times.add(step, wall_time)
+
+    def _get_attempt(self, number: int, wall_time: float) -> Attempt:
+        for attempt in reversed(self.attempts):
+            if attempt.number == number:
+                return attempt
+        attempt = Attempt(number, wall_time, wall_time)
+        self.attempts.append(attempt)
+        return attempt
 
     def _add_texts(self, line: dict[str, Any]) -> None:
         source = as_printable(line["source"])
         for name, text in line["values"].items():
             if name == "message":
+                self.num_messages += 1
                 self.messages.append(
                     Message(
                         int(line.get("attempt") or 0),

@@ -128,8 +128,8 @@ def add_values(main: Element, runs: Sequence[Run]) -> None:
     section = add_section(main, "values", "Evaluations and other values")
     rows = []
     indices = []
-    names = dict.fromkeys(name for run in runs for name in run.curves)
-    for name in sorted(names, key=lambda name: (name.startswith("train/"), name)):
+    streams = {name: curve.stream for run in runs for name, curve in run.curves.items()}
+    for name in sorted(streams, key=lambda name: _get_place(name, streams[name])):
         for index, run in enumerate(runs):
             curve = run.curves.get(name)
             if curve is None:
@@ -146,6 +146,11 @@ def add_values(main: Element, runs: Sequence[Run]) -> None:
         add_table(section, header, rows, indices)
     else:
         add(section, "p", "There are none.")
+
+
+def _get_place(name: str, stream: str) -> tuple[bool, bool, str]:
+    """Return where a metric stands: evaluations, training, telemetry."""
+    return stream != "exact", name.startswith("train/"), name
 
 
 def _list_main_metrics(runs: Sequence[Run]) -> list[str]:

@@ -4,6 +4,7 @@ nobody."""
 import json
 import math
 import re
+import time
 from typing import Any
 
 # Control characters but for line breaks and tabs, separators of lines, what changes the direction
@@ -11,6 +12,8 @@ from typing import Any
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+_TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def as_printable(text: str) -> str:
@@ -45,6 +48,18 @@ def format_size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+def format_time(wall_time: float | None) -> str:
+    """Return a moment in local time; nothing for one that no clock shows.
+
+    Args:
+        wall_time: seconds since 1970.
+    """
+    try:
+        return "" if wall_time is None else time.strftime(_TIME, time.localtime(wall_time))
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fulgurite_report.curves import Curve
-from fulgurite_report.data import get_chart_name
+from fulgurite_report.data import get_chart_name, get_rank
 from fulgurite_report.errors import ReportError
 from fulgurite_report.lines_of_runs import format_step
 from fulgurite_report.plot import Line, draw
@@ -84,9 +84,7 @@ class View:
             for run in self._runs
             for name, curve in run.curves.items()
         }
-        return sorted(
-            streams, key=lambda name: (streams[name] != "exact", not name.endswith("loss"), name)
-        )
+        return sorted(streams, key=lambda name: get_rank(name, streams[name]))
 
     def _get_metric(self) -> str | None:
         if self._metric is not None:

@@ -23,8 +23,8 @@ def watch_runs(
 ) -> None:
     """Show runs until all of them have ended, or until `q` or Ctrl-C.
 
-    In a terminal curves and tables are drawn again where something changed; elsewhere a line is
-    printed for each record.
+    In a terminal curves and tables are drawn again where something changed; elsewhere lines say
+    what is new.
 
     Args:
         paths: directories of runs, or of such that hold runs.

@@ -165,7 +165,7 @@ class Chart {
     const options = {
       ...this.size(),
       legend: { show: false },
-      padding: [8, 18, 0, 0],
+      padding: [8, 28, 0, 0],
       cursor: { sync: { key: "charts" }, drag: { x: true, y: false }, points: { size: 6 } },
       scales: {
         x: { time: false, distr: state.logX ? 3 : 1 },
