@@ -140,7 +140,7 @@ def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path: Path) -> None:
     assert all(value == step % 7 + step / 1e5 for step, value in points)
     assert max(value for _, value in points) == max(step % 7 + step / 1e5 for step in range(10_001))
     assert page.data["curves"][0]["total"] == 10_000
-    assert "1 of 1 curves have more points than a screen could show" in page.texts["curves"][1]
+    assert "1 of 1 curves have more points than a screen can show" in page.texts["curves"][1]
 
 
 def test_what_a_hostile_run_holds_is_text(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_goodput_is_shown_where_the_run_logged_it(tmp_path: Path) -> None:
     assert {"steps 50 s, 50.0%", "lost steps 30 s, 30.0%", "down 20 s, 20.0%"} <= {
         *page.texts["time"]
     }
-    assert " goodput 50.0%: the share of steps that the run has kept" in page.texts["time"]
+    assert " goodput 50.0%: the share of the time for steps that were kept" in page.texts["time"]
     assert "goodput" in page.texts["summary"]
 
 

@@ -162,7 +162,7 @@ def test_a_directory_of_runs_is_read_as_all_of_them(tmp_path: Path) -> None:
     assert [run.name for run in find_runs([tmp_path / "sweep"])] == ["lr=1", "lr=2"]
     names = [run.name for run in find_runs([tmp_path / "sweep", tmp_path / "other" / "lr=1"])]
     assert len(set(names)) == 3
-    with pytest.raises(ReportError, match="is no run and holds none"):
+    with pytest.raises(ReportError, match="is not a run and holds none"):
         find_runs([tmp_path])
     with pytest.raises(ReportError, match="there is no directory"):
         find_runs([tmp_path / "nowhere"])

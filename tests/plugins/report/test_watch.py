@@ -58,7 +58,7 @@ def test_the_view_has_steps_rates_best_values_and_messages(tmp_path: Path) -> No
     view = View([read(first), read(second)])
     lines = render(view)
     assert lines[0].split() == [
-        "run", "state", "step", "steps/s", "left", "time", "goodput", "newest", "best",
+        "run", "state", "step", "steps/s", "left", "time", "goodput", "latest", "best",
     ]  # fmt: skip
     assert "running  50/100        4  12.5 s" in lines[1]
     assert "75.0%" in lines[1]

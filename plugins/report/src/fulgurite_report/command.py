@@ -87,7 +87,7 @@ def _parse_seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is no interval: give seconds, from 0.1 to 3600")
+        raise argparse.ArgumentTypeError(f"{text} is not an interval: give 0.1 to 3600 seconds")
     return seconds
 
 

@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"/\d+$")
 
 
 def add_times(main: Element, runs: Sequence[Run]) -> None:
-    """Add a bar for each run that says where its time went, and a table of its starts."""
+    """Add a bar for each run that says where its time went, and a table of its attempts."""
     section = add_section(main, "time", "Time", "All bars are on one scale.")
     timings = [find_goodput(run.curves) or _group_saved(run) for run in runs]
     longest = max(sum(parts.values()) for parts in timings)
@@ -47,10 +47,10 @@ def add_times(main: Element, runs: Sequence[Run]) -> None:
         add_swatch(caption, index).tail = run.name
         goodput = run.curves.get("goodput/goodput")
         if goodput is not None:
-            text = f" goodput {goodput.last:.1%}: the share of steps that the run has kept"
+            text = f" goodput {goodput.last:.1%}: the share of the time for steps that were kept"
             add(caption, "span", text, class_="note")
         elif parts:
-            text = " over all starts, as the newest checkpoint recorded it"
+            text = " over all attempts, as of the newest checkpoint"
             add(caption, "span", text, class_="note")
         if parts:
             _add_bar(figure, parts, longest)
@@ -66,7 +66,16 @@ def add_times(main: Element, runs: Sequence[Run]) -> None:
             indices.append(index)
             previous = attempt
     if rows:
-        header = ["run", "start", "began", "lived", "pause before", "from", "to", "steps again"]
+        header = [
+            "run",
+            "attempt",
+            "began",
+            "duration",
+            "down before",
+            "from",
+            "to",
+            "repeated steps",
+        ]
         add_table(section, header, rows, indices)
 
 
@@ -229,7 +238,7 @@ def add_messages(main: Element, runs: Sequence[Run]) -> None:
         ]
         for message, index in messages
     ]
-    header = ["run", "time", "start", "step", "source", "message"]
+    header = ["run", "time", "attempt", "step", "source", "message"]
     add_table(section, header, rows, [index for _, index in messages])
 
 

@@ -1,4 +1,4 @@
-"""The page of runs: one file of HTML, which asks nobody for anything."""
+"""The page about runs: one self-contained file of HTML, which makes no requests."""
 
 import base64
 import hashlib
@@ -31,12 +31,12 @@ _HELP = (
     ("/", "search"),
     ("1 to 9", "show or hide a run"),
     ("a", "show all runs"),
-    ("l", "logarithmic values"),
-    ("x", "logarithmic steps"),
-    ("t", "steps or seconds"),
-    ("d", "dark or light"),
+    ("l", "logarithmic y axis"),
+    ("x", "logarithmic x axis"),
+    ("t", "x axis: steps or time"),
+    ("d", "dark or light theme"),
     ("?", "this help"),
-    ("← →, + −, 0, Enter", "in a chart: move, zoom, all, larger"),
+    ("← →, + −, 0, Enter", "in a focused chart: move, zoom, reset, enlarge"),
 )
 
 
@@ -119,10 +119,10 @@ def _fill_header(header: Element, runs: Sequence[Run], identifiers: set[str]) ->
     smooth = add(tools, "label", "smoothing ")
     add(smooth, "input", id="smooth", type="range", min="0", max="0.99", step="0.01", value="0")
     add(smooth, "output", "0", id="smooth-value")
-    for identifier, text in (("log-y", "log values"), ("log-x", "log steps"), ("time", "seconds")):
+    for identifier, text in (("log-y", "log y"), ("log-x", "log x"), ("time", "time axis")):
         label = add(tools, "label")
         add(label, "input", id=identifier, type="checkbox").tail = f" {text}"
-    add(tools, "button", "dark or light", id="theme", type="button")
+    add(tools, "button", "theme", id="theme", type="button")
     add(tools, "button", "keys ?", id="help-button", type="button", aria_expanded="false")
     keys = add(header, "dl", id="help", hidden="hidden")
     for key, meaning in _HELP:

@@ -100,7 +100,7 @@ def _iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield number and value of each field: an integer, or bytes.
 
     Raises:
-        IndexError, ValueError: this is no such message.
+        IndexError, ValueError: the data is not such a message.
     """
     position = 0
     while position < len(data):

@@ -82,7 +82,7 @@ class Run:
         state: `complete`; `running`; `stopped`, before its planned end; `killed`, if it never
             recorded that it ended; or `new`.
         manifest: what the newest attempt is made of.
-        attempts: the starts of the run, oldest first.
+        attempts: the attempts of the run, oldest first.
         curves: numbers over steps, by `SOURCE/NAME`.
         times: steps and seconds since 1970 of the telemetry of the newest attempts.
         messages: the newest sentences of the run.
@@ -277,7 +277,7 @@ def _find_folders(path: Path) -> list[Path]:
     runs = [entry for entry in entries if entry.is_dir() and is_run(entry)]
     if entries and not runs:
         raise ReportError(
-            f"{path} is no run and holds none: give the directory of a run, or one that holds runs"
+            f"{path} is not a run and holds none: give the directory of a run, or one of runs"
         )
     return runs or [path]  # of an empty one a run may be made at any moment
 

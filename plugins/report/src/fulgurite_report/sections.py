@@ -36,7 +36,7 @@ def add_summary(main: Element, runs: Sequence[Run]) -> None:
     arguments = list_arguments_that_differ(runs)[:_MOST_ARGUMENTS]
     metrics = _list_main_metrics(runs)
     telemetry = [name for name in _TELEMETRY if any(name in run.curves for run in runs)]
-    header = ["run", "state", "step", "of", "starts", "time"]
+    header = ["run", "state", "step", "of", "attempts", "time"]
     header += [*(_TELEMETRY[name] for name in telemetry), "best", "at"]
     header += [name for name, _ in arguments] + [as_printable(name) for name in metrics]
     rows = []
@@ -93,7 +93,7 @@ def add_differences(main: Element, runs: Sequence[Run]) -> None:
     )
     rows = list_differences(runs)
     if not rows:
-        add(section, "p", "These runs are made of the same.")
+        add(section, "p", "There are none.")
         return
     header = ["", *(Cell(run.name, run=index, swatch=True) for index, run in enumerate(runs))]
     cells = [
@@ -108,10 +108,10 @@ def add_curves(main: Element, runs: Sequence[Run]) -> None:
     num_curves = sum(len(run.curves) for run in runs)
     budget = get_budget(num_curves)
     num_thinned = sum(len(curve.steps) > budget for run in runs for curve in run.curves.values())
-    note = "Drag to zoom, double-click for all. "
+    note = "Drag to zoom, double-click to reset. "
     if num_thinned:
         note += (
-            f"{num_thinned} of {num_curves} curves have more points than a screen could show: each "
+            f"{num_thinned} of {num_curves} curves have more points than a screen can show: each "
             f"is divided into {budget // 2:,} parts, and of each part only the smallest and the "
             "largest value are here, at their steps. "
         )
@@ -141,7 +141,7 @@ def add_values(main: Element, runs: Sequence[Run]) -> None:
                 row += ["", ""] if best is None else [make_number(best[1]), *make_counts(best[0])]
             rows.append([*row, *make_counts(len(curve.steps))])
             indices.append(index)
-    header = ["name", "run", "newest", "at", "smallest", "at", "largest", "at", "points"]
+    header = ["name", "run", "latest", "at", "min", "at", "max", "at", "points"]
     if rows:
         add_table(section, header, rows, indices)
     else:

@@ -101,7 +101,7 @@ class View:
         table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=32)
         has_goodput = any(_GOODPUT in run.curves for run in self._runs)
         goodput = ["goodput"] if has_goodput else []
-        for name in ("state", "step", "steps/s", "left", "time", *goodput, "newest", "best"):
+        for name in ("state", "step", "steps/s", "left", "time", *goodput, "latest", "best"):
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
         for index, run in enumerate(self._runs[:_MOST_RUNS]):
             curve = run.curves.get(metric) if metric is not None else None

@@ -156,7 +156,7 @@ class Chart {
       this.series.push({ curve, index: series.length - 1, rawIndex: series.length - (isSmooth ? 2 : 1) });
     }
     if (!tables.length) {
-      this.readout.textContent = "no run is chosen";
+      this.readout.textContent = "no run is selected";
       return;
     }
     const text = getComputedStyle(root).getPropertyValue("--quiet").trim();
@@ -215,7 +215,7 @@ class Chart {
       const entry = make("span");
       const swatch = make("span", "swatch");
       swatch.style.background = this.style(curve).stroke;
-      let text = `${this.label(curve)} ${value === null ? "no number that can be drawn" : format(value)}`;
+      let text = `${this.label(curve)} ${value === null ? "cannot be drawn" : format(value)}`;
       if (raw !== value && raw !== null) text += ` (${format(raw)})`;
       if (value !== undefined && x !== xs[last]) text += ` at ${format(x)}`;
       entry.append(swatch, text);
