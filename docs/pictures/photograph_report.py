@@ -21,8 +21,8 @@ ARGUMENTS = {
     "often": ["rate=1e-2", "every=5"],
     "slow": ["rate=1e-4"],
 }
-PAGE_SIZE = (1100, 1250)
-TERMINAL_SIZE = (1120, 700)
+PAGE_SIZE = (1200, 1250)
+TERMINAL_SIZE = (1120, 590)
 
 
 def train(folder: Path) -> list[Path]:

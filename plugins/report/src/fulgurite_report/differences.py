@@ -21,6 +21,9 @@ def describe(run: Run) -> dict[str, Any]:
     values = dict(get_arguments(manifest))
     for section in _SECTIONS:
         values |= _flatten(section, manifest.get(section))
+    git = values.get("program.git")
+    if isinstance(git, dict) and isinstance(git.get("commit"), str):
+        values["program.git"] = git["commit"][:12] + (", changed" if git.get("dirty") else "")
     values |= {
         f"hyperparameters.{name}": value for name, value in _get_hyperparameters(manifest).items()
     }

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from fulgurite_report.data import get_rank
 from fulgurite_report.run import Run
 from fulgurite_report.text import as_printable, format_number
 
 _MOST_NUMBERS = 8
+_TELEMETRY = ("train/steps_per_second", "throughput/mfu", "goodput/goodput")
 
 
 class LinePrinter:
@@ -47,10 +49,14 @@ def format_step(run: Run) -> str:
 
 
 def _format_numbers(run: Run) -> str:
-    shown = [
-        (name, curve)
+    """Return the latest exact numbers, losses first, and rate and goodput."""
+    exact = [
+        name
         for name, curve in run.curves.items()
-        if len(curve.steps) and not name.endswith(("batch_loss", "loss_average", "]"))
+        if curve.stream == "exact" and not name.endswith(("batch_loss", "loss_average", "]"))
     ]
-    newest = [f"{as_printable(name)} {format_number(curve.last)}" for name, curve in shown]
-    return "  ".join(newest[:_MOST_NUMBERS])
+    names = sorted(exact, key=lambda name: get_rank(name, "exact"))[:_MOST_NUMBERS]
+    names += [name for name in _TELEMETRY if name in run.curves]
+    return "  ".join(
+        f"{as_printable(name)} {format_number(run.curves[name].last)}" for name in names
+    )

@@ -26,6 +26,7 @@ _TELEMETRY = {
     "goodput/goodput": "goodput",
 }
 """What the summary shows of the telemetry of runs that have it, and under which name."""
+_SHARES = ("throughput/mfu", "goodput/goodput")
 _MOST_ARGUMENTS = 8
 _MOST_METRICS = 6
 
@@ -178,7 +179,11 @@ def _best_cells(run: Run) -> list[Cell | str]:
 
 def _last_cell(run: Run, name: str) -> Cell | str:
     curve = run.curves.get(name)
-    return "" if curve is None else make_number(curve.last)
+    if curve is None:
+        return ""
+    if name in _SHARES:
+        return Cell(f"{curve.last:.1%}", curve.last)
+    return make_number(curve.last)
 
 
 def _as_number(text: str) -> float | None:
