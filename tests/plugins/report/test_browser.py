@@ -90,7 +90,10 @@ def test_keys_choose_runs_axes_and_search(browser: Browser, page: Path) -> None:
     # A step took two seconds.
     assert browser.evaluate(READOUT) == "second 200b 0.02a 0.01"
     address = browser.evaluate("location.hash")
+    browser.press("n")
+    assert browser.evaluate("document.querySelectorAll('.chart:not([hidden])').length") == 0
     browser.press("a")
+    assert browser.evaluate("document.querySelectorAll('[data-choice]:checked').length") == 3
     browser.open(page, address)
     assert browser.evaluate(READOUT) == "second 200b 0.02a 0.01"
     browser.press("/")

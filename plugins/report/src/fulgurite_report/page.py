@@ -30,7 +30,7 @@ _SECTIONS: tuple[tuple[str, Callable[[Element, Sequence[Run]], None]], ...] = (
 _HELP = (
     ("/", "search"),
     ("1 to 9", "show or hide a run"),
-    ("a", "show all runs"),
+    ("a, n", "show all runs, or none"),
     ("l", "logarithmic y axis"),
     ("x", "logarithmic x axis"),
     ("t", "x axis: steps or time"),
@@ -132,9 +132,11 @@ def _fill_header(header: Element, runs: Sequence[Run], identifiers: set[str]) ->
         choice = add(header, "fieldset", id="runs")
         add(choice, "legend", "runs")
         for index, run in enumerate(runs):
-            label = add(choice, "label", data_search=run.name)
+            label = add(choice, "label")
             add(label, "input", type="checkbox", checked="checked", data_choice=str(index))
             add_swatch(label, index).tail = run.name
+        add(choice, "button", "all", id="all-runs", type="button")
+        add(choice, "button", "none", id="no-runs", type="button")
     navigation = add(header, "nav", aria_label="sections")
     for identifier, _ in _SECTIONS:
         if identifier in identifiers:

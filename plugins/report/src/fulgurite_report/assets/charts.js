@@ -98,6 +98,7 @@ class Chart {
     this.name = name;
     this.curves = curves;
     this.isVisible = false;
+    this.isStale = true;
     this.element = make("div", "chart");
     this.element.tabIndex = 0;
     this.element.setAttribute("role", "group");
@@ -136,9 +137,10 @@ class Chart {
   }
 
   draw() {
+    this.isStale = !this.isVisible || this.element.hidden;
+    if (this.isStale) return;
     this.plot?.destroy();
     this.plot = null;
-    if (!this.isVisible || this.element.hidden) return;
     const shown = this.shown;
     const tables = [];
     const series = [{}];

@@ -17,9 +17,8 @@ function buildCharts() {
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       const chart = charts.find((candidate) => candidate.element === entry.target);
-      const wasVisible = chart.isVisible;
-      chart.isVisible ||= entry.isIntersecting;
-      if (!wasVisible && chart.isVisible) chart.draw();
+      chart.isVisible = entry.isIntersecting;
+      if (chart.isVisible && chart.isStale) chart.draw();
     }
   }, { rootMargin: "400px" });
   for (const [prefix, members] of prefixes) {
@@ -115,6 +114,14 @@ function toggleRun(index) {
   change({ hidden });
 }
 
+function showAll() {
+  change({ hidden: new Set() });
+}
+
+function showNone() {
+  if (data.runs.length > 1) change({ hidden: new Set(data.runs.keys()) });
+}
+
 function setTheme(theme) {
   root.dataset.theme = theme;
   drawAll();
@@ -168,7 +175,8 @@ function onKey(event) {
   if (isTyping) return;
   const actions = {
     "/": () => byId("search").focus(),
-    a: () => change({ hidden: new Set() }),
+    a: showAll,
+    n: showNone,
     l: () => change({ logY: !state.logY }),
     x: () => change({ logX: !state.logX }),
     t: () => hasTimes && change({ time: !state.time }),
@@ -197,6 +205,8 @@ function connect() {
   for (const box of document.querySelectorAll("[data-choice]")) {
     box.addEventListener("change", () => toggleRun(Number(box.dataset.choice)));
   }
+  byId("all-runs")?.addEventListener("click", showAll);
+  byId("no-runs")?.addEventListener("click", showNone);
   document.addEventListener("keydown", onKey);
 }
 
