@@ -1,0 +1,287 @@
+"""A run, as its directory describes it."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fulgurite_report.checkpoints import Checkpoint, list_checkpoints
+from fulgurite_report.curves import Curve, add_values
+from fulgurite_report.errors import ReportError
+from fulgurite_report.lines import GrowingFile, read_json
+from fulgurite_report.ownership import find_state
+from fulgurite_report.text import as_printable
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_MARKS = ("attempts", "checkpoints", "records.jsonl", "telemetry.jsonl", "lock")
+_MOST_MESSAGES = 1000
+_LATEST = 1e11
+"""The latest time of a record, in seconds since 1970, that is believed."""
+
+
+@dataclass
+class Attempt:
+    """A start of a run.
+
+    Attributes:
+        number: from 1.
+        began: seconds since 1970.
+        last_sign: when it last gave a sign of life, in seconds since 1970.
+        first_step: of its first record that has a time; None if it has none.
+        last_step: of its last one.
+    """
+
+    number: int
+    began: float
+    last_sign: float
+    first_step: int | None = None
+    last_step: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it is known to have lived."""
+        return max(self.last_sign - self.began, 0.0)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A sentence of a run.
+
+    Attributes:
+        attempt: the number of the start of the run.
+        step: at which it came.
+        wall_time: seconds since 1970.
+        source: who said it.
+        text: what.
+    """
+
+    attempt: int
+    step: int
+    wall_time: float
+    source: str
+    text: str
+
+
+class Run:
+    """What the files of a run say. `refresh` reads what is new in them.
+
+    Nothing is locked or written, and nothing in the files is executed.
+
+    Example:
+        from fulgurite_report import Run
+
+        run = Run("runs/a")
+        run.refresh()
+        print(run.state, run.step)
+
+    Attributes:
+        path: the directory of the run.
+        name: under which it is shown.
+        state: `complete`; `running`; `stopped`, before its planned end; `killed`, if it never
+            recorded that it ended; or `new`.
+        manifest: what the newest attempt is made of.
+        attempts: the attempts of the run, oldest first.
+        curves: numbers over steps, by `SOURCE/NAME`.
+        times: steps and seconds since 1970 of the telemetry of the newest attempts.
+        messages: the newest sentences of the run.
+        configs: the newest records of kind `config`, by source.
+        texts: the newest texts that are no messages, by `SOURCE/NAME`.
+        checkpoints: the complete ones, oldest first.
+        num_records: how many records were read.
+        num_messages: how many messages are among them.
+
+    Args:
+        path: the directory.
+        name: under which it is shown.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:
+        self.path = Path(path)
+        self.name = as_printable(name or self.path.absolute().name)
+        self.state = "new"
+        self.manifest: dict[str, Any] = {}
+        self._attempt_number = 0
+        self._exact = GrowingFile(self.path / "records.jsonl")
+        self._telemetry = GrowingFile(self.path / "telemetry.jsonl")
+        self._clear()
+
+    def _clear(self) -> None:
+        self.num_records = 0
+        self.num_messages = 0
+        self.checkpoints: list[Checkpoint] = []
+        self.attempts: list[Attempt] = []
+        self.curves: dict[str, Curve] = {}
+        self.times = Curve("telemetry")
+        self.messages: list[Message] = []
+        self.configs: dict[str, dict[str, Any]] = {}
+        self.texts: dict[str, str] = {}
+
+    def refresh(self) -> None:
+        """Read what is new; everything, if the run was started again."""
+        newest = max(self._list_attempts(), default=0)
+        is_other = newest != self._attempt_number
+        if is_other or self._exact.was_replaced() or self._telemetry.was_replaced():
+            self._attempt_number = newest
+            self._exact.rewind()
+            self._telemetry.rewind()
+            self._clear()
+            self.manifest = self._read_manifest()
+        self._read(self._exact, "exact")
+        self._read(self._telemetry, "telemetry")
+        del self.messages[:-_MOST_MESSAGES]
+        self.checkpoints = list_checkpoints(self.path, self.checkpoints)
+        self.state, heartbeat = find_state(self.path)
+        # The files of a run that was copied are younger than what they record.
+        if self.state == "running" and heartbeat is not None and self.attempts:
+            self.attempts[-1].last_sign = max(self.attempts[-1].last_sign, heartbeat)
+
+    @property
+    def step(self) -> int:
+        """The newest step that is known."""
+        steps = [curve.steps[-1] for curve in self.curves.values()]
+        steps += [checkpoint.step for checkpoint in self.checkpoints[-1:]]
+        return max(steps, default=0)
+
+    @property
+    def planned_steps(self) -> int | None:
+        """The number of steps after which the run is to end; None if that is not known."""
+        steps = self._get_settings().get("steps")
+        return steps if type(steps) is int else None
+
+    @property
+    def seconds(self) -> float:
+        """How long the run is known to have lived, without the pauses between its attempts."""
+        return sum(attempt.seconds for attempt in self.attempts)
+
+    @property
+    def monitor(self) -> tuple[str, str] | None:
+        """The metric by which the run chooses the best checkpoint, as `SOURCE/NAME`, and `min` or
+        `max`; None if there is none."""
+        return self.checkpoints[-1].monitor if self.checkpoints else None
+
+    @property
+    def problems(self) -> list[str]:
+        """What of the files could not be read."""
+        problems = [self._exact.problem, self._telemetry.problem]
+        return [as_printable(problem) for problem in problems if problem]
+
+    def _get_settings(self) -> dict[str, Any]:
+        settings = self.manifest.get("settings")
+        return settings if isinstance(settings, dict) else {}
+
+    def _list_attempts(self) -> list[int]:
+        try:
+            names = os.listdir(self.path / "attempts")
+        except OSError:
+            return []
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+    def _read_manifest(self) -> dict[str, Any]:
+        """Return the newest manifest that is not empty; note when each attempt began."""
+        manifest: dict[str, Any] = {}
+        for number in self._list_attempts():
+            path = self.path / "attempts" / str(number)
+            manifest = read_json(path) or manifest
+            try:
+                began = path.stat().st_mtime
+            except OSError:
+                continue
+            self.attempts.append(Attempt(number, began, began))
+        return manifest
+
+    def _read(self, file: GrowingFile, stream: str) -> None:
+        for line in file.iter_new():
+            self.num_records += 1
+            try:
+                kind = line["kind"]
+                if stream == "telemetry":
+                    self._note_time(line)
+                if kind == "scalars":
+                    add_values(self.curves, line, stream)
+                elif kind == "text":
+                    self._add_texts(line)
+                elif kind == "config":
+                    self.configs[str(line["source"])] = dict(line["values"])
+            except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
+                file.note_damage(f"no record: {type(error).__name__}: {error}")
+
+    def _note_time(self, line: dict[str, Any]) -> None:
+        number = int(line["attempt"])
+        wall_time = float(line["wall_time"])
+        step = line["step"]
+        if not 0 <= wall_time < _LATEST:
+            raise ValueError(f"its time is {wall_time}")
+        self.times.add(step, wall_time)
+        attempt = self._get_attempt(number, wall_time)
+        if wall_time < attempt.began:
+            attempt.began = attempt.last_sign = wall_time
+        attempt.last_sign = max(attempt.last_sign, wall_time)
+        if attempt.first_step is None:
+            attempt.first_step = step
+        attempt.last_step = step
+
+    def _get_attempt(self, number: int, wall_time: float) -> Attempt:
+        for attempt in reversed(self.attempts):
+            if attempt.number == number:
+                return attempt
+        attempt = Attempt(number, wall_time, wall_time)
+        self.attempts.append(attempt)
+        return attempt
+
+    def _add_texts(self, line: dict[str, Any]) -> None:
+        source = as_printable(line["source"])
+        for name, text in line["values"].items():
+            if name == "message":
+                self.num_messages += 1
+                self.messages.append(
+                    Message(
+                        int(line.get("attempt") or 0),
+                        int(line["step"]),
+                        float(line.get("wall_time") or 0.0),
+                        source,
+                        as_printable(str(text)),
+                    )
+                )
+            else:
+                self.texts[f"{source}/{as_printable(name)}"] = as_printable(str(text))
+
+
+def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """Return the runs at the paths: each is the directory of a run, or one that holds runs, such as
+    that of a sweep.
+
+    Args:
+        paths: directories.
+
+    Raises:
+        ReportError: there is no run.
+    """
+    folders: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise ReportError(f"there is no directory {path}: give that of a run")
+        folders += _find_folders(path)
+    folders = list(dict.fromkeys(folders))
+    names = [folder.absolute().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    return [Run(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _find_folders(path: Path) -> list[Path]:
+    if is_run(path):
+        return [path]
+    entries = sorted(path.iterdir())
+    runs = [entry for entry in entries if entry.is_dir() and is_run(entry)]
+    if entries and not runs:
+        raise ReportError(
+            f"{path} is not a run and holds none: give the directory of a run, or one of runs"
+        )
+    return runs or [path]  # of an empty one a run may be made at any moment
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a directory is that of a run."""
+    return any((path / name).exists() for name in _MARKS)

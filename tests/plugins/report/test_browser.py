@@ -1,0 +1,149 @@
+"""The page in a headless Chromium: what it asks for, draws and does."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Browser, open_browser
+from fulgurite_report import write_report
+from PIL import Image
+from run_files import HOSTILE, make_manifest, make_telemetry, write_run
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
+]
+READOUT = "document.querySelector('.chart .readout').textContent"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        open_browser(Path(profile)) as browser,
+    ):
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs and a hostile one."""
+    folder = tmp_path_factory.mktemp("page")
+    runs = [
+        write_run(
+            folder / name,
+            records=[
+                ("train", step, {"loss": start / step, "accuracy": 0.5, HOSTILE: 1.0})
+                for step in range(10, 110, 10)
+            ],
+            telemetry=[make_telemetry(step, 1e9 + 2 * step, {"rate": 1.0}) for step in (0, 100)],
+            manifest=make_manifest(lr=start),
+        )
+        for name, start in (("a", 1.0), ("b", 2.0), (HOSTILE.replace("/", "\u2215"), -4.0))
+    ]
+    write_report(runs, folder / "report.html")
+    return folder / "report.html"
+
+
+def test_the_page_asks_nobody_for_anything_and_runs_nothing_that_a_run_holds(
+    browser: Browser, page: Path
+) -> None:
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(page)
+    browser.wait("document.querySelectorAll('canvas').length > 2")
+    assert {address.partition(":")[0] for address in browser.requests} <= {"file", "data", "about"}
+    assert len([address for address in browser.requests if address.startswith("file:")]) == 1
+    assert browser.complaints == []
+    assert browser.evaluate("document.title").startswith("a, b, <")
+    assert browser.evaluate("document.querySelectorAll('img').length") == 0
+    # The policy of the page stops what its own script never does.
+    browser.evaluate("document.body.append(Object.assign(new Image(), {src: 'http://[::1]/x'}))")
+    browser.wait("document.querySelector('img').complete")
+    assert any("Content Security Policy" in complaint for complaint in browser.complaints)
+
+
+def test_values_at_the_cursor_are_those_of_the_records(browser: Browser, page: Path) -> None:
+    browser.open(page, "#search=loss")
+    browser.wait("document.querySelector('.chart canvas') !== null")
+    assert browser.evaluate(READOUT).startswith("step 100b 0.02a 0.01<")
+    browser.evaluate("document.querySelector('.chart').focus()")
+    for _ in range(3):
+        browser.press("ArrowLeft")
+    browser.wait(f"{READOUT}.startsWith('step 70')")
+    assert browser.evaluate(READOUT).startswith("step 70b 0.028571a 0.014286<")
+
+
+def test_keys_choose_runs_axes_and_search(browser: Browser, page: Path) -> None:
+    browser.open(page, "#search=loss")
+    browser.wait("document.querySelector('.chart canvas') !== null")
+    browser.press("3")
+    assert browser.evaluate("document.querySelectorAll('[data-choice]')[2].checked") is False
+    assert browser.evaluate(READOUT) == "step 100b 0.02a 0.01"
+    assert (
+        browser.evaluate("document.querySelectorAll('#summary tbody tr:not([hidden])').length") == 2
+    )
+    browser.press("l")
+    browser.press("t")
+    assert browser.evaluate("document.getElementById('log-y').checked") is True
+    # A step took two seconds.
+    assert browser.evaluate(READOUT) == "second 200b 0.02a 0.01"
+    address = browser.evaluate("location.hash")
+    browser.press("n")
+    assert browser.evaluate("document.querySelectorAll('.chart:not([hidden])').length") == 0
+    browser.press("a")
+    assert browser.evaluate("document.querySelectorAll('[data-choice]:checked').length") == 3
+    browser.open(page, address)
+    assert browser.evaluate(READOUT) == "second 200b 0.02a 0.01"
+    browser.press("/")
+    assert browser.evaluate("document.activeElement.id") == "search"
+    browser.press("Escape")
+    browser.wait("document.querySelectorAll('.chart:not([hidden])').length > 2")
+
+
+def test_a_mean_is_drawn_over_the_values_and_zooming_keeps_a_part(
+    browser: Browser, page: Path
+) -> None:
+    browser.open(page, "#search=loss&hide=1,2&smooth=0.5")
+    browser.wait("document.querySelector('.chart canvas') !== null")
+    mean = 0.0
+    total = 0.0
+    for step in range(10, 110, 10):
+        mean = 0.5 * mean + 0.5 / step
+        total = 0.5 * total + 0.5
+    assert browser.evaluate(READOUT) == f"step 100a {mean / total:.5g} (0.01)"
+    browser.evaluate("document.querySelector('.chart').focus()")
+    for key in ("ArrowLeft", "ArrowLeft", "+"):
+        browser.press(key)
+    ticks = "document.querySelector('.chart canvas').toDataURL()"
+    zoomed = browser.evaluate(ticks)
+    browser.press("0")
+    browser.wait(f"{ticks} !== {zoomed!r}")
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_fits_the_width_in_both_themes(
+    browser: Browser, page: Path, tmp_path: Path, width: int, theme: str
+) -> None:
+    browser.open(page, width=width, theme=theme)
+    browser.wait("document.querySelectorAll('canvas').length > 0")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    browser.take_screenshot(tmp_path / "page.png")
+    with Image.open(tmp_path / "page.png") as picture:
+        corner = picture.convert("L").getpixel((2, 2))
+    assert isinstance(corner, int)
+    assert (corner > 200) == (theme == "light")
+
+
+def test_a_click_sorts_a_table_by_numbers(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    names = "[...document.querySelectorAll('#summary tbody th')].map(cell => cell.textContent[0])"
+    button = (
+        "[...document.querySelectorAll('#summary thead button')].find(b => b.textContent === 'lr')"
+    )
+    browser.evaluate(f"{button}.click()")
+    assert browser.evaluate(f"{names}.join('')") == "<ab"
+    browser.evaluate(f"{button}.click()")
+    assert browser.evaluate(f"{names}.join('')") == "ba<"

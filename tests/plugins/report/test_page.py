@@ -1,0 +1,286 @@
+"""The page of runs, as a file."""
+
+import base64
+import json
+import re
+import struct
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fulgurite_report import ReportError, write_report
+from fulgurite_report.command import report
+from PIL import Image
+from run_files import HOSTILE, make_manifest, make_telemetry, write_run
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+FORMATS = {"<u4": "I", "<f4": "f", "<f8": "d"}
+
+
+class Page(HTMLParser):
+    """What a page holds.
+
+    Attributes:
+        data: what its script reads.
+        texts: everything that it shows, by section.
+        attributes: name and value of every attribute.
+        tags: how often each element is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.data: dict[str, Any] = {}
+        self.texts: dict[str, list[str]] = {}
+        self.attributes: list[tuple[str, str | None]] = []
+        self.tags: Counter[str] = Counter()
+        self._section = ""
+        self._is_data = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += attrs
+        self._is_data = ("id", "data") in attrs
+        if tag == "section":
+            self._section = dict(attrs)["id"] or ""
+
+    def handle_data(self, data: str) -> None:
+        if self._is_data:
+            self.data = json.loads(data)
+            self._is_data = False
+        elif data.strip():
+            self.texts.setdefault(self._section, []).append(data)
+
+    def get_points(self, run: int, name: str) -> list[tuple[int, float]]:
+        """Return steps and values of a curve, decoded without NumPy."""
+        (curve,) = [
+            curve for curve in self.data["curves"] if (curve["run"], curve["name"]) == (run, name)
+        ]
+        steps, values = (decode(curve[key]) for key in ("steps", "values"))
+        return list(zip(steps, values, strict=True))
+
+
+def decode(numbers: dict[str, str]) -> list[Any]:
+    data = base64.b64decode(numbers["base64"])
+    letter = FORMATS[numbers["type"]]
+    return [value for (value,) in struct.iter_unpack(f"<{letter}", data)]
+
+
+def write_page(folder: Path, *runs: Path) -> Page:
+    write_report(runs, folder / "page.html")
+    return Page(folder / "page.html")
+
+
+def test_values_are_those_of_the_records_and_only_what_differs_is_compared(tmp_path: Path) -> None:
+    values = {name: [(step, 1 / step / rate) for step in (10, 20, 30)] for name, rate in
+              (("a", 0.1), ("b", 0.3))}  # fmt: skip
+    runs = [
+        write_run(
+            tmp_path / name,
+            records=[("test", step, {"loss": value}) for step, value in points],
+            manifest=make_manifest(lr=len(name) * ord(name), width=8),
+        )
+        for name, points in values.items()
+    ]
+    page = write_page(tmp_path, *runs)
+    assert page.get_points(0, "test/loss") == values["a"]
+    assert page.get_points(1, "test/loss") == values["b"]
+    differences = page.texts["differences"]
+    assert differences[2:] == ["a", "b", "lr", "97", "98"]
+    assert "width" in page.texts["environment"]
+
+
+def test_finished_killed_running_and_empty_runs_have_a_page(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / state, state=state, records=[("train", 10, {"loss": 1.0})])
+        for state in ("complete", "killed", "running")
+    ]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "silent").mkdir()
+    runs += [tmp_path / "empty", write_run(tmp_path / "silent", state="stopped")]
+    summary = write_page(tmp_path, *runs).texts["summary"]
+    assert "killed: was killed: it never recorded that it ended" in summary
+    assert "running: is running: make the page again for what is new" in summary
+    assert "empty: has not begun: there is no attempt in its directory" in summary
+    assert "silent: has no records of numbers: they come with the plugin 'jsonl'" in summary
+    assert write_page(tmp_path, tmp_path / "empty").texts["curves"][-1] == (
+        "There are no records of numbers."
+    )
+
+
+def test_numbers_that_are_not_finite_are_there_and_said(tmp_path: Path) -> None:
+    records = [("train", 1, {"loss": 0.1}), ("train", 2, {"loss": {"$float": "nan"}})]
+    page = write_page(tmp_path, write_run(tmp_path / "run", records=records))
+    assert str(page.get_points(0, "train/loss")) == "[(1, 0.1), (2, nan)]"
+    assert (
+        "run: train/loss is not finite at 1 of 2 points, first at step 2" in page.texts["summary"]
+    )
+
+
+def test_members_of_a_population_share_a_chart(tmp_path: Path) -> None:
+    records = [
+        ("train", step, {"loss[0]": 1.0, "loss[1]": 2.0, "accuracy": 0.5}) for step in (1, 2)
+    ]
+    page = write_page(tmp_path, write_run(tmp_path / "run", records=records))
+    charts = {curve["name"]: curve["chart"] for curve in page.data["curves"]}
+    assert charts == {
+        "train/loss[0]": "train/loss",
+        "train/loss[1]": "train/loss",
+        "train/accuracy": "train/accuracy",
+    }
+
+
+def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path: Path) -> None:
+    records = [("train", step, {"loss": step % 7 + step / 1e5}) for step in range(1, 10_001)]
+    page = write_page(tmp_path, write_run(tmp_path / "run", records=records))
+    points = page.get_points(0, "train/loss")
+    assert len(points) < 3_000
+    assert all(value == step % 7 + step / 1e5 for step, value in points)
+    assert max(value for _, value in points) == max(step % 7 + step / 1e5 for step in range(10_001))
+    assert page.data["curves"][0]["total"] == 10_000
+    assert "1 of 1 curves have more points than a screen can show" in page.texts["curves"][1]
+
+
+def test_what_a_hostile_run_holds_is_text(tmp_path: Path) -> None:
+    folder = tmp_path / HOSTILE.replace("/", "\u2215")
+    manifest = make_manifest(**{HOSTILE: HOSTILE})
+    manifest["model"] = [HOSTILE]
+    manifest["plugins"] = [{"name": HOSTILE, "settings": {HOSTILE: [HOSTILE]}, "version": HOSTILE}]
+    telemetry = [
+        make_telemetry(1, 5.0, {"message": HOSTILE + "\u202e\x1b", HOSTILE: HOSTILE}, kind="text"),
+        make_telemetry(1, 6.0, {HOSTILE: HOSTILE}, kind="config") | {"source": "environment"},
+    ]
+    write_run(
+        folder,
+        records=[(HOSTILE, 1, {HOSTILE: 1.0, "loss": 2.0})],
+        telemetry=telemetry,
+        manifest=manifest,
+    )
+    other = write_run(tmp_path / "other", records=[("train", 1, {"loss": 1.0})])
+    page = write_page(tmp_path, folder, other)
+    assert (page.tags["script"], page.tags["img"], page.tags["style"]) == (3, 0, 2)
+    assert not {name for name, _ in page.attributes if name.startswith("on")}
+    assert {curve["name"] for curve in page.data["curves"]} >= {f"{HOSTILE}/{HOSTILE}"}
+    for section in ("summary", "differences", "values", "messages", "environment"):
+        assert any(HOSTILE[:20] in text for text in page.texts[section]), section
+    assert HOSTILE + "\\u202e\\u001b" in page.texts["messages"]
+
+
+def test_nothing_leads_out_of_the_page(tmp_path: Path) -> None:
+    page = write_page(tmp_path, write_run(tmp_path / "run", records=[("train", 1, {"loss": 1.0})]))
+    links = [value or "" for name, value in page.attributes if name in ("src", "href", "action")]
+    assert links
+    assert all(link.startswith(("#", "data:")) for link in links)
+    text = (tmp_path / "page.html").read_text()
+    assert set(re.findall(r"\w+://[^\s\"'<>]*", text)) == {"https://github.com/leeoniya/uPlot"}
+    assert "Permission is hereby granted, free of charge" in text
+    (policy,) = [
+        value for name, value in page.attributes if (value or "").startswith("default-src")
+    ]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_times_starts_messages_and_checkpoints_are_shown(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        records=[("test", step, {"loss": 1 / step}) for step in (10, 20)],
+        telemetry=[
+            make_telemetry(0, 1e9, {"message": "hello"}, kind="text"),
+            make_telemetry(20, 1e9 + 90, {"steps_per_second": 0.5}),
+        ],
+    )
+    checkpoint = run / "checkpoints" / "step-20"
+    checkpoint.mkdir(parents=True)
+    commit = {
+        "step": 20, "attempt": 1, "metrics": {"test": {"loss": 0.05}}, "wall_time": 1e9,
+        "monitor": ["test/loss", "min"],
+        "timings": {"dispatch": 2.0, "wait": 4.0, "evaluate.test": 2.0, "jsonl.log_record": 2.0},
+    }  # fmt: skip
+    (checkpoint / "COMMIT").write_text(json.dumps(commit))
+    page = write_page(tmp_path, run)
+    time = page.texts["time"]
+    assert {"steps 6 s, 60.0%", "evaluating test 2 s, 20.0%", "plugin jsonl 2 s, 20.0%"} <= {*time}
+    assert "1 min 30 s" in time
+    assert page.texts["messages"][-1] == "hello"
+    assert page.texts["checkpoints"][-2:] == ["test/loss", "0.05"]
+    assert "test/loss 0.05" in page.texts["summary"]
+
+
+def test_pictures_of_event_files_are_in_the_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", records=[("train", 1, {"loss": 1.0})])
+    folder = run / "tensorboard" / "train"
+    folder.mkdir(parents=True)
+    Image.new("L", (4, 4), 99).save(tmp_path / "picture.png")
+    png = (tmp_path / "picture.png").read_bytes()
+    with open(folder / "events.out.tfevents.1", "wb") as file:
+        for step in range(12):
+            event = Event(step=step, wall_time=1.0)
+            event.summary.value.add(tag="loss", simple_value=1.0)
+            for index in range(2):
+                image = event.summary.value.add(tag=f"samples/{index}").image
+                image.encoded_image_string = png
+            data = event.SerializeToString()
+            file.write(struct.pack("<QI", len(data), 0) + data + struct.pack("<I", 0))
+        file.write(b"\xff" * 30)
+    page = write_page(tmp_path, run)
+    sources = [value for name, value in page.attributes if name == "src"]
+    assert sources == [f"data:image/png;base64,{base64.b64encode(png).decode()}"] * 16
+    assert page.texts["media"][2:4] == ["run train/samples", "step 11"]
+
+
+def test_mistakes_are_answered_with_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report([str(tmp_path / "nowhere")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+    run = write_run(tmp_path / "run")
+    assert report([str(run), "-o", str(tmp_path / "no" / "page.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(ReportError, match="cannot be written"):
+        write_report([run], tmp_path / "no" / "page.html")
+
+
+def test_goodput_is_shown_where_the_run_logged_it(tmp_path: Path) -> None:
+    values = {"goodput": 0.5, "steps_seconds": 50.0, "lost_seconds": 30.0, "down_seconds": 20.0,
+              "data_seconds": 0.0}  # fmt: skip
+    telemetry = [make_telemetry(20, 1e9, values) | {"source": "goodput"}]
+    page = write_page(tmp_path, write_run(tmp_path / "run", telemetry=telemetry))
+    assert {"steps 50 s, 50.0%", "lost steps 30 s, 30.0%", "down 20 s, 20.0%"} <= {
+        *page.texts["time"]
+    }
+    assert " goodput 50.0%: the share of the time for steps that were kept" in page.texts["time"]
+    assert "goodput" in page.texts["summary"]
+
+
+def test_files_that_were_edited_are_no_error(tmp_path: Path) -> None:
+    """Whatever JSON they hold."""
+    values: list[Any] = [None, True, -1, 2**70, 1e308, "x", [], [1], {}, {"$float": "x"}, {"a": {}}]
+    run = write_run(tmp_path / "run", records=[("train", 1, {"loss": 1.0})])
+    record = make_telemetry(1, 1e9, {"rate": 1.0})
+    commit = {
+        "step": 1, "attempt": 1, "metrics": {"a": {"b": 1.0}}, "monitor": ["train/loss", "min"],
+        "timings": {"wait": 1.0}, "wall_time": 1e9,
+    }  # fmt: skip
+    with open(run / "telemetry.jsonl", "a") as file:
+        for kind in ("scalars", "text", "config", 3):
+            for name in record:
+                for value in values:
+                    file.write(json.dumps(record | {"kind": kind, name: value}) + "\n")
+            for value in values:
+                file.write(json.dumps(record | {"kind": kind, "values": {"message": value}}) + "\n")
+    for name in commit:
+        for index, value in enumerate(values):
+            folder = run / "checkpoints" / f"step-{len(name)}{index}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "COMMIT").write_text(json.dumps(commit | {name: value}))
+    page = write_page(tmp_path, run)
+    for name in make_manifest():
+        for value in values:
+            (run / "attempts" / "1").write_text(json.dumps(make_manifest() | {name: value}))
+            (run / "lock").write_text(json.dumps({"pid": value, "host": value, "ended": value}))
+            page = write_page(tmp_path, run)
+    assert page.get_points(0, "train/loss") == [(1, 1.0)]
