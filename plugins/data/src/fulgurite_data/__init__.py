@@ -3,7 +3,8 @@ guide."""
 
 __tracebackhide__ = True
 
+from fulgurite_data.adapters import from_grain, from_huggingface, from_tfdata, from_torch
 from fulgurite_data.stages import Stages
 from fulgurite_data.together import Together
 
-__all__ = ["Stages", "Together"]
+__all__ = ["Stages", "Together", "from_grain", "from_huggingface", "from_tfdata", "from_torch"]
