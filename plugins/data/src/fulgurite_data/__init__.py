@@ -5,6 +5,17 @@ __tracebackhide__ = True
 
 from fulgurite_data.adapters import from_grain, from_huggingface, from_tfdata, from_torch
 from fulgurite_data.stages import Stages
+from fulgurite_data.text import TextFiles, Tokenizer, tokenize
 from fulgurite_data.together import Together
 
-__all__ = ["Stages", "Together", "from_grain", "from_huggingface", "from_tfdata", "from_torch"]
+__all__ = [
+    "Stages",
+    "TextFiles",
+    "Together",
+    "Tokenizer",
+    "from_grain",
+    "from_huggingface",
+    "from_tfdata",
+    "from_torch",
+    "tokenize",
+]

@@ -106,7 +106,7 @@ def _check_seed(dataset: Any) -> None:
                 "process can read it in the same order: give shuffle(seed=...), or "
                 "resume='restart' (not exact)"
             )
-        # Attributes of the library's own: where they are missing, the checksum finds the difference.
+        # The library's own attributes: where they are missing, the checksum finds a difference.
         waiting += [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
         waiting = [part for part in waiting if part is not None]
 
