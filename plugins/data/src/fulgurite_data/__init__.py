@@ -1,21 +1,33 @@
-"""Several data sources in one batch, or one after the other; `docs/sources-and-stages.md` is the
-guide."""
+"""Pipelines from files to batches, and several data sources in one; `docs/data.md` and
+`docs/sources-and-stages.md` are the guides."""
 
 __tracebackhide__ = True
 
 from fulgurite_data.adapters import from_grain, from_huggingface, from_tfdata, from_torch
+from fulgurite_data.batches import Batches
+from fulgurite_data.dataset import Dataset
+from fulgurite_data.examples import Ragged
+from fulgurite_data.sources import Arrays, Items, Tokens
 from fulgurite_data.stages import Stages
 from fulgurite_data.text import TextFiles, Tokenizer, tokenize
 from fulgurite_data.together import Together
+from fulgurite_data.tokens import write_tokens
 
 __all__ = [
+    "Arrays",
+    "Batches",
+    "Dataset",
+    "Items",
+    "Ragged",
     "Stages",
     "TextFiles",
     "Together",
     "Tokenizer",
+    "Tokens",
     "from_grain",
     "from_huggingface",
     "from_tfdata",
     "from_torch",
     "tokenize",
+    "write_tokens",
 ]

@@ -1,0 +1,180 @@
+"""Batches of a dataset: what a fit reads."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import fulgurite as fg
+import jax
+import numpy as np
+from fulgurite.errors import DataError, check_callable, error_context
+from fulgurite.plugins import ProcessShard, Seed, as_arrays
+
+from fulgurite_data.examples import Ragged
+from fulgurite_data.grouping import BatchNode, IndexedBatches, MappedBatches
+from fulgurite_data.identity import describe_function, shorten_identity
+from fulgurite_data.indexing import IndexMap
+from fulgurite_data.ordering import make_repeat, make_shuffle, make_skip, make_take
+from fulgurite_data.passes import Pass, start_pass
+
+
+class Batches:
+    """Batches of examples, which are functions of seed, epoch and number: a
+    `fulgurite.plugins.SeekableSource`. `Dataset.batch` makes one.
+
+    Example:
+        from fulgurite_data import Arrays
+
+        batches = Arrays({"x": np.arange(10)}).shuffle().batch(4, remainder="drop").repeat(2)
+        len(batches)  # 4
+        batches.read(3, seed=0)["x"]  # the second batch of the second order
+
+    Attributes:
+        node: what reads them.
+    """
+
+    def __init__(self, node: BatchNode) -> None:
+        self.node = node
+
+    def __len__(self) -> int:
+        """Return the number of batches an epoch."""
+        return self.node.length
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of epoch 0 with seed 0."""
+        return self.iter_epoch(0, seed=0)
+
+    def read(self, number: int, *, seed: Seed = 0, epoch: int = 0) -> Any:
+        """Return a batch.
+
+        Args:
+            number: its number in the epoch.
+            seed: of the run.
+            epoch: the number of the epoch.
+        """
+        if not 0 <= number < len(self):
+            raise DataError(f"there is no batch {number}: an epoch has {len(self)}")
+        return next(self.iter_epoch(epoch, seed=seed, start=number))
+
+    def iter_epoch(
+        self, number: int, *, seed: Seed, start: int = 0, process: ProcessShard = (0, 1)
+    ) -> Iterator[Any]:
+        """Yield the batches of an epoch.
+
+        Args:
+            number: that of the epoch, from 0.
+            seed: what everything random follows from, but for stages with a seed of their own.
+            start: the first batch.
+            process: index and number of the processes that share each batch.
+        """
+        self.node.check_process(process)
+        at = start_pass(seed, number)
+        for index in range(start, len(self)):
+            yield finish_batch(self.node, index, at, process)
+
+    def iter_known_batches(self, process: ProcessShard) -> Iterator[tuple[int, Any]]:
+        """Yield one batch of each further kind of shapes, with its number in epoch 0.
+
+        Args:
+            process: as of `iter_epoch`.
+        """
+        at = start_pass(0)
+        for number in self.node.find_odd_batches(at):
+            yield number, finish_batch(self.node, number, at, process)
+
+    def has_unequal_batches(self) -> bool:
+        """Return whether some batches have fewer examples than others, padding left out."""
+        return len(self) > 1 and len(self.node.find_short_batches(start_pass(0))) > 0
+
+    def has_padding(self) -> bool:
+        """Return whether some batches have rows of padding."""
+        return self.node.pads and len(self.node.find_short_batches(start_pass(0))) > 0
+
+    def depends_on_epoch(self) -> bool:
+        """Return whether the batches differ from epoch to epoch, and with the seed."""
+        return not self.node.is_fixed
+
+    def get_identity(self) -> tuple[str, ...]:
+        """Return the stages, line by line, in less than 1 kB. A run resumes only with these."""
+        return shorten_identity(self.node.stages)
+
+    def shuffle(self, seed: int | None = None, *, reshuffle: bool = True) -> "Batches":
+        """Return the batches in a random order.
+
+        Args:
+            seed: as of `Dataset.shuffle`.
+            reshuffle: as of `Dataset.shuffle`.
+        """
+        return self._reorder(make_shuffle(self.node, seed, reshuffle))
+
+    def repeat(self, times: int | None = None) -> "Batches":
+        """Return the batches several times, each time as another epoch.
+
+        Args:
+            times: how often; endlessly by default.
+        """
+        return self._reorder(make_repeat(self.node, times))
+
+    def take(self, count: int) -> "Batches":
+        """Return the first batches.
+
+        Args:
+            count: how many; all of them if there are fewer.
+        """
+        return self._reorder(make_take(self.node, count))
+
+    def skip(self, count: int) -> "Batches":
+        """Return the batches without the first ones.
+
+        Args:
+            count: how many to leave out.
+        """
+        return self._reorder(make_skip(self.node, count))
+
+    def map(self, function: Callable[[Any], Any]) -> "Batches":
+        """Return batches that a function has changed, each as a whole.
+
+        With several processes it gets the part of one of them, so it must treat each example by
+        itself. What draws random numbers is a `map` of the dataset, before `batch`.
+
+        Args:
+            function: called with a batch, without its mask; returns another one.
+        """
+        check_callable(function, "Batches.map: function")
+        return Batches(MappedBatches(self.node, function, describe_function(function)))
+
+    def __repr__(self) -> str:
+        """Return the stages, for the description of a run."""
+        return ".".join(self.node.stages)
+
+    def _reorder(self, index_map: IndexMap) -> "Batches":
+        return Batches(IndexedBatches(self.node, index_map))
+
+
+def finish_batch(node: BatchNode, number: int, at: Pass, process: ProcessShard) -> Any:
+    """Return a batch as a fit reads it: arrays of numbers, with a mask where it is padded.
+
+    Args:
+        node: what reads it.
+        number: of the batch.
+        at: the pass.
+        process: as of `Batches.iter_epoch`.
+    """
+    with error_context(lambda: f"while batch {number} of {node.stages[-1]} was read"):
+        batch = node.read_batch(number, at, process)
+        value = batch.value if isinstance(batch, fg.Batch) else batch
+        _check_not_ragged(value, node)
+        value = as_arrays(value)
+    return replace(batch, value=value) if isinstance(batch, fg.Batch) else value
+
+
+def _check_not_ragged(value: Any, node: BatchNode) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        if isinstance(leaf, Ragged):
+            lengths = np.unique(leaf.lengths)
+            raise DataError(
+                f"data{jax.tree_util.keystr(path)} has examples of {lengths[0]} to {lengths[-1]} "
+                f"rows, which do not make an array ({'.'.join(node.stages)}). Before batch(): "
+                "pad(length) them, pack(length) several into a row, or use bucket(lengths) instead "
+                "of batch()"
+            )
