@@ -3,8 +3,15 @@
 
 __tracebackhide__ = True
 
-from fulgurite_data.adapters import from_grain, from_huggingface, from_tfdata, from_torch
+from fulgurite_data.adapters import (
+    HuggingFace,
+    from_grain,
+    from_huggingface,
+    from_tfdata,
+    from_torch,
+)
 from fulgurite_data.batches import Batches
+from fulgurite_data.datamodule import DataModule
 from fulgurite_data.dataset import Dataset
 from fulgurite_data.examples import Ragged
 from fulgurite_data.sources import Arrays, Items, Tokens
@@ -16,7 +23,9 @@ from fulgurite_data.tokens import write_tokens
 __all__ = [
     "Arrays",
     "Batches",
+    "DataModule",
     "Dataset",
+    "HuggingFace",
     "Items",
     "Ragged",
     "Stages",

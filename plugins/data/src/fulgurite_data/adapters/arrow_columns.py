@@ -5,45 +5,56 @@ from typing import Any
 import numpy as np
 from fulgurite.errors import DataError
 
+from fulgurite_data.examples import Ragged
 
-def as_arrays(table: Any) -> dict[str, np.ndarray]:
-    """Return the columns of a `pyarrow.Table` as arrays `(rows, ...)`.
+
+def read_columns(table: Any) -> dict[str, np.ndarray | Ragged]:
+    """Return the columns of a `pyarrow.Table` as arrays `(rows, ...)`, and as `Ragged` where the
+    lists in a column have several lengths.
 
     Args:
-        table: of numbers and bools, and of lists of these that have one length in a column.
+        table: of numbers and bools, and of lists of these.
 
     Raises:
-        DataError: a column has lists of several lengths, values that are missing, or no numbers.
+        DataError: a column has values that are missing, no numbers, or lists of several lengths
+            within lists.
     """
+    columns = (table.column(name).combine_chunks() for name in table.schema.names)
     return {
-        name: _as_array(name, table.column(name).combine_chunks()) for name in table.schema.names
+        name: _read_column(name, column)
+        for name, column in zip(table.schema.names, columns, strict=True)
     }
 
 
-def _as_array(name: str, column: Any) -> np.ndarray:
-    import pyarrow as pa
-    import pyarrow.types
+def _read_column(name: str, column: Any) -> np.ndarray | Ragged:
+    from pyarrow import types
 
+    lengths = None
     shape = [len(column)]
     _check_complete(name, column)
-    while pa.types.is_nested(column.type) and hasattr(column.type, "value_type"):
-        lengths = np.unique(column.value_lengths().to_numpy(zero_copy_only=False))
-        if len(lengths) > 1:
+    while hasattr(column.type, "value_type"):
+        sizes = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+        is_equal = len(sizes) == 0 or bool((sizes == sizes[0]).all())
+        if not is_equal and len(shape) > 1:
             raise DataError(
-                f"column {name!r} has examples of {lengths.min()} to {lengths.max()} values: a "
-                "batch holds arrays of one shape. Pad them to one length, bucket them by length, "
-                "or pack them"
+                f"column {name!r} has lists of {sizes.min()} to {sizes.max()} values within lists: "
+                "only the first axis of examples may differ. Pad the inner ones"
             )
-        shape.append(int(lengths[0]) if len(lengths) else 0)
         column = column.flatten()
         _check_complete(name, column)
+        if is_equal:
+            shape.append(int(sizes[0]) if len(sizes) else 0)
+        else:
+            lengths = sizes
+            shape = [len(column)]
     kind = column.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise DataError(
             f"column {name!r} is {kind}, and batches hold arrays of numbers or bools: encode it "
             "first, or leave it out with columns=[...]"
         )
-    return column.to_numpy(zero_copy_only=False).reshape(shape)
+    values = column.to_numpy(zero_copy_only=False).reshape(shape)
+    return values if lengths is None else Ragged(values, lengths)
 
 
 def _check_complete(name: str, column: Any) -> None:
