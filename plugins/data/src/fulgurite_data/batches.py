@@ -10,6 +10,7 @@ import numpy as np
 from fulgurite.errors import DataError, check_callable, error_context
 from fulgurite.plugins import ProcessShard, Seed, as_arrays
 
+from fulgurite_data.counting import TOKENS, count_examples, count_tokens
 from fulgurite_data.examples import Ragged
 from fulgurite_data.grouping import BatchNode, IndexedBatches, MappedBatches
 from fulgurite_data.identity import describe_function, shorten_identity
@@ -97,6 +98,16 @@ class Batches:
     def get_identity(self) -> tuple[str, ...]:
         """Return the stages, line by line, in less than 1 kB. A run resumes only with these."""
         return shorten_identity(self.node.stages)
+
+    def count_per_batch(self) -> tuple[int, str]:
+        """Return how much is in a batch, and of what, for the display of a run: tokens, where rows
+        are full of them, or else examples. The first batch is read."""
+        batch = self.read(0)
+        tokens = count_tokens(batch)
+        # Of rows with padding, each batch has another number of tokens.
+        if tokens is not None and isinstance(batch, dict) and tokens == batch[TOKENS].size:
+            return tokens, "tokens"
+        return count_examples(batch), "examples"
 
     def shuffle(self, seed: int | None = None, *, reshuffle: bool = True) -> "Batches":
         """Return the batches in a random order.

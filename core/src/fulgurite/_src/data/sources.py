@@ -196,6 +196,10 @@ class ArrayData:
         """Return whether the last batch of an epoch is padded."""
         return self.remainder == "pad" and self.num_examples % self.batch_size > 0
 
+    def count_per_batch(self) -> tuple[int, str]:
+        """Return how much is in a batch, and of what, for the display of a run."""
+        return min(self.batch_size, self.num_examples), "examples"
+
     def depends_on_epoch(self) -> bool:
         """Return whether each epoch is in another order."""
         return self.shuffle
