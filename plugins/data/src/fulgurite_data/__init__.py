@@ -3,9 +3,11 @@
 
 __tracebackhide__ = True
 
+from fulgurite_data.attention import make_attention_mask
 from fulgurite_data.batches import Batches
 from fulgurite_data.dataset import Dataset
 from fulgurite_data.examples import Ragged
+from fulgurite_data.mixing import mix, zip_datasets
 from fulgurite_data.sources import Arrays, Items, Tokens
 from fulgurite_data.stages import Stages
 from fulgurite_data.together import Together
@@ -20,5 +22,8 @@ __all__ = [
     "Stages",
     "Together",
     "Tokens",
+    "make_attention_mask",
+    "mix",
     "write_tokens",
+    "zip_datasets",
 ]
