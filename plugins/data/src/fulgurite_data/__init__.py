@@ -10,10 +10,12 @@ from fulgurite_data.adapters import (
     from_tfdata,
     from_torch,
 )
+from fulgurite_data.attention import make_attention_mask
 from fulgurite_data.batches import Batches
 from fulgurite_data.datamodule import DataModule
 from fulgurite_data.dataset import Dataset
 from fulgurite_data.examples import Ragged
+from fulgurite_data.mixing import mix, zip_datasets
 from fulgurite_data.sources import Arrays, Items, Tokens
 from fulgurite_data.stages import Stages
 from fulgurite_data.text import TextFiles, Tokenizer, tokenize
@@ -37,6 +39,9 @@ __all__ = [
     "from_huggingface",
     "from_tfdata",
     "from_torch",
+    "make_attention_mask",
+    "mix",
     "tokenize",
     "write_tokens",
+    "zip_datasets",
 ]

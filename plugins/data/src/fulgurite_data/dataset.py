@@ -1,7 +1,7 @@
 """Examples, and what is made of them."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from fulgurite.errors import (
@@ -21,6 +21,8 @@ from fulgurite_data.identity import describe_function
 from fulgurite_data.indexing import IndexMap
 from fulgurite_data.nodes import Indexed, Mapped, Node, iter_chunks
 from fulgurite_data.ordering import make_repeat, make_shard, make_shuffle, make_skip, make_take
+from fulgurite_data.packing import Packed, PackMethod
+from fulgurite_data.padding import Padded
 from fulgurite_data.passes import start_pass
 from fulgurite_data.windows import Windowed
 
@@ -174,6 +176,60 @@ class Dataset:
         """
         size, stride = check_window(size, stride)
         return Dataset(Windowed(self.node, size, stride))
+
+    def pad(
+        self, length: int, *, truncate: bool = False, length_of: str | None = None
+    ) -> "Dataset":
+        """Return dictionaries whose arrays are padded with zeros to one length, and `mask`, bool
+        `(length,)`, True for what is not padding. Numbers in them stay.
+
+        Args:
+            length: of all arrays, along their first axis.
+            truncate: whether longer ones are cut; otherwise they are an error.
+            length_of: the array whose length `mask` tells, where they differ within an example.
+        """
+        length = as_int(length)
+        check_positive_int(length, "pad: length")
+        return Dataset(Padded(self.node, length, truncate, length_of))
+
+    def pack(
+        self,
+        length: int,
+        *,
+        how: PackMethod = "first_fit",
+        open_rows: int = 64,
+        mask_first: bool = False,
+        length_of: str | None = None,
+    ) -> "Dataset":
+        """Return rows of a fixed length that hold several examples each.
+
+        Examples are dictionaries of arrays of one length. A row has them one after the other, zeros
+        at the end, and three arrays more: `segments`, int32 `(length,)`, counts the examples of the
+        row from 1, 0 for padding; `positions`, int32, counts from 0 within each; `mask`, bool, is
+        False for padding. Asks all examples for their lengths, here and now.
+
+        Args:
+            length: of a row.
+            how: `first_fit` puts an example into the first open row with room for it, `best_fit`
+                into the one with least room, `split` lays all of them one after the other and cuts.
+            open_rows: how many rows are open at once; when none has room, all of them are done.
+            mask_first: whether `mask` is False for the first element of each segment as well, which
+                nothing comes before.
+            length_of: the array that has the length, where asking it alone is enough.
+        """
+        length, open_rows = as_int(length), as_int(open_rows)
+        check_positive_int(length, "pack: length")
+        check_positive_int(open_rows, "pack: open_rows")
+        check_one_of(how, get_args(PackMethod), "pack: how")
+        node = Packed(
+            self.node,
+            length,
+            how=how,
+            num_open=open_rows,
+            mask_first=mask_first,
+            length_of=length_of,
+        )
+        return Dataset(node)
 
     def batch(self, size: int, *, remainder: Literal["keep", "drop", "pad"] = "keep") -> Batches:
         """Return batches of consecutive examples.

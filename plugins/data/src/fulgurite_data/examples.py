@@ -60,6 +60,18 @@ def find_rows(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
 
 
+def as_ragged(leaf: Any) -> Ragged:
+    """Return arrays of examples, of equal lengths or not, as `Ragged`.
+
+    Args:
+        leaf: `Ragged`, or an array `(examples, length, ...)`.
+    """
+    if _is_ragged(leaf):
+        return leaf
+    lengths = np.full(len(leaf), leaf.shape[1], np.int64)
+    return Ragged(leaf.reshape(-1, *leaf.shape[2:]), lengths)
+
+
 def count_rows(rows: Any) -> int:
     """Return how many examples these are."""
     return len(jax.tree.leaves(rows)[0])
@@ -158,7 +170,7 @@ def _concatenate(parts: Sequence[Any], where: Callable[[], str]) -> Any:
                     f"{where()}: data{keystr(path)} is an array in some sources and a number in "
                     "others. Map them to one shape"
                 )
-        leaves = tuple(leaf if _is_ragged(leaf) else _as_ragged(leaf) for leaf in leaves)
+        leaves = tuple(as_ragged(leaf) for leaf in leaves)
         shapes = {leaf.values.shape[1:] for leaf in leaves}
         if len(shapes) > 1:
             raise DataError(
@@ -171,8 +183,3 @@ def _concatenate(parts: Sequence[Any], where: Callable[[], str]) -> Any:
         )
 
     return jax.tree_util.tree_map_with_path(join, *parts)
-
-
-def _as_ragged(leaf: np.ndarray) -> Ragged:
-    lengths = np.full(len(leaf), leaf.shape[1], np.int64)
-    return Ragged(leaf.reshape(-1, *leaf.shape[2:]), lengths)

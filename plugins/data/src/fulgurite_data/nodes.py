@@ -7,9 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError, error_context
+from jax.tree_util import keystr
 
 from fulgurite_data.examples import (
     Ragged,
+    as_ragged,
+    find_rows,
     merge_rows,
     split_rows,
     stack_rows,
@@ -54,9 +57,36 @@ class Node:
             indices: as of `read`.
             at: as of `read`.
             leaf: the name of the array that has the length, where examples are dictionaries; None
-                for the one array, or the only one of unequal lengths.
+                where all arrays have one.
         """
         return measure_lengths(self.read(indices, at), leaf, self.stages)
+
+    def read_pieces(
+        self, indices: np.ndarray, starts: np.ndarray, lengths: np.ndarray, at: Pass
+    ) -> Any:
+        """Return pieces of examples, one after the other: a pytree of arrays whose first axis is
+        that of all pieces.
+
+        Args:
+            indices: the example of each piece, int64 `(k,)`.
+            starts: its first element within the example, int64 `(k,)`.
+            lengths: the number of its elements, int64 `(k,)`.
+            at: the pass.
+        """
+        numbers, places = np.unique(indices, return_inverse=True)
+        rows = self.read(numbers, at)
+
+        def cut(path: Any, leaf: Any) -> np.ndarray:
+            if not isinstance(leaf, Ragged) and leaf.ndim < 2:
+                raise ConfigurationError(
+                    f"data{keystr(path)} of {self.stages[-1]} is a number, which cannot be packed: "
+                    "leave it out with map()"
+                )
+            ragged = as_ragged(leaf)
+            firsts = np.cumsum(ragged.lengths) - ragged.lengths
+            return ragged.values[find_rows(firsts[places] + starts, lengths)]
+
+        return jax.tree_util.tree_map_with_path(cut, rows)
 
     def trace(self, index: int, at: Pass) -> str:
         """Return where an example comes from, in words.
@@ -188,8 +218,8 @@ def measure_lengths(rows: Any, leaf: str | None, stages: tuple[str, ...]) -> np.
                 f"{stages[-1]} has no array {leaf!r} whose length counts; there is: {keys}"
             )
         return _get_lengths(rows[leaf])
-    leaves = jax.tree.leaves(rows)
-    sequences = [x for x in leaves if isinstance(x, Ragged)] or [x for x in leaves if x.ndim > 1]
+    # Of all arrays, also where those of one batch have equal lengths by chance.
+    sequences = [x for x in jax.tree.leaves(rows) if isinstance(x, Ragged) or x.ndim > 1]
     if not sequences:
         raise ConfigurationError(f"{stages[-1]} has no arrays, only numbers: nothing has a length")
     lengths = [_get_lengths(sequence) for sequence in sequences]
@@ -238,4 +268,6 @@ def iter_chunks(length: int, size: int) -> Iterator[np.ndarray]:
 def _get_lengths(leaf: Any) -> np.ndarray:
     if isinstance(leaf, Ragged):
         return leaf.lengths
+    if leaf.ndim < 2:
+        raise ConfigurationError("length_of names a number, which has no length: name an array")
     return np.full(len(leaf), leaf.shape[1], np.int64)

@@ -141,6 +141,15 @@ class TokenNode(Node):
     def read_lengths(self, indices: np.ndarray, at: Pass, leaf: str | None) -> np.ndarray:
         return self.find_spans(indices)[1]
 
+    def read_pieces(
+        self, indices: np.ndarray, starts: np.ndarray, lengths: np.ndarray, at: Pass
+    ) -> Any:
+        firsts = self.find_spans(indices)[0] + starts
+        # Pieces that follow one another in the files are one span.
+        begins = np.flatnonzero(np.append(True, firsts[1:] != (firsts + lengths)[:-1]))
+        sizes = np.add.reduceat(lengths, begins)
+        return {"tokens": self.stream.read_spans(firsts[begins], sizes).astype(np.int32)}
+
     def find_spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where documents begin in all tokens, and their lengths, both int64 `(k,)`.
 
