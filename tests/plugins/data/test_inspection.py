@@ -71,7 +71,7 @@ def test_time_of_a_stage_is_its_own(monkeypatch):
     assert [speed.seconds for speed in speeds] == [0, 8, 0, 0]
     assert all(speed.num_examples == 32 for speed in speeds)
     assert speeds[1].examples_per_second == 4
-    assert "read" not in vars(batches.node.parent)  # nothing of the clock is left
+    assert "read_batch" not in vars(batches.node)  # nothing of the clock is left
 
 
 def test_loader_that_is_no_pipeline_is_described_too():

@@ -18,7 +18,7 @@ from fulgurite_data.examples import Ragged
 from fulgurite_data.mixing import mix, zip_datasets
 from fulgurite_data.sources import Arrays, Items, Tokens
 from fulgurite_data.stages import Stages
-from fulgurite_data.text import TextFiles, Tokenizer, tokenize
+from fulgurite_data.text import TextFiles, tokenize
 from fulgurite_data.together import Together
 from fulgurite_data.tokens import write_tokens
 
@@ -33,7 +33,6 @@ __all__ = [
     "Stages",
     "TextFiles",
     "Together",
-    "Tokenizer",
     "Tokens",
     "from_grain",
     "from_huggingface",

@@ -4,7 +4,6 @@ import socket
 import zlib
 from collections.abc import Mapping
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,11 @@ class DataModule:
         validation = data.evaluations["validation"]
 
     Attributes:
-        folder: where `prepare` writes. Where several machines share it, one after the other
-            prepares.
+        folder: where `prepare` writes, a string or a path. Where several machines share it, one
+            after the other prepares.
     """
 
-    folder: str | PathLike[str]
+    folder: Any
     _is_loaded: bool = False
 
     def prepare(self) -> None:

@@ -166,8 +166,8 @@ def _format_batch(batch: Any) -> list[str]:
 
 
 def _describe_array(array: np.ndarray) -> tuple[str, ...]:
-    kept = jax.dtypes.canonicalize_dtype(array.dtype)
-    dtype = str(array.dtype) if kept == array.dtype else f"{array.dtype}, {kept} for jax"
+    native = jax.dtypes.canonicalize_dtype(array.dtype)
+    dtype = str(array.dtype) if native == array.dtype else f"{array.dtype}, {native} for jax"
     numbers = array.astype(np.float64) if array.dtype.kind != "c" else np.abs(array)
     statistics = ("", "", "")
     if array.size:
@@ -186,7 +186,7 @@ def _format_count(number: int | None) -> str:
     return "endless" if number >= ENDLESS else f"{number:,}"
 
 
-def _format_bytes(number: int) -> str:
+def _format_bytes(number: float) -> str:
     for unit in ("bytes", "kB", "MB"):
         if number < 1000:
             return f"{number:.4g} {unit}"

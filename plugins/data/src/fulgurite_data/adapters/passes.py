@@ -113,5 +113,5 @@ def add_to_checksum(checksum: int, batch: Any) -> int:
     for leaf in jax.tree.leaves(batch):
         array = np.ascontiguousarray(leaf)
         if array.dtype != object:
-            checksum = zlib.crc32(array.reshape(-1).view(np.uint8), checksum)
+            checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
     return checksum
