@@ -14,10 +14,13 @@ from fulgurite_data.attention import make_attention_mask
 from fulgurite_data.batches import Batches
 from fulgurite_data.datamodule import DataModule
 from fulgurite_data.dataset import Dataset
+from fulgurite_data.device import MapOnDevice
 from fulgurite_data.examples import Ragged
 from fulgurite_data.mixing import mix, zip_datasets
+from fulgurite_data.normalizing import Statistics
 from fulgurite_data.sources import Arrays, Items, Tokens
 from fulgurite_data.stages import Stages
+from fulgurite_data.statistics import compute_statistics
 from fulgurite_data.text import TextFiles, tokenize
 from fulgurite_data.together import Together
 from fulgurite_data.tokens import write_tokens
@@ -29,11 +32,14 @@ __all__ = [
     "Dataset",
     "HuggingFace",
     "Items",
+    "MapOnDevice",
     "Ragged",
     "Stages",
+    "Statistics",
     "TextFiles",
     "Together",
     "Tokens",
+    "compute_statistics",
     "from_grain",
     "from_huggingface",
     "from_tfdata",

@@ -3,20 +3,19 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import finalize
 
 import fulgurite as fg
-import jax
-import numpy as np
 from fulgurite.errors import DataError, check_callable, error_context
 from fulgurite.plugins import ProcessShard, Seed, as_arrays
 
 from fulgurite_data.counting import TOKENS, count_examples, count_tokens
-from fulgurite_data.examples import Ragged
-from fulgurite_data.grouping import BatchNode, IndexedBatches, MappedBatches
+from fulgurite_data.grouping import BatchNode, IndexedBatches, MappedBatches, read_batch
 from fulgurite_data.identity import describe_function, shorten_identity
 from fulgurite_data.indexing import IndexMap
 from fulgurite_data.ordering import make_repeat, make_shuffle, make_skip, make_take
-from fulgurite_data.passes import Pass, start_pass
+from fulgurite_data.passes import start_pass
+from fulgurite_data.workers import Job, WorkerPool, iter_in_threads
 
 
 class Batches:
@@ -36,6 +35,9 @@ class Batches:
 
     def __init__(self, node: BatchNode) -> None:
         self.node = node
+        # Processes that wait for the next epoch, because it takes seconds to start them.
+        self._idle_pools: list[WorkerPool] = []
+        finalize(self, _close, self._idle_pools)
 
     def __len__(self) -> int:
         """Return the number of batches an epoch."""
@@ -55,7 +57,8 @@ class Batches:
         """
         if not 0 <= number < len(self):
             raise DataError(f"there is no batch {number}: an epoch has {len(self)}")
-        return next(self.iter_epoch(epoch, seed=seed, start=number))
+        at = start_pass(seed, epoch)
+        return _finish(self.node, read_batch(self.node, number, at, (0, 1)))
 
     def iter_epoch(
         self, number: int, *, seed: Seed, start: int = 0, process: ProcessShard = (0, 1)
@@ -70,8 +73,9 @@ class Batches:
         """
         self.node.check_process(process)
         at = start_pass(seed, number)
-        for index in range(start, len(self)):
-            yield finish_batch(self.node, index, at, process)
+        jobs = (Job(index, at, process) for index in range(start, len(self)))
+        for batch in self._iter_jobs(jobs):
+            yield _finish(self.node, batch)
 
     def iter_known_batches(self, process: ProcessShard) -> Iterator[tuple[int, Any]]:
         """Yield one batch of each further kind of shapes, with its number in epoch 0.
@@ -81,7 +85,7 @@ class Batches:
         """
         at = start_pass(0)
         for number in self.node.find_odd_batches(at):
-            yield number, finish_batch(self.node, number, at, process)
+            yield number, _finish(self.node, read_batch(self.node, number, at, process))
 
     def has_unequal_batches(self) -> bool:
         """Return whether some batches have fewer examples than others, padding left out."""
@@ -158,34 +162,43 @@ class Batches:
         """Return the stages, for the description of a run."""
         return ".".join(self.node.stages)
 
+    def _iter_jobs(self, jobs: Iterator[Job]) -> Iterator[Any]:
+        """Yield batches in order, read here, or by threads or processes."""
+        if self.node.num_processes:
+            yield from self._iter_in_processes(jobs)
+        elif self.node.num_threads:
+            yield from iter_in_threads(self.node, jobs, self.node.num_threads)
+        else:
+            for job in jobs:
+                yield read_batch(self.node, *job)
+
+    def _iter_in_processes(self, jobs: Iterator[Job]) -> Iterator[Any]:
+        try:
+            pool = self._idle_pools.pop()
+        except IndexError:
+            pool = WorkerPool(self.node, self.node.num_processes)
+        try:
+            yield from pool.iter_batches(jobs)
+        except GeneratorExit:
+            self._idle_pools.append(pool)
+            raise
+        except BaseException:
+            pool.close()
+            raise
+        self._idle_pools.append(pool)
+
     def _reorder(self, index_map: IndexMap) -> "Batches":
         return Batches(IndexedBatches(self.node, index_map))
 
 
-def finish_batch(node: BatchNode, number: int, at: Pass, process: ProcessShard) -> Any:
-    """Return a batch as a fit reads it: arrays of numbers, with a mask where it is padded.
-
-    Args:
-        node: what reads it.
-        number: of the batch.
-        at: the pass.
-        process: as of `Batches.iter_epoch`.
-    """
-    with error_context(lambda: f"while batch {number} of {node.stages[-1]} was read"):
-        batch = node.read_batch(number, at, process)
-        value = batch.value if isinstance(batch, fg.Batch) else batch
-        _check_not_ragged(value, node)
-        value = as_arrays(value)
-    return replace(batch, value=value) if isinstance(batch, fg.Batch) else value
+def _finish(node: BatchNode, batch: Any) -> Any:
+    """Return a batch as a fit reads it: arrays of numbers in dtypes that jax keeps."""
+    with error_context(lambda: f"in a batch of {'.'.join(node.stages)}"):
+        if isinstance(batch, fg.Batch):
+            return replace(batch, value=as_arrays(batch.value))
+        return as_arrays(batch)
 
 
-def _check_not_ragged(value: Any, node: BatchNode) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-        if isinstance(leaf, Ragged):
-            lengths = np.unique(leaf.lengths)
-            raise DataError(
-                f"data{jax.tree_util.keystr(path)} has examples of {lengths[0]} to {lengths[-1]} "
-                f"rows, which do not make an array ({'.'.join(node.stages)}). Before batch(): "
-                "pad(length) them, pack(length) several into a row, or use bucket(lengths) instead "
-                "of batch()"
-            )
+def _close(pools: list[WorkerPool]) -> None:
+    while pools:
+        pools.pop().close()

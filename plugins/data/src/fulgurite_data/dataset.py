@@ -1,6 +1,6 @@
 """Examples, and what is made of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,12 +14,14 @@ from fulgurite.errors import (
 from fulgurite.plugins import Seed
 
 from fulgurite_data.batches import Batches
+from fulgurite_data.bucketing import Bucketed, make_sizes
 from fulgurite_data.examples import split_rows
 from fulgurite_data.filtering import Filtered
 from fulgurite_data.grouping import Grouped
 from fulgurite_data.identity import describe_function
 from fulgurite_data.indexing import IndexMap
 from fulgurite_data.nodes import Indexed, Mapped, Node, iter_chunks
+from fulgurite_data.normalizing import Normalized, Statistics
 from fulgurite_data.ordering import make_repeat, make_shard, make_shuffle, make_skip, make_take
 from fulgurite_data.packing import Packed, PackMethod
 from fulgurite_data.padding import Padded
@@ -145,7 +147,14 @@ class Dataset:
         """
         return self._reorder(make_shard(self.node, index, count, remainder))
 
-    def map(self, function: Callable[..., Any], *, rng: bool = False) -> "Dataset":
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        rng: bool = False,
+        threads: int = 0,
+        processes: int = 0,
+    ) -> "Dataset":
         """Return examples that a function has changed.
 
         Args:
@@ -153,9 +162,16 @@ class Dataset:
                 returns another one. With `rng`, called with a `numpy.random.Generator` too.
             rng: whether it draws random numbers. They follow from seed, epoch and the number of the
                 example.
+            threads: how many threads read batches ahead, each a whole batch with all its stages;
+                for functions that leave Python, such as decoders of images. Changes no batch.
+            processes: how many processes do so, for functions in Python. They are started by
+                `spawn`: a program needs `if __name__ == "__main__":`, and the function is
+                importable.
         """
         check_callable(function, "map: function")
-        return Dataset(Mapped(self.node, function, describe_function(function), rng))
+        node = Mapped(self.node, function, describe_function(function), rng)
+        node.use_workers(threads, processes)
+        return Dataset(node)
 
     def filter(self, predicate: Callable[[Any], Any]) -> "Dataset":
         """Return the examples for which a function is true. It is called with all of them, here and
@@ -166,6 +182,15 @@ class Dataset:
         """
         check_callable(predicate, "filter: predicate")
         return Dataset(Filtered(self.node, predicate, describe_function(predicate)))
+
+    def normalize(self, statistics: Statistics) -> "Dataset":
+        """Return dictionaries with arrays of mean 0 and standard deviation 1, float32. What does
+        not vary becomes 0; arrays without statistics stay.
+
+        Args:
+            statistics: of this or another dataset, see `compute_statistics`.
+        """
+        return Dataset(Normalized(self.node, statistics))
 
     def window(self, size: int, *, stride: int | None = None) -> "Dataset":
         """Return windows of consecutive examples, stacked along an axis in front.
@@ -246,6 +271,28 @@ class Dataset:
         check_positive_int(size, "batch: size")
         check_one_of(remainder, ("keep", "drop", "pad"), "batch: remainder")
         return Batches(Grouped(self.node, size, remainder))
+
+    def bucket(
+        self,
+        lengths: Sequence[int] | Mapping[int, int],
+        batch_size: int | None = None,
+        *,
+        remainder: Literal["keep", "drop", "pad"] = "keep",
+        length_of: str | None = None,
+    ) -> Batches:
+        """Return batches of examples of similar lengths, padded as by `pad`: each example to the
+        smallest of `lengths` that it fits. Asks all examples for their lengths, here and now.
+
+        Args:
+            lengths: that examples are padded to, rising; or the size of a batch for each. Each
+                length is a program of its own.
+            batch_size: examples in a batch, where all have one size.
+            remainder: as of `batch`, for each length.
+            length_of: as of `pack`.
+        """
+        check_one_of(remainder, ("keep", "drop", "pad"), "bucket: remainder")
+        sizes = make_sizes(lengths, as_int(batch_size))
+        return Batches(Bucketed(self.node, sizes, remainder, length_of))
 
     def __repr__(self) -> str:
         """Return the stages."""

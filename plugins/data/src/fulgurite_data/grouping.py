@@ -10,6 +10,7 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, error_context
 from fulgurite.plugins import ProcessShard
 
+from fulgurite_data.examples import Ragged
 from fulgurite_data.indexing import ENDLESS, IndexMap
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
@@ -114,7 +115,7 @@ class Grouped(BatchNode):
         mask = indices < self.parent.length
         # A process whose part is all padding has a row of another one for its shapes.
         present = indices[mask] if mask.any() else np.array([first])
-        value = jax.tree.map(lambda leaf: _pad_rows(leaf, mask), self.parent.read(present, at))
+        value = jax.tree.map(lambda leaf: pad_with_zeros(leaf, mask), self.parent.read(present, at))
         return fg.Batch(value, mask)
 
     def check_process(self, process: ProcessShard) -> None:
@@ -225,10 +226,46 @@ class MappedBatches(BatchNode):
         return self.parent.trace(number, at)
 
 
-def _pad_rows(leaf: Any, mask: np.ndarray) -> Any:
-    """Return a leaf with rows of zeros where a mask is False."""
+def pad_with_zeros(leaf: Any, mask: np.ndarray) -> Any:
+    """Return a leaf with rows of zeros where a mask is False.
+
+    Args:
+        leaf: an array with as many rows as the mask is True, or more.
+        mask: bool `(rows,)`.
+    """
     if not isinstance(leaf, np.ndarray):
         return leaf  # refused as soon as the batch is complete
     padded = np.zeros((len(mask), *leaf.shape[1:]), leaf.dtype)
     padded[mask] = leaf[: mask.sum()]
     return padded
+
+
+def read_batch(node: BatchNode, number: int, at: Pass, process: ProcessShard) -> Any:
+    """Return a batch, or the part of it that a process reads; a plain pytree of arrays, or an
+    `fg.Batch` of one.
+
+    Args:
+        node: what reads it.
+        number: of the batch.
+        at: the pass.
+        process: as of `BatchNode.read_batch`.
+
+    Raises:
+        DataError: examples have unequal lengths.
+    """
+    with error_context(lambda: f"while batch {number} of {node.stages[-1]} was read"):
+        batch = node.read_batch(number, at, process)
+        value = batch.value if isinstance(batch, fg.Batch) else batch
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            if isinstance(leaf, Ragged):
+                raise _make_ragged_error(path, leaf, node)
+    return batch
+
+
+def _make_ragged_error(path: Any, leaf: Ragged, node: BatchNode) -> DataError:
+    return DataError(
+        f"data{jax.tree_util.keystr(path)} has examples of {leaf.lengths.min()} to "
+        f"{leaf.lengths.max()} rows, which do not make an array ({'.'.join(node.stages)}). Before "
+        "batch(): pad(length) them, pack(length) several into a row, or use bucket(lengths) "
+        "instead of batch()"
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, error_context
+from fulgurite.errors import ConfigurationError, as_int, error_context
 from jax.tree_util import keystr
 
 from fulgurite_data.examples import (
@@ -109,6 +109,29 @@ class Node:
         self.stages = (*parent.stages, stage)
         self.num_threads = parent.num_threads
         self.num_processes = parent.num_processes
+
+    def use_workers(self, threads: Any, processes: Any) -> None:
+        """Ask for workers that read batches.
+
+        Args:
+            threads: how many at least.
+            processes: how many at least.
+
+        Raises:
+            ConfigurationError: a number is negative, or both are asked for.
+        """
+        for name, number in (("threads", threads), ("processes", processes)):
+            if type(as_int(number)) is not int or number < 0:
+                raise ConfigurationError(
+                    f"{self.stages[-1]}: {name} is {number!r}; it must be 0 or a positive integer"
+                )
+        self.num_threads = max(self.num_threads, as_int(threads))
+        self.num_processes = max(self.num_processes, as_int(processes))
+        if self.num_threads and self.num_processes:
+            raise ConfigurationError(
+                f"{self.stages[-1]}: this pipeline asks for threads and for processes, and a batch "
+                "is read as a whole by one of them: choose one kind"
+            )
 
 
 class Indexed(Node):
