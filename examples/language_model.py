@@ -110,10 +110,11 @@ class GPT(fg.Module):
     schedule: optax.Schedule = eqx.field(static=True)
 
     def __init__(self, vocabulary, length, width, depth, schedule, *, key):
-        keys = jax.random.split(key, depth + 2)
-        self.embedding = eqx.nn.Embedding(vocabulary, width, key=keys[0])
-        self.positions = eqx.nn.Embedding(length, width, key=keys[1])
-        self.blocks = [Block(width, heads=4, key=key) for key in keys[2:]]
+        keys = jax.random.split(key, depth + 1)
+        weights = 0.02 * jax.random.normal(keys[0], (vocabulary + length, width))
+        self.embedding = eqx.nn.Embedding(weight=weights[:vocabulary])
+        self.positions = eqx.nn.Embedding(weight=weights[vocabulary:])
+        self.blocks = [Block(width, heads=4, key=key) for key in keys[1:]]
         self.norm = eqx.nn.LayerNorm(width)
         self.schedule = schedule
 
@@ -121,16 +122,15 @@ class GPT(fg.Module):
         x = jax.vmap(self.embedding)(tokens) + jax.vmap(self.positions)(positions)
         for block in self.blocks:
             x = block(x, make_attention_mask(segments))
-        return jax.vmap(self.norm)(x) @ self.embedding.weight.T / x.shape[-1] ** 0.5
+        return jax.vmap(self.norm)(x) @ self.embedding.weight.T
 
     def training_step(self, batch, ctx):
         tokens, segments, positions = batch["tokens"], batch["segments"], batch["positions"]
         logits = jax.vmap(self)(tokens[:, :-1], segments[:, :-1], positions[:, :-1])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
         counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-        perplexity = Perplexity.from_logits(logits, tokens[:, 1:], counts)
-        loss = fg.metrics.Mean.from_values(losses, counts)
-        return fg.Output(loss, metrics={"perplexity": perplexity})
+        metrics = {"perplexity": Perplexity.from_logits(logits, tokens[:, 1:], counts)}
+        return fg.Output(fg.metrics.Mean.from_values(losses, counts), metrics=metrics)
 
     def configure_optimizers(self):
         matrices = fg.select("*_proj.weight", "mlp.layers[*].weight")

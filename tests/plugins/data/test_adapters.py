@@ -3,6 +3,7 @@ CONTRIBUTING.md shows how to get them."""
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from fulgurite.errors import ConfigurationError, DataError
 from fulgurite.plugins import BatchIterator
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_data import from_grain, from_huggingface, from_tfdata, from_torch
+from fulgurite_data import HuggingFace, from_grain, from_huggingface, from_tfdata, from_torch
 
 PROGRAM = Path(__file__).with_name("loader_program.py")
 TOTAL = 14
@@ -235,6 +236,62 @@ def test_columns_of_unequal_length_say_pad_or_pack():
     assert batch["label"].tolist() == [0, 1, 2]
 
 
+def test_rows_with_an_index_are_shuffled_batched_and_packed(tmp_path):
+    datasets = require("datasets")
+    columns = {
+        "tokens": [list(range(10 * row, 10 * row + 1 + row % 3)) for row in range(20)],
+        "pair": [[row, -row] for row in range(20)],
+        "label": list(range(20)),
+    }
+    table = datasets.Dataset.from_dict(columns)
+    dataset = HuggingFace(table)
+    rows = [dataset.get(row) for row in (7, 0, 19)]
+    for row, number in zip(rows, (7, 0, 19), strict=True):
+        assert {name: value.tolist() for name, value in row.items()} == {
+            name: values[number] for name, values in columns.items()
+        }
+    labels = [
+        batch["label"].tolist()
+        for batch in HuggingFace(table, columns=["label", "pair"]).shuffle(seed=1).batch(8)
+    ]
+    order = [label for batch in labels for label in batch]
+    assert sorted(order) == list(range(20)) != order
+    packed = HuggingFace(table, columns=["tokens"]).pack(8, how="split").batch(8).read(0)
+    flat = [token for document in columns["tokens"] for token in document]
+    assert packed["tokens"].reshape(-1)[: len(flat)].tolist() == flat
+    with pytest.raises(DataError, match="pad.*pack"):
+        HuggingFace(table).batch(4).read(0)
+    stages = HuggingFace(table).node.stages
+    assert stages == HuggingFace(datasets.Dataset.from_dict(columns)).node.stages
+    assert stages != HuggingFace(table.select(range(19))).node.stages
+
+
+def test_images_are_decoded_in_their_dtype():
+    datasets = require("datasets")
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    columns = {"image": [Image.fromarray(image) for image in pixels], "label": list(range(5))}
+    table = datasets.Dataset.from_dict(columns, features)
+    batch = HuggingFace(table).batch(5).read(0)
+    assert batch["image"].dtype == np.uint8 and (batch["image"] == pixels).all()
+    assert batch["label"].tolist() == list(range(5))
+
+
+def test_wrong_kinds_of_dataset_say_what_to_do():
+    datasets = require("datasets")
+    table = datasets.Dataset.from_dict({"x": [1, 2]})
+    with pytest.raises(ConfigurationError, match=r"HuggingFace\(dataset\).shuffle\(\)"):
+        from_huggingface(table, 1)
+    with pytest.raises(ConfigurationError, match=r"from_huggingface\(dataset, batch_size\)"):
+        HuggingFace(table.to_iterable_dataset())
+    with pytest.raises(ConfigurationError, match=r"choose one, dataset\['train'\]"):
+        HuggingFace(datasets.DatasetDict({"train": table}))
+    with pytest.raises(ConfigurationError, match="and this is a list"):
+        HuggingFace([1, 2])
+
+
 def test_columns_keep_small_and_large_dtypes():
     datasets = require("datasets")
     kinds = {"int8": [-1, 2], "uint16": [1, 65535], "float64": [0.1, 1e300], "bool": [True, False]}
@@ -275,6 +332,18 @@ def test_ragged_tensors_say_pad_or_bucket():
     dataset = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).batch(2)
     with pytest.raises(DataError, match=r"shapes \(1,\), \(2,\).*Pad.*bucket"):
         next(iter(from_tfdata(dataset).source))
+
+
+def test_page_about_loaders_runs(tmp_path, monkeypatch):
+    """Those of its blocks, too, that need libraries which the other pages do not have."""
+    for library in ("torch", "torchdata", "tensorflow", "datasets"):
+        require(library)
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[3] / "docs" / "loaders.md").read_text()
+    namespace = {"__name__": "__main__"}
+    for block in re.finditer(r"^```py(?:thon)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
+        exec(compile(source, "loaders.md", "exec"), namespace)
 
 
 def test_length_is_known_where_the_library_knows_it():
