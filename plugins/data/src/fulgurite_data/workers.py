@@ -179,7 +179,8 @@ class _Worker:
         return DataError(
             f"{self._name} (pid {self._process.pid}) died with {reason} before batch {job.number} "
             f"of epoch {job.at.epoch}. Signal SIGKILL is often a lack of memory: use fewer "
-            "workers. Exit code 1 at the start is often a program without `if __name__ == '__main__':`"
+            "workers. Exit code 1 at the start is often a program without "
+            "`if __name__ == '__main__':`"
         )
 
 
