@@ -80,7 +80,7 @@ def read_epochs(dataset: Dataset, num_epochs: int) -> list[list[Example]]:
     ]
 
 
-def extend(pipeline: Pipeline, rng: np.random.Generator, workers: dict[str, int]) -> Pipeline:
+def extend(pipeline: Pipeline, rng: np.random.Generator, workers: dict[str, Any]) -> Pipeline:
     """Return a pipeline with one random stage more."""
     stages = ["shuffle", "take", "skip", "shard", "map", "random", "repeat", "window"]
     # A source of a mixture has random numbers of its own, which no definition knows.

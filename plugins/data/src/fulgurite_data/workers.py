@@ -10,8 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
+from pickle import PicklingError, dumps, loads
 from traceback import format_exception
 from typing import Any, NamedTuple
 
@@ -226,7 +225,7 @@ def _make_sendable(error: BaseException) -> BaseException:
     text = "".join(format_exception(error))
     error.add_note(f"In a worker process:\n{text}")
     try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))
+        loads(dumps(error))
     except Exception:
         return DataError(f"in a worker process: {text}")
     return error
