@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, DataError
 from fulgurite_data import Arrays, Dataset, Items, Tokens, make_attention_mask, write_tokens
+from fulgurite_testing import check_source
 
 LENGTHS = [3, 4, 2, 5, 1]
 
@@ -196,3 +197,17 @@ def test_padding_makes_examples_of_one_length_with_a_mask():
     assert cut["mask"].tolist() == [[True, True, True], [True, True, False]]
     with pytest.raises(ConfigurationError, match="have a mask already"):
         Items(items).pad(4).pad(6).get(0)
+
+
+@pytest.mark.parametrize("how", [*BY_HAND])
+def test_packed_rows_resume_at_every_position_and_are_shuffled_as_a_whole(tmp_path: Path, how: Any):
+    tokens = write_numbered(tmp_path, [3, 4, 2, 5, 1, 6, 2, 2, 4, 1, 3])
+    packed = tokens.pack(6, how=how, open_rows=2)
+    check_source(lambda: packed.shuffle().batch(2))
+    epochs = [
+        sorted(row["tokens"].tolist() for row in packed.shuffle().iter_examples(epoch=epoch))
+        for epoch in range(2)
+    ]
+    assert (
+        epochs[0] == epochs[1] == sorted(row["tokens"].tolist() for row in packed.iter_examples())
+    )

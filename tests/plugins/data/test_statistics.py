@@ -98,7 +98,7 @@ class Sum(fg.Module):
 
 def test_a_map_on_the_device_is_part_of_the_step_of_training():
     def double(batch: Any) -> Any:
-        assert isinstance(batch["x"], jax.core.Tracer)
+        assert not isinstance(batch["x"], np.ndarray)
         return {"x": 2.0 * batch["x"]}
 
     def add_noise(batch: Any, key: jax.Array) -> Any:

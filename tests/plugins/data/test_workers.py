@@ -60,7 +60,7 @@ def read_all(batches: Batches, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:])
-def test_workers_change_no_batch_and_no_position(workers: dict[str, int]):
+def test_workers_change_no_batch_and_no_position(workers: dict[str, Any]):
     plain, other = build_batches(), build_batches(**workers)
     assert other.get_identity() == plain.get_identity()
     assert read_all(other) == read_all(plain)
@@ -71,7 +71,7 @@ def test_workers_change_no_batch_and_no_position(workers: dict[str, int]):
     first = [batch.value["x"].tolist() for batch in islice(half, 3)]
     assert read_all(other) == read_all(plain)
     assert first + [batch.value["x"].tolist() for batch in half] == read_all(plain)
-    left = other.iter_epoch(0, seed=9)
+    left: Any = other.iter_epoch(0, seed=9)
     next(left)
     left.close()
     assert read_all(other) == read_all(plain)
@@ -89,7 +89,7 @@ def test_a_run_may_resume_with_other_workers():
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_error_of_a_function_is_that_of_the_user_from_workers_too(workers: dict[str, int]):
+def test_an_error_of_a_function_is_that_of_the_user_from_workers_too(workers: dict[str, Any]):
     batches = Arrays({"x": np.arange(10)}).map(fail_at_two, **workers).batch(5)
     with pytest.raises(ValueError, match="no two") as caught:
         list(batches)
@@ -141,7 +141,7 @@ def test_processes_map_the_files_themselves_and_end_with_their_batches(tmp_path:
 
 def test_threads_end_with_the_walk():
     batches = build_batches(threads=4)
-    walk = batches.iter_epoch(0, seed=0)
+    walk: Any = batches.iter_epoch(0, seed=0)
     next(walk)
     walk.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("fulgurite-data")]

@@ -18,7 +18,15 @@ from fulgurite_data.device import MapOnDevice
 from fulgurite_data.examples import Ragged
 from fulgurite_data.mixing import mix, zip_datasets
 from fulgurite_data.normalizing import Statistics
-from fulgurite_data.sources import Arrays, Items, Tokens
+from fulgurite_data.sources import (
+    ArrayRecords,
+    Arrays,
+    Images,
+    Items,
+    JSONLines,
+    Parquet,
+    Tokens,
+)
 from fulgurite_data.stages import Stages
 from fulgurite_data.statistics import compute_statistics
 from fulgurite_data.text import TextFiles, tokenize
@@ -26,13 +34,17 @@ from fulgurite_data.together import Together
 from fulgurite_data.tokens import write_tokens
 
 __all__ = [
+    "ArrayRecords",
     "Arrays",
     "Batches",
     "DataModule",
     "Dataset",
     "HuggingFace",
+    "Images",
     "Items",
+    "JSONLines",
     "MapOnDevice",
+    "Parquet",
     "Ragged",
     "Stages",
     "Statistics",

@@ -132,16 +132,16 @@ def make_sizes(lengths: Sequence[int] | Mapping[int, int], batch_size: Any) -> d
     Raises:
         ConfigurationError: they are not positive integers that rise.
     """
-    if isinstance(lengths, Mapping):
-        if batch_size is not None:
-            raise ConfigurationError(
-                "bucket: the sizes of batches are in lengths already: leave batch_size out"
-            )
-        sizes = dict(lengths)
-    else:
-        sizes = dict.fromkeys(lengths, batch_size)
+    if not isinstance(lengths, Mapping):
+        sizes: dict[int, Any] = dict.fromkeys(lengths, batch_size)
         if len(sizes) < len(lengths):
             raise ConfigurationError(f"bucket: some of the lengths {[*lengths]} are equal")
+    elif batch_size is None:
+        sizes = dict(lengths)
+    else:
+        raise ConfigurationError(
+            "bucket: the sizes of batches are in lengths already: leave batch_size out"
+        )
     numbers = [*sizes, *sizes.values()]
     is_valid = all(isinstance(number, int) and number > 0 for number in numbers)
     if not sizes or not is_valid or [*sizes] != sorted(sizes):

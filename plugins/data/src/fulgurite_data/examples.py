@@ -98,24 +98,28 @@ def stack_rows(examples: Sequence[Any], where: Callable[[], str]) -> Any:
     """Return examples as one pytree; leaves of unequal lengths as `Ragged`.
 
     Args:
-        examples: pytrees of one structure.
+        examples: pytrees of one structure, of arrays, numbers and strings; a list is an array.
         where: says what they come from, for an error.
 
     Raises:
         DataError: their structures, or shapes besides the first axis, differ.
     """
-    structure = jax.tree.structure(examples[0])
+    structure = jax.tree.structure(examples[0], is_leaf=_is_list)
+    rows: list[list[Any]] = []
     for example in examples:
-        other = jax.tree.structure(example)
+        leaves, other = jax.tree.flatten(example, is_leaf=_is_list)
         if other != structure:
             raise DataError(
                 f"{where()}: examples have several structures, {structure} and {other}. Return the "
                 "same keys for every example"
             )
-    columns = zip(*map(jax.tree.leaves, examples), strict=True)
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(examples[0])]
-    leaves = [_stack(path, col, where) for path, col in zip(paths, columns, strict=True)]
-    return structure.unflatten(leaves)
+        rows.append(leaves)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(examples[0], is_leaf=_is_list)]
+    stacked = [
+        _stack(path, column, where)
+        for path, column in zip(paths, zip(*rows, strict=True), strict=True)
+    ]
+    return structure.unflatten(stacked)
 
 
 def merge_rows(parts: Sequence[Any], orders: Sequence[np.ndarray], where: Callable[[], str]) -> Any:
@@ -141,12 +145,19 @@ def merge_rows(parts: Sequence[Any], orders: Sequence[np.ndarray], where: Callab
     return take_rows(_concatenate(parts, where), places)
 
 
+def _is_list(node: Any) -> bool:
+    return isinstance(node, list)
+
+
 def _is_ragged(leaf: Any) -> bool:
     return isinstance(leaf, Ragged)
 
 
 def _stack(path: Any, values: Sequence[Any], where: Callable[[], str]) -> Any:
-    arrays = [np.asarray(value) for value in values]
+    try:
+        arrays = [np.asarray(value) for value in values]
+    except ValueError as error:
+        raise DataError(f"{where()}: data{keystr(path)} is no array: {error}") from error
     shapes = {array.shape for array in arrays}
     if len(shapes) == 1:
         return np.stack(arrays)
@@ -157,7 +168,9 @@ def _stack(path: Any, values: Sequence[Any], where: Callable[[], str]) -> Any:
             "them to one shape"
         )
     lengths = np.array([len(array) for array in arrays], np.int64)
-    return Ragged(np.concatenate(arrays), lengths)
+    # An empty list says nothing of a dtype.
+    full = [array for array in arrays if array.size] or arrays[:1]
+    return Ragged(np.concatenate(full), lengths)
 
 
 def _concatenate(parts: Sequence[Any], where: Callable[[], str]) -> Any:
@@ -177,9 +190,7 @@ def _concatenate(parts: Sequence[Any], where: Callable[[], str]) -> Any:
                 f"{where()}: data{keystr(path)} has several shapes besides the first axis: "
                 f"{' and '.join(map(str, sorted(shapes)))}. Map them to one"
             )
-        return Ragged(
-            np.concatenate([leaf.values for leaf in leaves]),
-            np.concatenate([leaf.lengths for leaf in leaves]),
-        )
+        values = [leaf.values for leaf in leaves if leaf.values.size] or [leaves[0].values]
+        return Ragged(np.concatenate(values), np.concatenate([leaf.lengths for leaf in leaves]))
 
     return jax.tree_util.tree_map_with_path(join, *parts)

@@ -1,15 +1,20 @@
 """Where examples come from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, check_callable
 from numpy.typing import DTypeLike
 
 from fulgurite_data.arrays import ArrayNode, ItemNode
 from fulgurite_data.dataset import Dataset, check_window
+from fulgurite_data.identity import describe_function
+from fulgurite_data.images import ImageNode
+from fulgurite_data.records import DecodedRecords
+from fulgurite_data.tables import JSONLinesNode, ParquetNode
 from fulgurite_data.tokens import TokenNode, TokenWindows
 
 
@@ -79,8 +84,7 @@ class Tokens(Dataset):
         *,
         dtype: DTypeLike = "uint16",
     ) -> None:
-        files = [paths] if isinstance(paths, str | PathLike) else list(paths)
-        super().__init__(TokenNode(files, dtype))
+        super().__init__(TokenNode(_as_paths(paths), dtype))
 
     @property
     def num_tokens(self) -> int:
@@ -98,6 +102,148 @@ class Tokens(Dataset):
         """
         size, stride = check_window(size, stride)
         return Dataset(TokenWindows(self.node, size, stride, targets))
+
+
+class Images(Dataset):
+    """The images in a folder, `{"image": uint8 (height, width, channels)}`. With a folder for each
+    class in it, `label` is the number of the class, int32, in the order of the names. Needs the
+    extra `images`.
+
+    Example:
+        from fulgurite_data import Images
+        from PIL import Image
+
+        for name in ("cat", "dog"):
+            Path("pets", name).mkdir(parents=True)
+            Image.new("RGB", (40, 30)).save(f"pets/{name}/1.png")
+        dataset = Images("pets", size=(32, 32))
+        dataset.classes  # ["cat", "dog"]
+
+    Args:
+        folder: of the images. Folders in it are looked through as well.
+        size: (height, width) that images are scaled to; without, all of a batch must have one size.
+        mode: `RGB`, `L` for grey, `RGBA`.
+        threads: how many threads decode, see `Dataset.map`.
+
+    Raises:
+        DataError: the folder is missing, or has no images.
+    """
+
+    node: ImageNode
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        *,
+        size: tuple[int, int] | None = None,
+        mode: str = "RGB",
+        threads: int = 0,
+    ) -> None:
+        node = ImageNode(Path(folder), size, mode)
+        node.use_workers(threads, 0)
+        super().__init__(node)
+
+    @property
+    def classes(self) -> list[str]:
+        """Return the names of the classes; none where images are in no folder."""
+        return self.node.classes
+
+
+class Parquet(Dataset):
+    """The rows of Parquet files, as dictionaries by column. Lists in a column are arrays.
+
+    A group of rows is read as a whole, and the last eight are kept. A random order over all rows
+    would read a group for nearly each of them, so shuffle large files once, when they are written,
+    and here only what fits: `Arrays(Parquet(...).read(range(n)))`.
+
+    Needs the extra `parquet`.
+
+    Example:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from fulgurite_data import Parquet
+
+        pq.write_table(pa.table({"x": [1.0, 2.0], "label": [0, 1]}), "table.parquet")
+        batch = Parquet("table.parquet", columns=["x"]).batch(2).read(0)
+
+    Args:
+        paths: of one file or several.
+        columns: which to read; all by default.
+
+    Raises:
+        DataError: a file is missing or damaged, or has other columns.
+    """
+
+    def __init__(
+        self,
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(ParquetNode(_as_paths(paths), columns))
+
+
+class JSONLines(Dataset):
+    """The lines of files of JSON, memory-mapped, as what each line holds.
+
+    Example:
+        from fulgurite_data import JSONLines
+
+        Path("lines.jsonl").write_text('{"x": [1, 2], "label": 0}\\n{"x": [3], "label": 1}\\n')
+        dataset = JSONLines("lines.jsonl")
+        dataset.pad(4).batch(2).read(0)
+
+    Args:
+        paths: of one file or several.
+        columns: which keys of the lines to read; all by default, and then each line has the same.
+
+    Raises:
+        DataError: a file is missing or empty.
+    """
+
+    def __init__(
+        self,
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(JSONLinesNode(_as_paths(paths), columns))
+
+
+class ArrayRecords(Dataset):
+    """The records of ArrayRecord files. Needs the extra `array-record`.
+
+    Example:
+        from array_record.python.array_record_module import ArrayRecordWriter
+        from fulgurite_data import ArrayRecords
+
+        writer = ArrayRecordWriter("numbers.array_record", "group_size:1")
+        for number in range(4):
+            writer.write(np.float32(number).tobytes())
+        writer.close()
+        dataset = ArrayRecords(
+            "numbers.array_record", decode=lambda record: np.frombuffer(record, np.float32)
+        )
+
+    Args:
+        paths: of one file or several.
+        decode: called with the bytes of a record; returns an example.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+        *,
+        decode: Callable[[bytes], Any],
+    ) -> None:
+        check_callable(decode, "ArrayRecords: decode")
+        files = _as_paths(paths)
+        records = DecodedRecords(files, decode)
+        name = f"{files[0].name}, {len(files)} files, {describe_function(decode)}"
+        super().__init__(ItemNode(records, name))
 
 
 def as_dataset(source: Any, where: str) -> Dataset:
@@ -120,3 +266,8 @@ def as_dataset(source: Any, where: str) -> Dataset:
         f"{where} is a {type(source).__name__}; it must be a dataset, an fg.ArrayData, or "
         "something with __getitem__ and __len__. Combine datasets before batch(), not batches"
     )
+
+
+def _as_paths(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[Path]:
+    listed = [paths] if isinstance(paths, str | PathLike) else paths
+    return [Path(path) for path in listed]

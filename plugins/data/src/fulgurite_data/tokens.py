@@ -110,7 +110,7 @@ class TokenNode(Node):
         dtype: of the numbers in `.bin` files.
     """
 
-    def __init__(self, paths: Sequence[str | PathLike[str]], dtype: DTypeLike) -> None:
+    def __init__(self, paths: Sequence[Path], dtype: DTypeLike) -> None:
         kind = np.dtype(dtype)
         if kind not in (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32)):
             raise ConfigurationError(
@@ -118,7 +118,7 @@ class TokenNode(Node):
             )
         if not paths:
             raise ConfigurationError("Tokens: give the path of at least one file")
-        self.shards = [TokenShard(Path(path), kind) for path in paths]
+        self.shards = [TokenShard(path, kind) for path in paths]
         self.stream = TokenStream(self.shards)
         counts = [len(shard.offsets) - 1 for shard in self.shards]
         self.documents = np.cumsum([0, *counts])

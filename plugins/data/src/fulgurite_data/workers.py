@@ -10,8 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
+from pickle import PicklingError, dumps, loads
 from traceback import format_exception
 from typing import Any, NamedTuple
 
@@ -179,7 +178,8 @@ class _Worker:
         return DataError(
             f"{self._name} (pid {self._process.pid}) died with {reason} before batch {job.number} "
             f"of epoch {job.at.epoch}. Signal SIGKILL is often a lack of memory: use fewer "
-            "workers. Exit code 1 at the start is often a program without `if __name__ == '__main__':`"
+            "workers. Exit code 1 at the start is often a program without "
+            "`if __name__ == '__main__':`"
         )
 
 
@@ -225,7 +225,7 @@ def _make_sendable(error: BaseException) -> BaseException:
     text = "".join(format_exception(error))
     error.add_note(f"In a worker process:\n{text}")
     try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))
+        loads(dumps(error))
     except Exception:
         return DataError(f"in a worker process: {text}")
     return error
