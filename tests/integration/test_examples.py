@@ -172,6 +172,37 @@ def test_classifier_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
     assert values == [result["metrics"]]
 
 
+def test_language_model_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
+    text = (EXAMPLES / "language_model.py").read_text()
+    assert len(text[text.index('"""') :].splitlines()) <= 150
+    sizes = ["width=32", "depth=1", "length=32", "vocabulary=500", "rate=3e-3", "steps=60"]
+    settings = [*sizes, "every=20", f"cache={tmp_path / 'cache'}", "--run"]
+    shown = run("language_model.py", *settings, str(tmp_path / "whole"))
+    command = [sys.executable, str(EXAMPLES / "language_model.py"), *settings]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while not (tmp_path / "killed" / "checkpoints" / "step-40" / "COMMIT").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    run("language_model.py", *settings, str(tmp_path / "killed"))
+    paths = [tmp_path / name for name in ("whole", "killed")]
+    records = [(path / "records.jsonl").read_bytes() for path in paths]
+    assert records[0] == records[1]
+    assert checkpoints(["diff", *map(str, paths)]) == 0
+
+    logged = [json.loads(line) for line in records[0].splitlines()]
+    losses = [row["values"] for row in logged if row["source"] == "validation"]
+    assert [metrics["perplexity"] for metrics in losses] == pytest.approx(
+        [np.exp(metrics["loss"]) for metrics in losses], rel=1e-5
+    )
+    # That of guessing one of 500 tokens is 500.
+    assert losses[-1]["perplexity"] < min(400, losses[0]["perplexity"])
+    samples = [line for line in shown if line.startswith(("step 20: ", "step 40: ", "step 60: "))]
+    assert len(samples) == 3
+
+
 def test_autoencoder(tmp_path: Path):
     """It reconstructs by keys, and what its encoder computes is in the records."""
     arguments = ["autoencoder.py", "steps=100", "every=50", "--run"]
@@ -302,7 +333,7 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch):
 
 def test_every_example_is_run_here():
     names = {"autoencoder.py", "classifier.py", "digits.py", "digits_standalone_eval.py", "gan.py"}
-    names |= {"notebook.py", "ppo.py", "transformer.py", "wgan_gp.py"}
+    names |= {"language_model.py", "notebook.py", "ppo.py", "transformer.py", "wgan_gp.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 

@@ -9,6 +9,7 @@ from fulgurite._src import hookspecs
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.leaves import as_arrays
 from fulgurite._src.data.readers import BatchItem
+from fulgurite._src.data.seekable import Seed, SeekableSource
 from fulgurite._src.data.sources import get_split
 from fulgurite._src.evaluation.batch_metrics import as_numbers
 from fulgurite._src.evaluation.evaluation import EvaluationResult, MetricFunctions
@@ -147,6 +148,8 @@ __all__ = [  # noqa: RUF022 - by subject
     # Batches.
     "BatchItem",
     "BatchIterator",
+    "Seed",
+    "SeekableSource",
     "as_arrays",
     "count_examples",
     "get_split",

@@ -5,6 +5,7 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import ConfigurationError
+from fulgurite.plugins import SeekableSource
 
 
 class PartReader:
@@ -15,7 +16,7 @@ class PartReader:
         seed: for its order, if it shuffles and has no seed.
     """
 
-    def __init__(self, part: fg.ArrayData | Sequence[Any], seed: tuple[int, int]) -> None:
+    def __init__(self, part: SeekableSource | Sequence[Any], seed: tuple[int, int]) -> None:
         self.part = part
         self.seed = seed
         self._next: tuple[int, int] | None = None
@@ -23,7 +24,7 @@ class PartReader:
 
     def read(self, epoch: int, number: int) -> Any:
         """Return a batch of an epoch."""
-        if not isinstance(self.part, fg.ArrayData):
+        if not isinstance(self.part, SeekableSource):
             return self.part[number]
         if self._next != (epoch, number):
             self._batches = self.part.iter_epoch(epoch, seed=self.seed, start=number)
@@ -43,18 +44,22 @@ def check_part(owner: str, name: str | int, part: Any) -> None:
         name: of the source, or its number.
         part: the source.
     """
-    if isinstance(part, fg.ArrayData):
-        if part.remainder == "pad" or part.on_device:
-            setting = "on_device=True" if part.on_device else "remainder='pad'"
+    if isinstance(part, fg.ArrayData) and part.on_device:
+        raise ConfigurationError(
+            f"{owner}: source {name!r} has on_device=True, and the batches of several sources have "
+            "no common index: use on_device=False."
+        )
+    if isinstance(part, SeekableSource):
+        if isinstance(next(part.iter_epoch(0, seed=0)), fg.Batch):
             raise ConfigurationError(
-                f"{owner}: source {name!r} has {setting}, and the batches of several sources have "
-                "no common mask and no common index: use remainder='drop' and on_device=False."
+                f"{owner}: source {name!r} has remainder='pad', and the batches of several sources "
+                "have no common mask: use remainder='drop'."
             )
     elif not isinstance(part, list | tuple):
         raise ConfigurationError(
             f"{owner}: source {name!r} is a {type(part).__name__}. A run can resume in the middle "
-            "of an fg.ArrayData, a list or a tuple of batches; write a source with get_state and "
-            "set_state for anything else."
+            "of an fg.ArrayData, the batches of a dataset, a list or a tuple of batches; write a "
+            "source with get_state and set_state for anything else."
         )
     if not len(part):
         raise ConfigurationError(f"{owner}: source {name!r} has no batch.")

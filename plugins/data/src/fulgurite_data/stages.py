@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-import fulgurite as fg
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import hide_constructor_frames
+from fulgurite.plugins import SeekableSource, hide_constructor_frames
 
 from fulgurite_data.parts import PartReader, ResumablePasses, check_part
 
@@ -29,16 +28,16 @@ class Stages(ResumablePasses):
         engine = fg.Engine(steps=len(curriculum))  # 500
 
     Attributes:
-        stages: pairs of a source, an `fg.ArrayData` or a list or tuple of batches, and for how many
-            steps it is read. A source that is shorter begins again, in another order if it
-            shuffles.
+        stages: pairs of a source, an `fg.ArrayData`, the batches of a `Dataset`, or a list or tuple
+            of batches, and for how many steps it is read. A source that is shorter begins again,
+            in another order if it shuffles.
         ends: the numbers of steps after which the stages end.
         seed: for the order of each `ArrayData` that shuffles and has no seed; by default the seed
             of the run.
     """
 
     def __init__(
-        self, *stages: tuple[fg.ArrayData | Sequence[Any], int], seed: int | None = None
+        self, *stages: tuple[SeekableSource | Sequence[Any], int], seed: int | None = None
     ) -> None:
         if not stages:
             raise ConfigurationError("Stages: at least one pair (source, steps) is needed.")

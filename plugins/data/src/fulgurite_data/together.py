@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import fulgurite as fg
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import hide_constructor_frames
+from fulgurite.plugins import SeekableSource, hide_constructor_frames
 
 from fulgurite_data.parts import PartReader, ResumablePasses, check_part
 
@@ -29,7 +28,8 @@ class Together(ResumablePasses):
         len(both)  # 50: the first is read ten times
 
     Attributes:
-        parts: the sources by name: `fg.ArrayData`, or lists and tuples of batches.
+        parts: the sources by name: `fg.ArrayData`, the batches of a `Dataset`, or lists and tuples
+            of batches.
         length: when a pass ends. `cycle`: with the longest source; the others begin again.
             `min`: with the shortest. `max`: with the longest; a source that has ended gives None,
             so that a batch has another structure, see `batch_examples`.
@@ -39,7 +39,7 @@ class Together(ResumablePasses):
 
     def __init__(
         self,
-        parts: Mapping[str, fg.ArrayData | Sequence[Any]],
+        parts: Mapping[str, SeekableSource | Sequence[Any]],
         length: Length = "cycle",
         *,
         seed: int | None = None,

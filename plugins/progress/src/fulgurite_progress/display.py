@@ -45,6 +45,7 @@ class Display:
         # Times without compilation, and the steps at these times.
         self._progress: deque[tuple[float, int]] = deque([(monotonic(), run.step)])
         self._stopwatch = Stopwatch()
+        self._per_step = _count_per_step(run.data)
         # Step and activity of the last plain line.
         self._printed: tuple[int, str] | None = None
         self._ending: str | None = None
@@ -147,6 +148,7 @@ class Display:
             self._measure_rate(step),
             dict(self._metrics),
             self._ending or self._stopwatch.describe(activity, step),
+            per_step=self._per_step,
             ended=self._ending is not None,
         )
 
@@ -193,6 +195,13 @@ class Display:
                 line = replace(line, metrics={}, rate=None)
         self._printed = (line.step, activity)
         self.console.print(line.text())
+
+
+def _count_per_step(data: Any) -> tuple[int, str] | None:
+    """Return how much data has in a step, and of what, if it knows."""
+    source = data.source if isinstance(data, fg.DataSource) else data
+    count = getattr(source, "count_per_batch", None)
+    return None if count is None else count()
 
 
 def iter_intervals() -> Iterator[float]:

@@ -19,6 +19,8 @@ class Line:
         step: the updates so far.
         end: how many there will be, as far as it is known.
         rate: steps a second, or None.
+        per_step: how much is in a step, and of what, such as `(512, "tokens")`; None if the data
+            does not know.
         metrics: the newest, by name.
         activity: what is going on besides steps, or how the run ended.
         ended: whether it has ended.
@@ -27,6 +29,7 @@ class Line:
     step: int
     end: int | None
     rate: float | None = None
+    per_step: tuple[int, str] | None = field(default=None, kw_only=True)
     metrics: dict[str, float] = field(default_factory=dict)
     activity: str = ""
     ended: bool = False
@@ -72,6 +75,9 @@ class Line:
         rest = metrics[1:] + left if activity else left + metrics[1:]
         if self.rate:
             rest.append(_Part(3, _format_rate(self.rate), "magenta"))
+            if self.per_step is not None:
+                count, unit = self.per_step
+                rest.append(_Part(3, f"{count * self.rate:,.0f} {unit}/s", "magenta"))
         return [step, *first, *rest]
 
     def _make_bar(self, room: int) -> list["_Part"]:

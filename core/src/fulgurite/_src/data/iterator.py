@@ -19,7 +19,8 @@ from fulgurite._src.data.readers import (
     make_reader,
 )
 from fulgurite._src.data.resume_hints import get_resume_hint
-from fulgurite._src.data.sources import ResumePromise, Seed, as_data
+from fulgurite._src.data.seekable import Seed, SeekableSource, find_changes
+from fulgurite._src.data.sources import ResumePromise, as_data
 from fulgurite._src.sharding import ProcessShard
 from fulgurite._src.waits import Wait, WaitAbandoned
 from fulgurite.errors import DataError, exit_as_error
@@ -31,9 +32,9 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     A source that is not in memory is read by a thread; its exceptions arrive as they are, after the
     batches before them.
 
-    From the `position` of an item, `ArrayData` seeks, and a `StatefulSource` gets its state back.
-    Any other source is *replayed*: a new pass begins, without its first batches. Where
-    `DataSource.resume` is `restart`, the position does not count.
+    From the `position` of an item, a `SeekableSource` such as `ArrayData` seeks, and a
+    `StatefulSource` gets its state back. Any other source is *replayed*: a new pass begins, without
+    its first batches. Where `DataSource.resume` is `restart`, the position does not count.
 
     What was read ahead is not lost to the next walk: a `StatefulSource` is left right after the
     batch consumed last, and the next walk through an iterator begins with what was read of it and
@@ -56,8 +57,8 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         resume: whether it then continues with the same batches, as `DataSource.resume` says; None
             where nobody knows.
         resume_hint: what is known of sources of this library; empty if nothing is.
-        is_shared: whether the position is that of all processes together, as for `ArrayData`; in
-            other sources each process has its own.
+        is_shared: whether the position is that of all processes together, as for a
+            `SeekableSource`; in other sources each process has its own.
     """
 
     def __init__(
@@ -75,12 +76,12 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
 
         Args:
             data: an `ArrayData`, a `DataSource`, or any iterable of batches.
-            seed: for the order of an `ArrayData`, or of a source with `set_run_seed`, that has no
-                seed of its own.
+            seed: for the order of a `SeekableSource`, or of a source with `set_run_seed`, that has
+                no seed of its own.
             position: where to begin; the beginning by default.
             limit: the largest number of batches an epoch.
             epochs: the number of epochs; without end by default.
-            process: which part of each batch of an `ArrayData` is read. Any other source yields
+            process: which part of each batch of a `SeekableSource` is read. Any other source yields
                 what is for its own process.
             restore_on_close: leave a `StatefulSource` as it was at the beginning, instead of after
                 the batch consumed last.
@@ -151,7 +152,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         """Yield batches of which the shapes are known before they are read, one of each kind, each
         with the number of batches that come before it. Nothing is consumed.
 
-        These are the batches of a list, and the last one of an `ArrayData` if it is smaller.
+        These are the batches of a list, and those that a `SeekableSource` knows of.
         """
         for number, batch in self._reader.iter_known_batches():
             yield (number - self._num_consumed) % (self.epoch_length or 1), batch
@@ -198,6 +199,14 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
 
     def _check_position(self, position: Position, source: Any) -> None:
         start = f"the data ({type(source).__name__}) cannot resume from {position}"
+        is_seekable = isinstance(source, SeekableSource)
+        current = list(source.get_identity()) if is_seekable else []
+        changes = find_changes(position.get("identity", current), current)
+        if changes:
+            raise DataError(
+                f"the data ({type(source).__name__}) is not that of the run: {'; '.join(changes)}. "
+                "Its batches would be others: resume with the data that the run had"
+            )
         # An empty epoch is reported when it is read, not as a position past its end.
         is_beyond_end = self.epoch_length is not None and position["batch"] >= max(
             self.epoch_length, 1

@@ -3,7 +3,6 @@
 import json
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat
 from operator import length_hint
@@ -13,7 +12,8 @@ import jax
 import numpy as np
 
 from fulgurite._src.data.leaves import as_arrays
-from fulgurite._src.data.sources import ArrayData, DataSource, Seed, StatefulSource, iter_batches
+from fulgurite._src.data.seekable import Seed, SeekableSource
+from fulgurite._src.data.sources import DataSource, StatefulSource, iter_batches
 from fulgurite._src.data.unread import Unread, get_unread
 from fulgurite._src.sharding import ProcessShard
 from fulgurite._src.tree.specs import is_array, is_real_dtype, shape_signature
@@ -88,37 +88,40 @@ class BatchReader(Protocol):
 
 
 class SeekableReader(BatchReader):
-    """An `ArrayData`: any batch of any epoch can be read at once."""
+    """A `SeekableSource`: any batch of any epoch can be read at once."""
 
     is_resumable = True
     is_exact = True
 
     def __init__(
         self,
-        arrays: ArrayData,
+        source: SeekableSource,
         seed: Seed,
         limit: int | None,
         epochs: int | None,
         process: ProcessShard,
     ) -> None:
-        self._arrays = arrays
+        self._source = source
         self._seed = seed
         self._epochs = epochs
         self._process = process
-        self.epoch_length = min(len(arrays), limit or len(arrays))
-        self.description = repr(arrays)
+        self.epoch_length = min(len(source), limit or len(source))
+        self.description = repr(source)
+        identity = list(source.get_identity())
+        self._common: Position = {"identity": identity} if identity else {}
 
     def iter_items(self, position: Position) -> Items:
         epoch = position["epoch"]
         start = position["batch"]
         length = self.epoch_length or 0
         while self._epochs is None or epoch < self._epochs:
-            batches = self._arrays.iter_epoch(
+            batches = self._source.iter_epoch(
                 epoch, seed=self._seed, start=start, process=self._process
             )
             for number, batch in enumerate(islice(batches, length - start), start + 1):
                 is_last = number == length
-                yield BatchItem(batch, is_last, _make_position(epoch, number, is_last))
+                place = _make_position(epoch, number, is_last)
+                yield BatchItem(batch, is_last, place | self._common)
             epoch += 1
             start = 0
 
@@ -132,13 +135,10 @@ class SeekableReader(BatchReader):
         pass
 
     def iter_known_batches(self) -> Iterator[tuple[int, Any]]:
-        arrays = self._arrays
-        last = len(arrays) - 1
-        is_smaller = arrays.remainder == "keep" and arrays.num_examples % arrays.batch_size
-        if is_smaller and self.epoch_length == len(arrays):
-            # In order, because a permutation of all examples takes long.
-            in_order = replace(arrays, shuffle=False)
-            yield last, next(in_order.iter_epoch(0, seed=0, start=last, process=self._process))
+        length = self.epoch_length or 0
+        for number, batch in self._source.iter_known_batches(self._process):
+            if number < length:
+                yield number, batch
 
 
 class ReplayedReader(BatchReader):
@@ -332,7 +332,7 @@ def make_reader(
         epochs: likewise.
         process: likewise.
     """
-    if isinstance(options.source, ArrayData):
+    if isinstance(options.source, SeekableSource):
         return SeekableReader(options.source, seed, limit, epochs, process)
     if isinstance(options.source, StatefulSource) and options.resume != "replay":
         return StatefulReader(options, seed, limit, epochs)

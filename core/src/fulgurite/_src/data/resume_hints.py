@@ -17,7 +17,15 @@ _RESUME_HINTS = {
 
 
 def get_resume_hint(source: Any) -> str:
-    """Return a sentence on how a run can resume from a source of a known library, or nothing."""
+    """Return a sentence on how a run can resume from a source: its own, that of a known library, or
+    nothing.
+
+    Args:
+        source: with or without an attribute `resume_hint`.
+    """
+    hint = getattr(source, "resume_hint", None)
+    if isinstance(hint, str):
+        return hint
     for source_class in type(source).__mro__:
         library = source_class.__module__.partition(".")[0]
         hint = _RESUME_HINTS.get((library, source_class.__name__))

@@ -7,7 +7,7 @@ buffers in ``DataSource(source, copy=True)``.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -25,6 +25,7 @@ from fulgurite._src.data.leaves import (
     as_stored_array,
     get_native_dtype,
 )
+from fulgurite._src.data.seekable import Seed, SeekableSource
 from fulgurite._src.tracebacks import hide_constructor_frames
 from fulgurite._src.tree.specs import shape_spec
 from fulgurite.errors import (
@@ -38,7 +39,6 @@ from fulgurite.errors import (
     set_ints,
 )
 
-Seed = int | tuple[int, ...]
 ResumePromise = Literal["exact", "replay", "restart"]
 """What a run may expect of its data when it resumes, see `DataSource`."""
 
@@ -175,6 +175,39 @@ class ArrayData:
             else:
                 yield Batch(batch, mask)
 
+    def iter_known_batches(self, process: tuple[int, int]) -> Iterator[tuple[int, Any]]:
+        """Yield the last batch of an epoch with its number, if it is smaller than the others.
+
+        Args:
+            process: as of `iter_epoch`.
+        """
+        if self.remainder == "keep" and self.num_examples % self.batch_size:
+            last = len(self) - 1
+            # In order, because a permutation of all examples takes long.
+            in_order = replace(self, shuffle=False)
+            yield last, next(in_order.iter_epoch(0, seed=0, start=last, process=process))
+
+    def has_unequal_batches(self) -> bool:
+        """Return whether the last batch of an epoch has fewer examples than those before it."""
+        is_uneven = self.num_examples % self.batch_size > 0
+        return is_uneven and self.num_examples > self.batch_size and self.remainder != "drop"
+
+    def has_padding(self) -> bool:
+        """Return whether the last batch of an epoch is padded."""
+        return self.remainder == "pad" and self.num_examples % self.batch_size > 0
+
+    def count_per_batch(self) -> tuple[int, str]:
+        """Return how much is in a batch, and of what, for the display of a run."""
+        return min(self.batch_size, self.num_examples), "examples"
+
+    def depends_on_epoch(self) -> bool:
+        """Return whether each epoch is in another order."""
+        return self.shuffle
+
+    def get_identity(self) -> tuple[str, ...]:
+        """Return nothing: a run may resume with other arrays, as long as the position exists."""
+        return ()
+
     def device_put(
         self, sharding: Any = None, *, epoch: int | None = None, seed: Seed | None = None
     ) -> Iterator[Any]:
@@ -237,7 +270,8 @@ class DataSource:
         batch_examples: a batch of each structure that the source yields, if these are several; the
             numbers in them do not matter. A batch of any other structure is an error.
         resume: what the source promises a run that resumes. `exact`: it has `get_state` and
-            `set_state`, which say everything, or it is an `ArrayData`, a list or a tuple. `replay`:
+            `set_state`, which say everything, or it is a `SeekableSource` such as `ArrayData`, a
+            list or a tuple. `replay`:
             each pass over it is the same, so that batches that were seen are read again and
             skipped. `restart`: neither; it begins again with its first batch, and the run is not
             exact. None for `exact` where it is so, and no promise otherwise.
@@ -290,18 +324,20 @@ class DataSource:
         Args:
             sharding: a device, a sharding, or a tree of them, as of `jax.device_put`; None for the
                 default device.
-            epoch: as of `ArrayData.device_put`; other sources know themselves what comes next.
+            epoch: as of `ArrayData.device_put`, for a source whose batches follow from it; other
+                sources know themselves what comes next.
             seed: likewise.
         """
-        if isinstance(self.source, ArrayData):
+        if isinstance(self.source, SeekableSource):
             _check_epoch(self.source, epoch, seed)
             make_iterator = partial(self.source.iter_epoch, epoch or 0, seed=seed or 0)
         elif epoch is None and seed is None:
             make_iterator = partial(iter_batches, self.source)
         else:
             raise ConfigurationError(
-                f"device_put: epoch={epoch!r} and seed={seed!r} are for an ArrayData, and this is "
-                f"a {type(self.source).__name__}, which knows itself what comes next"
+                f"device_put: epoch={epoch!r} and seed={seed!r} are for a source whose batches "
+                "follow from them, such as fg.ArrayData, and this is a "
+                f"{type(self.source).__name__}, which knows itself what comes next"
             )
         convert = partial(as_arrays, copy=self.copy)
         device_arrays = get_device_arrays(self)
@@ -366,11 +402,13 @@ def get_split(data: Any, part: str, name: str | None = None) -> Any:
     return split[name]
 
 
-def get_array_data_spec(data: Any) -> Any:
-    """Return the shapes of the first batch of an `ArrayData`; None for any other source, which is
-    not divided among processes."""
+def get_shared_batch_spec(data: Any) -> Any:
+    """Return the shapes of the first batch of a source whose batches are divided among processes;
+    None for one that yields what is for its own process."""
     source = as_data(data).source
-    return shape_spec(next(iter(source))) if isinstance(source, ArrayData) else None
+    if not isinstance(source, SeekableSource):
+        return None
+    return shape_spec(next(source.iter_epoch(0, seed=0)))
 
 
 def has_unequal_batches(data: Any, batch: Any) -> bool:
@@ -382,9 +420,8 @@ def has_unequal_batches(data: Any, batch: Any) -> bool:
         batch: its first batch.
     """
     source = as_data(data).source
-    if isinstance(source, ArrayData):
-        is_uneven = source.num_examples % source.batch_size > 0
-        return is_uneven and source.num_examples > source.batch_size and source.remainder != "drop"
+    if isinstance(source, SeekableSource):
+        return source.has_unequal_batches()
     if isinstance(source, list | tuple) and source:
         first, last = (jax.tree.leaves(batch)[:1] for batch in (source[0], source[-1]))
         if [np.shape(leaf)[:1] for leaf in first] != [np.shape(leaf)[:1] for leaf in last]:
@@ -402,8 +439,7 @@ def may_pad(data: Any, batch: Any) -> bool:
     if not isinstance(batch, Batch | IndexedBatch) or batch.mask is None:
         return False
     source = as_data(data).source
-    is_full = isinstance(source, ArrayData) and source.num_examples % source.batch_size == 0
-    return not is_full
+    return not isinstance(source, SeekableSource) or source.has_padding()
 
 
 def get_device_arrays(data: Any) -> Any:
@@ -415,7 +451,7 @@ def get_device_arrays(data: Any) -> Any:
 def _check_promise(source: Any, promise: ResumePromise | None) -> None:
     """Raise `ConfigurationError` if a source cannot keep what it promises."""
     kind = type(source).__name__
-    is_exact = isinstance(source, ArrayData | Sequence | StatefulSource)
+    is_exact = isinstance(source, SeekableSource | Sequence | StatefulSource)
     if promise == "exact" and not is_exact:
         raise ConfigurationError(
             f"DataSource: {kind} cannot be resumed exactly, because it has no get_state() and "
@@ -449,16 +485,17 @@ def _holds_splits(data: Any) -> bool:
     return (has_train or has_evaluations) and not is_source
 
 
-def _check_epoch(data: ArrayData, epoch: int | None, seed: Seed | None) -> None:
+def _check_epoch(data: SeekableSource, epoch: int | None, seed: Seed | None) -> None:
     """Raise `ConfigurationError` unless it is known in which order the batches come."""
     epoch = as_int(epoch)
     if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
         raise ConfigurationError(
             f"device_put: epoch is {epoch!r}; it must be an integer that is not negative"
         )
-    if data.shuffle and (epoch is None or (seed is None and data.seed is None)):
+    has_seed = seed is not None or (isinstance(data, ArrayData) and data.seed is not None)
+    if data.depends_on_epoch() and (epoch is None or not has_seed):
         raise ConfigurationError(
-            "device_put: this ArrayData is shuffled, so that its order depends on epoch and seed. "
+            f"device_put: the order of this {type(data).__name__} depends on epoch and seed. "
             "Say which epoch it is: data.device_put(epoch=epoch, seed=engine.seed) gives the "
             "batches of fit. Or take them from engine.iter_batches(data, epochs=...)"
         )

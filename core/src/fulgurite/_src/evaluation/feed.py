@@ -11,9 +11,9 @@ import numpy as np
 from fulgurite._src.data.batch import Batch, as_batch
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.sources import (
-    get_array_data_spec,
     get_batch_examples,
     get_device_arrays,
+    get_shared_batch_spec,
 )
 from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
@@ -68,7 +68,7 @@ class BatchFeed:
             num_batches: at most this many batches; None for all.
             first_index: the number of the first batch.
         """
-        shard = self._sharding.process_shard(lambda: get_array_data_spec(self._data))
+        shard = self._sharding.process_shard(lambda: get_shared_batch_spec(self._data))
         with (
             self._sharding.mesh_context(),
             BatchIterator(

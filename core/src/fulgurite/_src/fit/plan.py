@@ -6,9 +6,9 @@ from typing import Any
 
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.sources import (
-    get_array_data_spec,
     get_batch_examples,
     get_device_arrays,
+    get_shared_batch_spec,
     get_split,
 )
 from fulgurite._src.execution.executables import CompilationQueue
@@ -229,7 +229,7 @@ def open_batches(
         seed=seed,
         position=position,
         limit=settings.limit_train_batches,
-        process=services.sharding.process_shard(lambda: get_array_data_spec(data)),
+        process=services.sharding.process_shard(lambda: get_shared_batch_spec(data)),
         **options,
     )
 

@@ -1,0 +1,271 @@
+"""The inside of batches: which examples make which batch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import fulgurite as fg
+import jax
+import numpy as np
+from fulgurite.errors import ConfigurationError, DataError, error_context
+from fulgurite.plugins import ProcessShard
+
+from fulgurite_data.examples import Ragged
+from fulgurite_data.indexing import ENDLESS, IndexMap
+from fulgurite_data.nodes import Node
+from fulgurite_data.passes import Pass
+
+_MAX_SEARCHED = 1_000_000
+"""Batches of an epoch among which those of other shapes are looked for."""
+
+
+class BatchNode:
+    """Batches that are functions of a pass and of their numbers.
+
+    Attributes:
+        length: as of `Node`, and so are the others, unless they stand here.
+        pads: whether batches are `fg.Batch` with a mask.
+    """
+
+    length: int
+    is_fixed: bool
+    level: int
+    stages: tuple[str, ...]
+    num_threads: int
+    num_processes: int
+    pads: bool = False
+
+    def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
+        """Return a batch, or the part of it that a process reads.
+
+        Args:
+            number: of the batch.
+            at: the pass.
+            process: index and number of the processes that share it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no read_batch: define it")
+
+    def check_process(self, process: ProcessShard) -> None:
+        """Raise `ConfigurationError` if processes cannot have equal parts of each batch."""
+        raise NotImplementedError(f"{type(self).__name__} has no check_process: define it")
+
+    def find_short_batches(self, at: Pass) -> list[int]:
+        """Return the numbers of the batches that have fewer examples than others; one for each
+        size is enough."""
+        raise NotImplementedError(f"{type(self).__name__} has no find_short_batches: define it")
+
+    def find_odd_batches(self, at: Pass) -> list[int]:
+        """Return the number of one batch of each further kind of shapes than the first, as far as
+        they are known."""
+        raise NotImplementedError(f"{type(self).__name__} has no find_odd_batches: define it")
+
+    def trace(self, number: int, at: Pass) -> str:
+        """Return where a batch comes from, in words."""
+        return f"batch {number} of {self.stages[-1]}"
+
+    def follow(self, parent: "Node | BatchNode", stage: str) -> None:
+        """Take what is the same as in the node before.
+
+        Args:
+            parent: the node before.
+            stage: the line of this one.
+        """
+        self.is_fixed = parent.is_fixed
+        self.level = parent.level
+        self.stages = (*parent.stages, stage)
+        self.num_threads = parent.num_threads
+        self.num_processes = parent.num_processes
+
+
+class Grouped(BatchNode):
+    """Consecutive examples, a fixed number of them in a batch.
+
+    Args:
+        parent: the examples.
+        size: of a batch.
+        remainder: what becomes of the last ones: `keep`, `drop` or `pad`.
+
+    Raises:
+        DataError: there is no batch.
+    """
+
+    def __init__(self, parent: Node, size: int, remainder: str) -> None:
+        self.follow(parent, f"batch({size}, {remainder!r})")
+        self.parent = parent
+        self.size = size
+        self.remainder = remainder
+        self.pads = remainder == "pad"
+        self.num_left = 0 if parent.length >= ENDLESS else parent.length % size
+        has_short_batch = self.num_left > 0 and remainder != "drop"
+        self.length = parent.length // size + has_short_batch
+        if not self.length:
+            raise DataError(
+                f"{parent.length} examples do not fill a batch of {size} ({'.'.join(self.stages)})"
+            )
+
+    def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
+        index, count = process
+        first = number * self.size
+        num_known = min(self.size, self.parent.length - first)
+        num_rows = (self.size if self.pads else num_known) // count
+        low = first + index * num_rows
+        indices = np.arange(low, low + num_rows)
+        if not self.pads:
+            return self.parent.read(indices, at)
+        mask = indices < self.parent.length
+        # A process whose part is all padding has a row of another one for its shapes.
+        present = indices[mask] if mask.any() else np.array([first])
+        value = jax.tree.map(lambda leaf: pad_with_zeros(leaf, mask), self.parent.read(present, at))
+        return fg.Batch(value, mask)
+
+    def check_process(self, process: ProcessShard) -> None:
+        index, count = process
+        num_left = self.num_left if self.remainder == "keep" else 0
+        if not 0 <= index < count or self.size % count or num_left % count:
+            raise ConfigurationError(
+                f"{self.stages[-1]}: process {index} of {count} cannot have an equal part of each "
+                f"batch: {self.size} examples are in one, and {num_left} are left for a last one "
+                "(choose remainder='drop' or 'pad')."
+            )
+
+    def find_short_batches(self, at: Pass) -> list[int]:
+        is_short = self.num_left > 0 and self.remainder != "drop"
+        return [self.length - 1] if is_short else []
+
+    def find_odd_batches(self, at: Pass) -> list[int]:
+        return [] if self.pads else self.find_short_batches(at)
+
+
+class IndexedBatches(BatchNode):
+    """Other batches in another order, or a part of them, or repeated.
+
+    Args:
+        parent: the other batches.
+        index_map: where each batch comes from.
+
+    Raises:
+        DataError: there is no batch.
+    """
+
+    def __init__(self, parent: BatchNode, index_map: IndexMap) -> None:
+        self.follow(parent, index_map.describe())
+        self.parent = parent
+        self.index_map = index_map
+        self.pads = parent.pads
+        self.length = index_map.length
+        self.is_fixed = parent.is_fixed and index_map.is_fixed
+        self.level = parent.level + index_map.num_random
+        if not self.length:
+            raise DataError(f"there are no batches ({'.'.join(self.stages)})")
+
+    def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
+        before, at = self._locate(number, at)
+        return self.parent.read_batch(before, at, process)
+
+    def check_process(self, process: ProcessShard) -> None:
+        self.parent.check_process(process)
+
+    def find_short_batches(self, at: Pass) -> list[int]:
+        return self._find(self.parent.find_short_batches(at), at)
+
+    def find_odd_batches(self, at: Pass) -> list[int]:
+        return self._find(self.parent.find_odd_batches(at), at)
+
+    def trace(self, number: int, at: Pass) -> str:
+        return self.parent.trace(*self._locate(number, at))
+
+    def _locate(self, number: int, at: Pass) -> tuple[int, Pass]:
+        places = self.index_map.locate(np.array([number]), at, self.parent.level)
+        if places.epochs is not None:
+            at = at.at_epoch(int(places.epochs[0]))
+        return int(places.indices[0]), at
+
+    def _find(self, numbers: list[int], at: Pass) -> list[int]:
+        """Return the first place of each of some batches of the parent, if it has one."""
+        if not numbers:
+            return []
+        searched = np.arange(min(self.length, _MAX_SEARCHED))
+        before = self.index_map.locate(searched, at, self.parent.level).indices
+        places = [np.flatnonzero(before == number) for number in numbers]
+        return [int(place[0]) for place in places if len(place)]
+
+
+class MappedBatches(BatchNode):
+    """Other batches, each changed by a function.
+
+    Args:
+        parent: the other batches.
+        function: called with a batch, without its mask.
+        name: what errors and the identity of the dataset call it.
+    """
+
+    def __init__(self, parent: BatchNode, function: Callable[[Any], Any], name: str) -> None:
+        self.follow(parent, f"map({name})")
+        self.parent = parent
+        self.function = function
+        self.length = parent.length
+        self.pads = parent.pads
+
+    def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
+        batch = self.parent.read_batch(number, at, process)
+        with error_context(lambda: f"in {self.stages[-1]}, of {self.parent.trace(number, at)}"):
+            if isinstance(batch, fg.Batch):
+                return replace(batch, value=self.function(batch.value))
+            return self.function(batch)
+
+    def check_process(self, process: ProcessShard) -> None:
+        self.parent.check_process(process)
+
+    def find_short_batches(self, at: Pass) -> list[int]:
+        return self.parent.find_short_batches(at)
+
+    def find_odd_batches(self, at: Pass) -> list[int]:
+        return self.parent.find_odd_batches(at)
+
+    def trace(self, number: int, at: Pass) -> str:
+        return self.parent.trace(number, at)
+
+
+def pad_with_zeros(leaf: Any, mask: np.ndarray) -> Any:
+    """Return a leaf with rows of zeros where a mask is False.
+
+    Args:
+        leaf: an array with as many rows as the mask is True, or more.
+        mask: bool `(rows,)`.
+    """
+    if not isinstance(leaf, np.ndarray):
+        return leaf  # refused as soon as the batch is complete
+    padded = np.zeros((len(mask), *leaf.shape[1:]), leaf.dtype)
+    padded[mask] = leaf[: mask.sum()]
+    return padded
+
+
+def read_batch(node: BatchNode, number: int, at: Pass, process: ProcessShard) -> Any:
+    """Return a batch, or the part of it that a process reads; a plain pytree of arrays, or an
+    `fg.Batch` of one.
+
+    Args:
+        node: what reads it.
+        number: of the batch.
+        at: the pass.
+        process: as of `BatchNode.read_batch`.
+
+    Raises:
+        DataError: examples have unequal lengths.
+    """
+    with error_context(lambda: f"while batch {number} of {node.stages[-1]} was read"):
+        batch = node.read_batch(number, at, process)
+        value = batch.value if isinstance(batch, fg.Batch) else batch
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            if isinstance(leaf, Ragged):
+                raise _make_ragged_error(path, leaf, node)
+    return batch
+
+
+def _make_ragged_error(path: Any, leaf: Ragged, node: BatchNode) -> DataError:
+    return DataError(
+        f"data{jax.tree_util.keystr(path)} has examples of {leaf.lengths.min()} to "
+        f"{leaf.lengths.max()} rows, which do not make an array ({'.'.join(node.stages)}). Before "
+        "batch(): pad(length) them, pack(length) several into a row, or use bucket(lengths) "
+        "instead of batch()"
+    )

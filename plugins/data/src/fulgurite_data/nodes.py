@@ -1,0 +1,296 @@
+"""The inside of a dataset: a chain of nodes, each of which reads any of its examples from those of
+the node before it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from fulgurite.errors import ConfigurationError, as_int, error_context
+from jax.tree_util import keystr
+
+from fulgurite_data.examples import (
+    Ragged,
+    as_ragged,
+    find_rows,
+    merge_rows,
+    split_rows,
+    stack_rows,
+)
+from fulgurite_data.indexing import ENDLESS, IndexMap
+from fulgurite_data.passes import Pass
+
+
+class Node:
+    """Examples that are functions of a pass and of their numbers.
+
+    Attributes:
+        length: how many there are in an epoch.
+        is_fixed: whether they are the same in each pass.
+        level: how many random stages there are up to this one. Their keys follow from it, so that a
+            stage which draws nothing, or comes later, changes no order.
+        stages: one line for each stage, from the source on: what decides which examples these are.
+        num_threads: how many threads batches are to be read by; 0 for none.
+        num_processes: likewise processes.
+    """
+
+    length: int
+    is_fixed: bool = True
+    level: int = 0
+    stages: tuple[str, ...] = ()
+    num_threads: int = 0
+    num_processes: int = 0
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        """Return examples as one pytree of arrays and `Ragged` with a first axis `(k, ...)`.
+
+        Args:
+            indices: their numbers, int64 `(k,)`, at least one, in any order.
+            at: the pass.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no read: define it")
+
+    def read_lengths(self, indices: np.ndarray, at: Pass, leaf: str | None) -> np.ndarray:
+        """Return the lengths of examples, int64 `(k,)`.
+
+        Args:
+            indices: as of `read`.
+            at: as of `read`.
+            leaf: the name of the array that has the length, where examples are dictionaries; None
+                where all arrays have one.
+        """
+        return measure_lengths(self.read(indices, at), leaf, self.stages)
+
+    def read_pieces(
+        self, indices: np.ndarray, starts: np.ndarray, lengths: np.ndarray, at: Pass
+    ) -> Any:
+        """Return pieces of examples, one after the other: a pytree of arrays whose first axis is
+        that of all pieces.
+
+        Args:
+            indices: the example of each piece, int64 `(k,)`.
+            starts: its first element within the example, int64 `(k,)`.
+            lengths: the number of its elements, int64 `(k,)`.
+            at: the pass.
+        """
+        numbers, places = np.unique(indices, return_inverse=True)
+        rows = self.read(numbers, at)
+
+        def cut(path: Any, leaf: Any) -> np.ndarray:
+            if not isinstance(leaf, Ragged) and leaf.ndim < 2:
+                raise ConfigurationError(
+                    f"data{keystr(path)} of {self.stages[-1]} is a number, which cannot be packed: "
+                    "leave it out with map()"
+                )
+            ragged = as_ragged(leaf)
+            firsts = np.cumsum(ragged.lengths) - ragged.lengths
+            return ragged.values[find_rows(firsts[places] + starts, lengths)]
+
+        return jax.tree_util.tree_map_with_path(cut, rows)
+
+    def trace(self, index: int, at: Pass) -> str:
+        """Return where an example comes from, in words.
+
+        Args:
+            index: its number.
+            at: the pass.
+        """
+        return f"example {index} of {self.stages[-1]}"
+
+    def follow(self, parent: "Node", stage: str) -> None:
+        """Take what is the same as in the node before.
+
+        Args:
+            parent: the node before.
+            stage: the line of this one.
+        """
+        self.is_fixed = parent.is_fixed
+        self.level = parent.level
+        self.stages = (*parent.stages, stage)
+        self.num_threads = parent.num_threads
+        self.num_processes = parent.num_processes
+
+    def use_workers(self, threads: Any, processes: Any) -> None:
+        """Ask for workers that read batches.
+
+        Args:
+            threads: how many at least.
+            processes: how many at least.
+
+        Raises:
+            ConfigurationError: a number is negative, or both are asked for.
+        """
+        for name, number in (("threads", threads), ("processes", processes)):
+            if type(as_int(number)) is not int or number < 0:
+                raise ConfigurationError(
+                    f"{self.stages[-1]}: {name} is {number!r}; it must be 0 or a positive integer"
+                )
+        self.num_threads = max(self.num_threads, as_int(threads))
+        self.num_processes = max(self.num_processes, as_int(processes))
+        if self.num_threads and self.num_processes:
+            raise ConfigurationError(
+                f"{self.stages[-1]}: this pipeline asks for threads and for processes, and a batch "
+                "is read as a whole by one of them: choose one kind"
+            )
+
+
+class Indexed(Node):
+    """The examples of another node in another order, or a part of them, or repeated.
+
+    Args:
+        parent: the other node.
+        index_map: where each example comes from.
+    """
+
+    def __init__(self, parent: Node, index_map: IndexMap) -> None:
+        self.follow(parent, index_map.describe())
+        self.parent = parent
+        self.index_map = index_map
+        self.length = index_map.length
+        self.is_fixed = parent.is_fixed and index_map.is_fixed
+        self.level = parent.level + index_map.num_random
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        return self._gather(self.parent.read, indices, at)
+
+    def read_lengths(self, indices: np.ndarray, at: Pass, leaf: str | None) -> np.ndarray:
+        def read(indices: np.ndarray, at: Pass) -> np.ndarray:
+            return self.parent.read_lengths(indices, at, leaf)
+
+        return self._gather(read, indices, at)
+
+    def trace(self, index: int, at: Pass) -> str:
+        places = self.index_map.locate(np.array([index]), at, self.parent.level)
+        if places.epochs is not None:
+            at = at.at_epoch(int(places.epochs[0]))
+        return self.parent.trace(int(places.indices[0]), at)
+
+    def _gather(
+        self, read: Callable[[np.ndarray, Pass], Any], indices: np.ndarray, at: Pass
+    ) -> Any:
+        places = self.index_map.locate(indices, at, self.parent.level)
+        if places.epochs is None:
+            return read(places.indices, at)
+        epochs = np.unique(places.epochs)
+        orders = [np.flatnonzero(places.epochs == epoch) for epoch in epochs]
+        parts = [
+            read(places.indices[order], at.at_epoch(int(epoch)))
+            for order, epoch in zip(orders, epochs, strict=True)
+        ]
+        return merge_rows(parts, orders, lambda: self.stages[-1])
+
+
+class Mapped(Node):
+    """The examples of another node, each changed by a function.
+
+    Args:
+        parent: the other node.
+        function: called with an example, and with a `numpy.random.Generator` if `has_rng`.
+        name: what errors and the identity of the dataset call it.
+        has_rng: whether it draws random numbers.
+    """
+
+    def __init__(
+        self, parent: Node, function: Callable[..., Any], name: str, has_rng: bool
+    ) -> None:
+        self.follow(parent, f"map({name}{', rng=True' if has_rng else ''})")
+        self.parent = parent
+        self.function = function
+        self.name = name
+        self.has_rng = has_rng
+        self.length = parent.length
+        self.is_fixed = parent.is_fixed and not has_rng
+        self.level = parent.level + has_rng
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        examples = split_rows(self.parent.read(indices, at))
+        key = at.make_key(self.parent.level) if self.has_rng else 0
+        results = []
+        for index, example in zip(indices.tolist(), examples, strict=True):
+            with error_context(lambda index=index: self._describe(index, at)):
+                if self.has_rng:
+                    # A key of its own for each example: 4 us, where a SeedSequence takes 20.
+                    rng = np.random.Generator(np.random.Philox(key=[key, index]))
+                    results.append(self.function(example, rng))
+                else:
+                    results.append(self.function(example))
+        return stack_rows(results, lambda: self.stages[-1])
+
+    def trace(self, index: int, at: Pass) -> str:
+        return self.parent.trace(index, at)
+
+    def _describe(self, index: int, at: Pass) -> str:
+        return f"in {self.stages[-1]}, of {self.parent.trace(index, at)}"
+
+
+def measure_lengths(rows: Any, leaf: str | None, stages: tuple[str, ...]) -> np.ndarray:
+    """Return the lengths of examples, int64 `(k,)`.
+
+    Args:
+        rows: the examples.
+        leaf: as of `Node.read_lengths`.
+        stages: of the node that they come from, for an error.
+
+    Raises:
+        ConfigurationError: there is no such array, or several.
+    """
+    if leaf is not None:
+        if not isinstance(rows, dict) or leaf not in rows:
+            keys = ", ".join(rows) if isinstance(rows, dict) else type(rows).__name__
+            raise ConfigurationError(
+                f"{stages[-1]} has no array {leaf!r} whose length counts; there is: {keys}"
+            )
+        return _get_lengths(rows[leaf])
+    # Of all arrays, also where those of one batch have equal lengths by chance.
+    sequences = [x for x in jax.tree.leaves(rows) if isinstance(x, Ragged) or x.ndim > 1]
+    if not sequences:
+        raise ConfigurationError(f"{stages[-1]} has no arrays, only numbers: nothing has a length")
+    lengths = [_get_lengths(sequence) for sequence in sequences]
+    if any(not np.array_equal(lengths[0], other) for other in lengths[1:]):
+        raise ConfigurationError(
+            f"{stages[-1]} has several arrays of unequal lengths: say which one counts, "
+            "length_of='tokens'"
+        )
+    return lengths[0]
+
+
+def check_fixed(parent: Node, stage: str, advice: str) -> None:
+    """Raise unless all examples are the same in each pass, as a plan over them needs.
+
+    Args:
+        parent: the node that is planned over.
+        stage: what needs the plan.
+        advice: what to do.
+
+    Raises:
+        ConfigurationError: they change from epoch to epoch, or never end.
+    """
+    if parent.length >= ENDLESS:
+        raise ConfigurationError(
+            f"{stage} looks at all examples once, and {parent.stages[-1]} never ends: put repeat() "
+            f"after it"
+        )
+    if not parent.is_fixed:
+        raise ConfigurationError(
+            f"{stage} looks at all examples once, and these change from epoch to epoch "
+            f"({' '.join(parent.stages)}): {advice}"
+        )
+
+
+def iter_chunks(length: int, size: int) -> Iterator[np.ndarray]:
+    """Yield the numbers below a length in parts, as int64 arrays.
+
+    Args:
+        length: the number of numbers.
+        size: of a part.
+    """
+    for low in range(0, length, size):
+        yield np.arange(low, min(low + size, length))
+
+
+def _get_lengths(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, Ragged):
+        return leaf.lengths
+    if leaf.ndim < 2:
+        raise ConfigurationError("length_of names a number, which has no length: name an array")
+    return np.full(len(leaf), leaf.shape[1], np.int64)

@@ -1,0 +1,117 @@
+"""Mean and standard deviation of arrays, and examples that are normalized by them."""
+
+import json
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fulgurite.errors import ConfigurationError, DataError
+
+from fulgurite_data.examples import Ragged
+from fulgurite_data.identity import hash_text
+from fulgurite_data.nodes import Node
+from fulgurite_data.passes import Pass
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Mean and standard deviation of arrays over a dataset.
+
+    Example:
+        from fulgurite_data import Arrays, compute_statistics
+
+        images = Arrays({"image": np.ones((10, 8, 8, 3), np.uint8), "label": np.arange(10)})
+        statistics = compute_statistics(images, "image")
+        statistics.mean["image"].shape  # (3,)
+
+    Attributes:
+        mean: by the name of the array, float64, of a shape that broadcasts with an example.
+        std: likewise; of all numbers, so divided by their count.
+        count: how many numbers each mean is of, by name.
+        identity: of the dataset.
+    """
+
+    mean: dict[str, np.ndarray]
+    std: dict[str, np.ndarray]
+    count: dict[str, int]
+    identity: tuple[str, ...] = ()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write them to a file of JSON, from which `load` returns the same numbers.
+
+        Args:
+            path: of the file.
+        """
+        content = {
+            "identity": list(self.identity),
+            "count": self.count,
+            "mean": {name: value.tolist() for name, value in self.mean.items()},
+            "std": {name: value.tolist() for name, value in self.std.items()},
+        }
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.partial")
+        partial.write_text(json.dumps(content, indent=1))
+        partial.replace(target)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Statistics":
+        """Return what `save` wrote.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            DataError: it does not hold statistics.
+        """
+        try:
+            content = json.loads(Path(path).read_text())
+            return cls(
+                {name: np.array(value, np.float64) for name, value in content["mean"].items()},
+                {name: np.array(value, np.float64) for name, value in content["std"].items()},
+                {name: int(value) for name, value in content["count"].items()},
+                tuple(content["identity"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} does not hold statistics: {error!r}") from error
+
+
+class Normalized(Node):
+    """The examples of another node, with some arrays normalized.
+
+    Args:
+        parent: the other node.
+        statistics: of the arrays.
+    """
+
+    def __init__(self, parent: Node, statistics: Statistics) -> None:
+        mean, std = statistics.mean, statistics.std
+        digest = hash_text(repr([(name, mean[name].tolist(), std[name].tolist()) for name in mean]))
+        self.follow(parent, f"normalize({', '.join(mean)}, {digest})")
+        self.parent = parent
+        self.length = parent.length
+        self.mean = mean
+        # What does not vary is equal to its mean, and becomes 0.
+        self.scale = {name: 1 / np.where(value > 0, value, 1) for name, value in std.items()}
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        rows = self.parent.read(indices, at)
+        missing = [name for name in self.mean if not isinstance(rows, dict) or name not in rows]
+        if missing:
+            raise ConfigurationError(
+                f"{self.stages[-1]}: examples have no array {missing[0]!r}: normalize before map()"
+            )
+        changed = {name: self._normalize(name, rows[name]) for name in self.mean}
+        return {**rows, **changed}
+
+    def read_lengths(self, indices: np.ndarray, at: Pass, leaf: str | None) -> np.ndarray:
+        return self.parent.read_lengths(indices, at, leaf)
+
+    def trace(self, index: int, at: Pass) -> str:
+        return self.parent.trace(index, at)
+
+    def _normalize(self, name: str, leaf: Any) -> Any:
+        if isinstance(leaf, Ragged):
+            return Ragged(self._normalize(name, leaf.values), leaf.lengths)
+        return ((leaf - self.mean[name]) * self.scale[name]).astype(np.float32)

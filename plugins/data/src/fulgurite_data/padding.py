@@ -1,0 +1,79 @@
+"""Examples of unequal lengths, each padded to one."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from fulgurite.errors import ConfigurationError, DataError
+from jax.tree_util import keystr
+
+from fulgurite_data.examples import Ragged, as_ragged, find_rows
+from fulgurite_data.nodes import Node, measure_lengths
+from fulgurite_data.passes import Pass
+
+
+class Padded(Node):
+    """The examples of another node, with arrays of one length, and a mask.
+
+    Args:
+        parent: the other node.
+        size: the length.
+        truncate: whether longer ones are cut.
+        length_of: the array whose length the mask says; None where all have one.
+    """
+
+    def __init__(self, parent: Node, size: int, truncate: bool, length_of: str | None) -> None:
+        self.follow(parent, f"pad({size}{', truncate=True' if truncate else ''})")
+        self.parent = parent
+        self.length = parent.length
+        self.size = size
+        self.truncate = truncate
+        self.length_of = length_of
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        rows = self.parent.read(indices, at)
+        lengths = measure_lengths(rows, self.length_of, self.parent.stages)
+        if not self.truncate and lengths.max() > self.size:
+            too_long = int(np.argmax(lengths > self.size))
+            raise DataError(
+                f"{self.stages[-1]}: {self.parent.trace(int(indices[too_long]), at)} has "
+                f"{lengths[too_long]} elements, more than {self.size}: pad to more, or say "
+                "truncate=True"
+            )
+        return pad_rows(rows, self.size, lengths, self.stages[-1])
+
+    def trace(self, index: int, at: Pass) -> str:
+        return self.parent.trace(index, at)
+
+
+def pad_rows(rows: Any, size: int, lengths: np.ndarray, stage: str) -> dict[str, Any]:
+    """Return examples with all arrays of one length, and `mask`, bool `(examples, size)`.
+
+    Args:
+        rows: dictionaries of arrays, and of numbers, which stay.
+        size: the length.
+        lengths: how many elements of each are real, int64 `(examples,)`.
+        stage: what asks for it, for errors.
+    """
+    if not isinstance(rows, dict) or "mask" in rows:
+        problem = "have a mask already" if isinstance(rows, dict) else "are not dictionaries"
+        raise ConfigurationError(
+            f"{stage}: examples {problem}; it adds one under 'mask': map() them to dictionaries "
+            "without"
+        )
+
+    def pad(path: Any, leaf: Any) -> np.ndarray:
+        if not isinstance(leaf, Ragged) and leaf.ndim < 2:
+            return leaf
+        ragged = as_ragged(leaf)
+        sizes = np.minimum(ragged.lengths, size)
+        values = ragged.values
+        if not np.issubdtype(values.dtype, np.number) and values.dtype != bool:
+            raise DataError(f"{stage}: data{keystr(path)} holds {values.dtype}, not numbers")
+        out = np.zeros((len(sizes) * size, *values.shape[1:]), values.dtype)
+        firsts = np.cumsum(ragged.lengths) - ragged.lengths
+        out[find_rows(np.arange(len(sizes)) * size, sizes)] = values[find_rows(firsts, sizes)]
+        return out.reshape(len(sizes), size, *values.shape[1:])
+
+    padded = jax.tree_util.tree_map_with_path(pad, rows)
+    return {**padded, "mask": np.arange(size) < np.minimum(lengths, size)[:, None]}

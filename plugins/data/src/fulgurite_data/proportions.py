@@ -1,0 +1,99 @@
+"""Which source each place of a mixture is of: a rule for exact proportions at every prefix.
+
+Of the first `m` places the first source has `ceil(m * w / W)`, where `w` is its weight and `W` the
+sum; the others share the rest by the same rule. So each place can be computed alone. The order is
+that of the mixtures of Grain.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import gcd, lcm
+
+import numpy as np
+
+from fulgurite_data.indexing import ENDLESS
+
+_MAX_SUM = 2**20
+
+
+class Proportions:
+    """A division of places among sources by fixed weights.
+
+    Args:
+        weights: integers that are not negative, one a source, not all 0.
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self.weights = tuple(weights)
+        self.total = sum(weights)
+
+    def count(self, places: np.ndarray) -> np.ndarray:
+        """Return how many of the first places each source has, int64 `(sources, k)`.
+
+        Args:
+            places: numbers of places, int64 `(k,)`.
+        """
+        rounds, rest = np.divmod(places, self.total)
+        counts = np.empty((len(self.weights), len(places)), np.int64)
+        total = self.total
+        for number, weight in enumerate(self.weights):
+            part = -(-rest * weight // total) if total else rest
+            counts[number] = rounds * weight + part
+            rest = rest - part
+            total -= weight
+        return counts
+
+    def find_length(self, sizes: Sequence[int]) -> int:
+        """Return how many places there are before a source has no element left for its proportion.
+
+        Args:
+            sizes: the number of elements of each source.
+        """
+        lengths = [
+            size * self.total // weight
+            for size, weight in zip(sizes, self.weights, strict=True)
+            if weight and size < ENDLESS
+        ]
+        return min([*lengths, ENDLESS])
+
+    def find_cover(self, sizes: Sequence[int]) -> int:
+        """Return how many places there are until each source was read to its end.
+
+        Args:
+            sizes: the number of elements of each source.
+        """
+        if max(sizes) >= ENDLESS:
+            return ENDLESS
+        low, high = 0, max(sizes) * self.total
+        while low < high:
+            middle = (low + high) // 2
+            counts = self.count(np.array([middle]))[:, 0]
+            is_enough = all(
+                count >= size or not weight
+                for count, size, weight in zip(counts.tolist(), sizes, self.weights, strict=True)
+            )
+            low, high = (low, middle) if is_enough else (middle + 1, high)
+        return low
+
+
+def as_integers(weights: Sequence[float]) -> list[int]:
+    """Return integers in the proportions of weights; exact for integers and for fractions of small
+    denominators such as 0.7, otherwise to one in a million.
+
+    Args:
+        weights: numbers that are not negative, not all 0.
+    """
+    fractions = [Fraction(weight).limit_denominator(1000) for weight in weights]
+    is_exact = all(
+        abs(fraction - Fraction(weight)) <= Fraction(weight) / 10**9
+        for fraction, weight in zip(fractions, weights, strict=True)
+    )
+    if is_exact:
+        scale = lcm(*(fraction.denominator for fraction in fractions))
+        integers = [int(fraction * scale) for fraction in fractions]
+        divisor = gcd(*integers)
+        if sum(integers) // divisor <= _MAX_SUM:
+            return [integer // divisor for integer in integers]
+    total = sum(weights)
+    scaled = [weight / total * _MAX_SUM for weight in weights]
+    return [max(round(value), 1) if value else 0 for value in scaled]

@@ -1,0 +1,244 @@
+"""Rows of files of tables: Parquet, and lines of JSON."""
+
+import json
+import mmap
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from fulgurite.errors import ConfigurationError, DataError
+
+from fulgurite_data.examples import Ragged, merge_rows, stack_rows, take_rows
+from fulgurite_data.extras import import_extra
+from fulgurite_data.identity import hash_text
+from fulgurite_data.nodes import Node
+from fulgurite_data.passes import Pass
+
+_MAX_GROUPS = 8
+"""Groups of rows that are kept decoded."""
+_SCANNED_BYTES = 2**24
+"""Of a file of lines that are looked through at once."""
+
+
+class ParquetNode(Node):
+    """The rows of Parquet files. A group of rows is read as a whole, and the last eight are kept.
+
+    Args:
+        paths: the files.
+        columns: which to read; None for all.
+
+    Raises:
+        DataError: a file is missing, damaged, empty, or has other columns than the first one.
+    """
+
+    def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None) -> None:
+        check_files(paths, "Parquet")
+        self.paths = [*paths]
+        self.columns = None if columns is None else [*columns]
+        self._open()
+        groups = []
+        for number, file in enumerate(self._files):
+            names = self._get_columns(number)
+            missing = [name for name in names if name not in file.schema_arrow.names]
+            if missing:
+                raise DataError(
+                    f"{self.paths[number]} has no column {missing[0]!r}; there are: "
+                    f"{', '.join(file.schema_arrow.names)}"
+                )
+            metadata = file.metadata
+            groups += [
+                (number, group, metadata.row_group(group).num_rows)
+                for group in range(metadata.num_row_groups)
+            ]
+        self.groups = groups
+        self.bounds = np.cumsum([0, *(size for _, _, size in groups)])
+        self.length = int(self.bounds[-1])
+        if not self.length:
+            raise DataError(f"Parquet: there are no rows in {', '.join(map(str, paths))}")
+        digest = hash_text(repr([size for _, _, size in groups]))
+        self.stages = (
+            f"Parquet({self.paths[0].name}, {len(paths)} files, {self.length} rows {digest}, "
+            f"{', '.join(self._get_columns(0))})",
+        )
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        numbers = np.searchsorted(self.bounds, indices, side="right") - 1
+        groups = np.unique(numbers)
+        orders = [np.flatnonzero(numbers == group) for group in groups]
+        parts = [
+            take_rows(self._read_group(int(group)), indices[order] - self.bounds[group])
+            for order, group in zip(orders, groups, strict=True)
+        ]
+        return merge_rows(parts, orders, lambda: self.stages[-1])
+
+    def trace(self, index: int, at: Pass) -> str:
+        group = int(np.searchsorted(self.bounds, index, side="right")) - 1
+        number = self.groups[group][0]
+        first = next(place for place, entry in enumerate(self.groups) if entry[0] == number)
+        return f"row {index - int(self.bounds[first])} of {self.paths[number]}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker process needs to open the files itself."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_files", "_cache", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def _open(self) -> None:
+        parquet = import_extra("pyarrow.parquet", "parquet")
+        files = []
+        for path in self.paths:
+            try:
+                files.append(parquet.ParquetFile(path, memory_map=True))
+            except (OSError, ValueError) as error:
+                raise DataError(f"{path} is no Parquet file, or truncated: {error}") from error
+        self._files = files
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def _get_columns(self, number: int) -> list[str]:
+        if self.columns is None:
+            return self._files[0].schema_arrow.names
+        return self.columns
+
+    def _read_group(self, group: int) -> Any:
+        with self._lock:
+            if group in self._cache:
+                self._cache.move_to_end(group)
+                return self._cache[group]
+            number, inner, _ = self.groups[group]
+            try:
+                table = self._files[number].read_row_group(inner, columns=self._get_columns(number))
+            except (OSError, ValueError) as error:
+                raise DataError(f"{self.paths[number]} is damaged: {error}") from error
+            rows = {
+                name: _as_column(table.column(name), f"column {name!r} of {self.paths[number]}")
+                for name in table.column_names
+            }
+            self._cache[group] = rows
+            if len(self._cache) > _MAX_GROUPS:
+                self._cache.popitem(last=False)
+            return rows
+
+
+class JSONLinesNode(Node):
+    """The lines of files of JSON. 8 bytes for each line are kept; the files are memory-mapped.
+
+    Args:
+        paths: the files.
+        columns: which keys of the lines to read; None for all.
+
+    Raises:
+        DataError: a file is missing or empty.
+    """
+
+    def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None) -> None:
+        check_files(paths, "JSONLines")
+        self.paths = [*paths]
+        self.columns = None if columns is None else [*columns]
+        self._maps = [_map_file(path) for path in self.paths]
+        self.starts = [_find_lines(content) for content in self._maps]
+        self.bounds = np.cumsum([0, *(len(starts) - 1 for starts in self.starts)])
+        self.length = int(self.bounds[-1])
+        if not self.length:
+            raise DataError(f"JSONLines: there are no lines in {', '.join(map(str, paths))}")
+        digest = hash_text(repr([len(content) for content in self._maps]))
+        self.stages = (
+            f"JSONLines({self.paths[0].name}, {len(paths)} files, {self.length} lines {digest})",
+        )
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        return stack_rows(
+            [self._parse(index) for index in indices.tolist()], lambda: self.stages[-1]
+        )
+
+    def trace(self, index: int, at: Pass) -> str:
+        number, line = self._find(index)
+        return f"line {line + 1} of {self.paths[number]}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker process needs to map the files itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "_maps"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._maps = [_map_file(path) for path in self.paths]
+
+    def _find(self, index: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self.bounds, index, side="right")) - 1
+        return number, index - int(self.bounds[number])
+
+    def _parse(self, index: int) -> Any:
+        number, line = self._find(index)
+        low, high = self.starts[number][line : line + 2]
+        try:
+            value = json.loads(self._maps[number][low:high])
+        except ValueError as error:
+            raise DataError(
+                f"line {line + 1} of {self.paths[number]} is no JSON: {error}"
+            ) from error
+        if self.columns is None:
+            return value
+        if not isinstance(value, dict) or any(name not in value for name in self.columns):
+            raise DataError(
+                f"line {line + 1} of {self.paths[number]} lacks some of {', '.join(self.columns)}"
+            )
+        return {name: value[name] for name in self.columns}
+
+
+def check_files(paths: Sequence[Path], kind: str) -> None:
+    """Raise unless there are files.
+
+    Args:
+        paths: of the files.
+        kind: what they are for.
+    """
+    if not paths:
+        raise ConfigurationError(f"{kind}: give the path of at least one file")
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"{kind}: the file {path} is missing")
+
+
+def _map_file(path: Path) -> Any:
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _find_lines(content: Any) -> np.ndarray:
+    """Return where lines begin that are not empty, and the end of the last one."""
+    starts = [np.zeros(1, np.int64)]
+    for low in range(0, len(content), _SCANNED_BYTES):
+        part = np.frombuffer(content[low : low + _SCANNED_BYTES], np.uint8)
+        starts.append(np.flatnonzero(part == ord("\n")) + low + 1)
+    bounds = np.concatenate(starts)
+    if bounds[-1] != len(content):
+        bounds = np.append(bounds, len(content))
+    if len(bounds) > 1 and not bytes(content[bounds[-2] : bounds[-1]]).strip():
+        bounds = bounds[:-1]  # an empty line at the end
+    return bounds
+
+
+def _as_column(column: Any, where: str) -> Any:
+    """Return a column of Arrow as an array, or as `Ragged` where it holds lists."""
+    pa = import_extra("pyarrow", "parquet")
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    if array.null_count:
+        raise DataError(f"{where} has {array.null_count} missing values: fill them in, or filter")
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
+        return Ragged(_as_column(pa.chunked_array([array.flatten()]), where), lengths)
+    if pa.types.is_fixed_size_list(array.type):
+        values = _as_column(pa.chunked_array([array.flatten()]), where)
+        return values.reshape(len(array), -1)
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        return np.array(array.to_pylist(), np.str_)
+    return array.to_numpy(zero_copy_only=False)

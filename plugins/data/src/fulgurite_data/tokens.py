@@ -1,0 +1,294 @@
+"""Files of tokens: one long array, with or without the places at which documents begin."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fulgurite.errors import ConfigurationError, DataError
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import DTypeLike
+
+from fulgurite_data.examples import Ragged
+from fulgurite_data.nodes import Node
+from fulgurite_data.passes import Pass
+
+_HASHED_BYTES = 4096
+
+
+class TokenShard:
+    """A file of tokens, memory-mapped.
+
+    Args:
+        path: a `.npy` file, or a `.bin` file of nothing but numbers.
+        dtype: of the numbers in a `.bin` file.
+
+    Raises:
+        DataError: the file is missing, empty or truncated, or its documents do not fit.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        self.path = path
+        self.dtype = dtype
+        self.tokens = _map_tokens(path, dtype)
+        self.offsets = _load_offsets(path, len(self.tokens))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return where the file is: a process maps it itself."""
+        return {"path": self.path, "dtype": self.dtype}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        TokenShard.__init__(self, **state)
+
+    def make_fingerprint(self) -> str:
+        """Return the number of tokens and a hash of the first and last of them."""
+        ends = self.tokens[:_HASHED_BYTES].tobytes() + self.tokens[-_HASHED_BYTES:].tobytes()
+        return f"{len(self.tokens)}-{hashlib.sha256(ends).hexdigest()[:8]}"
+
+
+class TokenStream:
+    """The tokens of several files as one long array.
+
+    Args:
+        shards: the files.
+    """
+
+    def __init__(self, shards: Sequence[TokenShard]) -> None:
+        self.shards = shards
+        sizes = [len(shard.tokens) for shard in shards]
+        self.bounds = np.cumsum([0, *sizes])
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return int(self.bounds[-1])
+
+    def read_runs(self, starts: np.ndarray, size: int) -> np.ndarray:
+        """Return runs of tokens as an array `(k, size)`.
+
+        Args:
+            starts: the first token of each, int64 `(k,)`.
+            size: the number of tokens in each.
+        """
+        numbers = np.searchsorted(self.bounds, starts, side="right") - 1
+        first = int(numbers[0])
+        is_one_shard = (numbers == first).all() and starts.max() + size <= self.bounds[first + 1]
+        if is_one_shard:
+            windows = sliding_window_view(self.shards[first].tokens, size)
+            return windows[starts - self.bounds[first]]
+        spans = self.read_spans(starts, np.full(len(starts), size))
+        return spans.reshape(len(starts), size)
+
+    def read_spans(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return spans of tokens, one after the other.
+
+        Args:
+            starts: the first token of each, int64 `(k,)`.
+            lengths: the number of its tokens, int64 `(k,)`.
+        """
+        numbers = np.searchsorted(self.bounds, starts, side="right") - 1
+        parts = []
+        for number, start, length in zip(
+            numbers.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            while length > 0:
+                low = start - int(self.bounds[number])
+                part = self.shards[number].tokens[low : low + length]
+                parts.append(part)
+                start += len(part)
+                length -= len(part)
+                number += 1
+        return np.concatenate(parts) if parts else self.shards[0].tokens[:0]
+
+
+class TokenNode(Node):
+    """The documents of files of tokens.
+
+    Args:
+        paths: the files.
+        dtype: of the numbers in `.bin` files.
+    """
+
+    def __init__(self, paths: Sequence[Path], dtype: DTypeLike) -> None:
+        kind = np.dtype(dtype)
+        if kind not in (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32)):
+            raise ConfigurationError(
+                f"Tokens: dtype is {kind}; it must be uint16, uint32 or int32, as the file has it"
+            )
+        if not paths:
+            raise ConfigurationError("Tokens: give the path of at least one file")
+        self.shards = [TokenShard(path, kind) for path in paths]
+        self.stream = TokenStream(self.shards)
+        counts = [len(shard.offsets) - 1 for shard in self.shards]
+        self.documents = np.cumsum([0, *counts])
+        self.length = int(self.documents[-1])
+        prints = [shard.make_fingerprint() for shard in self.shards]
+        digest = prints[0]
+        if len(prints) > 1:
+            digest = hashlib.sha256(" ".join(prints).encode()).hexdigest()[:8]
+        name = self.shards[0].path.name
+        self.stages = (
+            f"Tokens({name}, {len(prints)} files, {self.length} documents, "
+            f"{len(self.stream)} tokens, {digest})",
+        )
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        starts, lengths = self.find_spans(indices)
+        tokens = self.stream.read_spans(starts, lengths).astype(np.int32)
+        return {"tokens": Ragged(tokens, lengths)}
+
+    def read_lengths(self, indices: np.ndarray, at: Pass, leaf: str | None) -> np.ndarray:
+        return self.find_spans(indices)[1]
+
+    def read_pieces(
+        self, indices: np.ndarray, starts: np.ndarray, lengths: np.ndarray, at: Pass
+    ) -> Any:
+        firsts = self.find_spans(indices)[0] + starts
+        # Pieces that follow one another in the files are one span.
+        begins = np.flatnonzero(np.append(True, firsts[1:] != (firsts + lengths)[:-1]))
+        sizes = np.add.reduceat(lengths, begins)
+        return {"tokens": self.stream.read_spans(firsts[begins], sizes).astype(np.int32)}
+
+    def find_spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where documents begin in all tokens, and their lengths, both int64 `(k,)`.
+
+        Args:
+            indices: the numbers of the documents, int64 `(k,)`.
+        """
+        starts = np.empty(len(indices), np.int64)
+        lengths = np.empty(len(indices), np.int64)
+        numbers = np.searchsorted(self.documents, indices, side="right") - 1
+        for number in np.unique(numbers):
+            places = np.flatnonzero(numbers == number)
+            offsets = self.shards[number].offsets
+            local = indices[places] - self.documents[number]
+            lows = offsets[local]
+            starts[places] = self.stream.bounds[number] + lows
+            lengths[places] = offsets[local + 1] - lows
+        return starts, lengths
+
+    def trace(self, index: int, at: Pass) -> str:
+        number = int(np.searchsorted(self.documents, index, side="right")) - 1
+        return f"document {index - int(self.documents[number])} of {self.shards[number].path}"
+
+
+class TokenWindows(Node):
+    """Windows over all tokens of files, whatever documents they are of.
+
+    Args:
+        parent: the files.
+        size: the number of tokens in a window.
+        stride: how many tokens a window begins after the one before.
+        targets: whether each comes with the tokens that follow its tokens.
+    """
+
+    def __init__(self, parent: TokenNode, size: int, stride: int, targets: bool) -> None:
+        self.follow(parent, f"window({size}, stride={stride}, targets={targets})")
+        self.parent = parent
+        self.size = size
+        self.stride = stride
+        self.targets = targets
+        num_read = size + targets
+        self.length = max((len(parent.stream) - num_read) // stride + 1, 0)
+        if not self.length:
+            raise DataError(
+                f"{self.stages[0]} has {len(parent.stream)} tokens, and a window "
+                f"{'with its targets ' if targets else ''}takes {num_read}"
+            )
+
+    def read(self, indices: np.ndarray, at: Pass) -> Any:
+        runs = self.parent.stream.read_runs(indices * self.stride, self.size + self.targets)
+        if not self.targets:
+            return {"tokens": runs.astype(np.int32)}
+        # Two arrays of their own: a view into one of both would be copied on its way to the device.
+        return {"tokens": runs[:, :-1].astype(np.int32), "targets": runs[:, 1:].astype(np.int32)}
+
+    def trace(self, index: int, at: Pass) -> str:
+        return f"window {index} of {self.parent.shards[0].path}"
+
+
+def write_tokens(
+    path: str | PathLike[str], documents: Iterable[Any], dtype: DTypeLike = np.uint16
+) -> Path:
+    """Write documents to a file of tokens, and beside it where each begins.
+
+    Args:
+        path: of a `.bin` file. The places are in `NAME.offsets.npy`: int64, the start of each
+            document, and the end of the last one.
+        documents: sequences of integers; read once.
+        dtype: of the file, uint16 or uint32.
+
+    Raises:
+        DataError: a token does not fit the dtype.
+    """
+    target = Path(path)
+    kind: np.dtype[Any] = np.dtype(dtype)
+    largest = int(np.iinfo(kind.name).max)
+    offsets = [0]
+    with target.open("wb") as file:
+        for number, document in enumerate(documents):
+            tokens = np.asarray(document, np.int64).reshape(-1)
+            if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= largest:
+                raise DataError(
+                    f"document {number} has the token {tokens.max()}, and {kind} holds 0 to "
+                    f"{largest}: write_tokens(..., dtype='uint32')"
+                )
+            file.write(tokens.astype(kind).tobytes())
+            offsets.append(offsets[-1] + len(tokens))
+    np.save(_get_offsets_path(target), np.array(offsets, np.int64))
+    return target
+
+
+def _map_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
+    if not path.is_file():
+        raise DataError(f"the file of tokens {path} is missing")
+    if path.suffix == ".npy":
+        try:
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise DataError(
+                f"the file of tokens {path} is damaged or truncated: {error}"
+            ) from error
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise DataError(
+                f"the file of tokens {path} holds {tokens.dtype}{list(tokens.shape)}; it must be "
+                "one axis of integers"
+            )
+    else:
+        size = path.stat().st_size
+        if size % dtype.itemsize:
+            raise DataError(
+                f"the file of tokens {path} has {size} bytes, which are not a whole number of "
+                f"{dtype}: it is truncated, or of another dtype"
+            )
+        tokens = np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
+    if not len(tokens):
+        raise DataError(f"the file of tokens {path} is empty")
+    # Without the class of memory maps, whose slices take five times as long.
+    return tokens.view(np.ndarray)
+
+
+def _load_offsets(path: Path, num_tokens: int) -> np.ndarray:
+    """Return where the documents of a file begin, and the end of the last: one document for a file
+    that does not say."""
+    offsets_path = _get_offsets_path(path)
+    if not offsets_path.exists():
+        return np.array([0, num_tokens])
+    try:
+        offsets = np.load(offsets_path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"{offsets_path} is damaged or truncated: {error}") from error
+    is_valid = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
+    if not is_valid or offsets[0] != 0:
+        raise DataError(f"{offsets_path} must hold int64 numbers of one axis that begin with 0")
+    if offsets[-1] != num_tokens:
+        raise DataError(
+            f"{path} has {num_tokens} tokens, and its documents end at {offsets[-1]} according to "
+            f"{offsets_path.name}: one of the files is truncated, or of another dtype"
+        )
+    return offsets
+
+
+def _get_offsets_path(path: Path) -> Path:
+    return path.with_suffix(".offsets.npy")

@@ -1,0 +1,105 @@
+"""What the command `fulgurite data` and the display of a run say about data."""
+
+import fulgurite as fg
+import numpy as np
+import pytest
+from fulgurite_cli.command import main
+from fulgurite_data import Arrays, Items, Tokens, inspection, write_tokens
+from fulgurite_data.counting import count_examples, count_tokens
+from fulgurite_data.inspection import describe_data
+from fulgurite_progress.line import Line
+
+PROGRAM = """
+import fulgurite as fg
+import numpy as np
+from fulgurite_cli import Experiment
+from fulgurite_data import Arrays
+from types import SimpleNamespace
+
+
+def double(example):
+    return {**example, "x": 2 * example["x"]}
+
+
+def load(size):
+    examples = Arrays({"x": np.arange(30, dtype=np.float32), "id": np.arange(30)})
+    train = examples.map(double).batch(size, remainder="pad")
+    return SimpleNamespace(train=train, evaluations={"test": examples.take(6).batch(3)})
+
+
+def experiment(size: int = 8, broken: bool = False) -> Experiment:
+    data = None if broken else lambda: load(size)
+    return Experiment(fg.Engine(epochs=1), model=None, data=data)
+"""
+
+
+def test_command_shows_stages_length_and_first_batch(tmp_path, capsys):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    assert main(["data", str(program), "size=10"]) == 0
+    shown = capsys.readouterr().out
+    assert "  map(double)\n  batch(10, 'pad')\n" in shown
+    assert "3 batches an epoch, 10 examples in one" in shown
+    assert "  130 bytes a batch" in shown  # 10 float32, 10 int64, 10 bools
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["['id']", "int64,", "int32", "for", "jax", "[10]", *"0 4.5 9 0 1 2 3".split()] in rows
+    assert ["['x']", "float32", "[10]", *"0 9 18 0 2 4 6".split()] in rows
+    assert main(["data", str(program), "--evaluation", "test"]) == 0
+    assert "2 batches an epoch, 3 examples in one" in capsys.readouterr().out
+
+
+def test_command_says_what_is_wrong(tmp_path, capsys):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    assert main(["data", str(program), "broken=true"]) == 2
+    assert "this program has no data to train on" in capsys.readouterr().err
+    assert main(["data", str(program), "--evaluation", "tset"]) == 1
+    assert "no evaluation 'tset'" in capsys.readouterr().err
+
+
+def test_time_of_a_stage_is_its_own(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(inspection, "perf_counter", lambda: clock[0])
+
+    def wait(example):
+        clock[0] += 0.25
+        return example
+
+    batches = Arrays({"x": np.zeros((64, 3))}).map(wait).shuffle().batch(8)
+    speeds = inspection.measure_stages(batches, 4)
+    assert [speed.stage.partition("(")[0] for speed in speeds] == ["Arrays", "map", "shuffle", "batch"]
+    assert [speed.seconds for speed in speeds] == [0, 8, 0, 0]
+    assert all(speed.num_examples == 32 for speed in speeds)
+    assert speeds[1].examples_per_second == 4
+    assert "read_batch" not in vars(batches.node)  # nothing of the clock is left
+
+
+def test_loader_that_is_no_pipeline_is_described_too():
+    data = fg.DataSource([{"x": np.ones((4, 2), np.float32)}] * 3, name="mine")
+    text = describe_data(data)
+    assert "mine: list" in text and "3 batches an epoch, 4 examples in one" in text
+    assert "resume: exact" in text
+
+
+def test_tokens_are_counted_without_padding(tmp_path):
+    write_tokens(tmp_path / "text.bin", [range(100)])
+    batches = Tokens(tmp_path / "text.bin").window(9).batch(4)
+    assert batches.count_per_batch() == (36, "tokens")
+    assert "36 tokens in the first batch, about 108 an epoch" in describe_data(batches)
+    packed = {"tokens": np.ones((2, 4)), "segments": np.array([[1, 1, 2, 0], [1, 0, 0, 0]])}
+    assert count_tokens(packed) == 4
+    assert count_tokens(fg.Batch(packed, np.array([True, False]))) == 3
+    assert count_tokens(np.ones(3)) is None
+    assert count_examples(fg.Batch(packed, np.array([True, False]))) == 1
+    assert count_examples(fg.Batch(packed, num_examples=7)) == 7
+    rows = Items([{"tokens": row, "segments": row} for row in np.array([[1, 1], [1, 0]])])
+    assert rows.batch(2).count_per_batch() == (2, "examples")
+    assert fg.ArrayData({"x": np.zeros(5)}, 3).count_per_batch() == (3, "examples")
+
+
+@pytest.mark.parametrize(
+    ("per_step", "shown"),
+    [((512, "tokens"), "812 steps/s  415,898 tokens/s"), (None, "812 steps/s")],
+)
+def test_line_of_a_run_shows_what_the_data_counts(per_step, shown):
+    assert Line(3, None, 812.3, per_step=per_step).text(80).plain == f"step 3  {shown}"

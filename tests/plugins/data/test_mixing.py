@@ -1,0 +1,175 @@
+"""Mixtures and pairs of datasets, against orders written out by hand."""
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from fulgurite.errors import ConfigurationError, DataError
+from fulgurite_data import Arrays, Dataset, mix, zip_datasets
+from fulgurite_testing import check_source
+
+
+def count_from(start: int, length: int) -> Dataset:
+    return Arrays(np.arange(start, start + length))
+
+
+def read_all(dataset: Dataset, epoch: int = 0) -> list[int]:
+    return [int(example) for example in dataset.iter_examples(epoch=epoch)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([3, 1], [0, 1, 2, 100, 3, 4, 5, 101, 6, 7, 8, 102, 9]),
+        ([0.7, 0.3], [0, 1, 2, 100, 3, 4, 101, 5, 6, 102, 7, 8, 9, 103]),
+        ([1, 1], [n for pair in zip(range(10), range(100, 110), strict=True) for n in pair]),
+    ],
+)
+def test_a_mixture_has_its_proportions_from_the_first_example_on(weights: Any, expected: Any):
+    mixed = mix([count_from(0, 10), count_from(100, 10)], weights)
+    assert read_all(mixed) == expected
+    assert len(mixed) == len(expected)
+    order = np.random.default_rng(0).permutation(len(expected))
+    assert mixed.read(order).tolist() == np.array(expected)[order].tolist()
+
+
+def test_a_pass_ends_with_the_first_source_that_does_or_restarts_it():
+    sources = {"a": count_from(0, 10), "b": count_from(100, 10), "c": count_from(200, 3)}
+    weights = {"c": 1, "a": 2, "b": 1}
+    first = [0, 100, 1, 200, 2, 101, 3, 201, 4, 102, 5, 202]
+    assert read_all(mix(sources, weights)) == first
+    restarted = read_all(mix(sources, weights, exhausted="restart"))
+    assert restarted[:16] == [*first, 6, 103, 7, 200]
+    # Until each was read to its end: b has every fourth place, its last example the 38th.
+    assert restarted[-1] == 109
+    assert len(restarted) == 38
+    assert restarted[::2] == [n % 10 for n in range(19)]
+
+
+def test_sources_that_restart_are_shuffled_again():
+    mixed = mix([Arrays(np.arange(4)).shuffle(), count_from(100, 12)], [1, 1], exhausted="restart")
+    passes = [np.reshape(read_all(mixed, epoch)[::2], (3, 4)) for epoch in range(2)]
+    orders = [tuple(order) for rounds in passes for order in rounds.tolist()]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    assert len(set(orders)) > 3
+
+
+def test_two_sources_of_one_kind_have_orders_of_their_own():
+    shuffled = Arrays(np.arange(50)).shuffle()
+    both = read_all(mix([shuffled, shuffled]))
+    assert sorted(both[::2]) == sorted(both[1::2]) == [*range(50)]
+    assert both[::2] != both[1::2]
+
+
+def test_endless_mixtures_nest_and_keep_their_proportions():
+    zeros, ones = Arrays(np.zeros(7)).repeat(), Arrays(np.ones(3)).repeat()
+    inner = mix([zeros, ones], [4, 1])
+    assert inner.read(np.arange(1000)).sum() == 200
+    outer = mix([inner, ones])
+    assert outer.read(np.arange(1000)).sum() == 600
+    # Of the mixture's own half a fifth are ones, however far away one looks.
+    assert outer.read(np.arange(10**12, 10**12 + 1000)).sum() == 600
+
+
+def test_weights_by_step_change_nothing_before_their_step():
+    sources = [count_from(0, 100), count_from(100, 100)]
+    constant = read_all(mix(sources, [3, 1]))
+    schedule = {0: [3, 1], 5: [0, 1], 7: [1, 1]}
+    changed = mix(sources, schedule=schedule, batch_size=4)
+    numbers = read_all(changed)
+    assert numbers[:20] == constant[:20]
+    assert numbers[20:28] == [*range(105, 113)]
+    assert numbers[28:34] == [15, 113, 16, 114, 17, 115]
+    later = mix(sources, schedule={**schedule, 9: [1, 3]}, batch_size=4)
+    assert read_all(later)[:36] == numbers[:36]
+    assert read_all(later)[36:44] != numbers[36:44]
+    # 15 of the first source are gone, and 13 of the second: 85 pairs are left.
+    assert len(numbers) == 28 + 2 * 85
+    endless = mix(sources, schedule=schedule, batch_size=4, exhausted="restart")
+    assert endless.read([10**9]).tolist()[0] in range(200)
+
+
+def test_every_prefix_of_a_mixture_has_the_counts_of_the_rule():
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        weights = rng.integers(1, 12, rng.integers(2, 5)).tolist()
+        sources = [Arrays(np.full(1000, i)) for i in range(len(weights))]
+        owners = mix(sources, weights).read(np.arange(200))
+        total = sum(weights)
+        for prefix in range(200):
+            counts = np.bincount(owners[:prefix], minlength=len(weights))
+            exact = np.array(weights) * prefix / total
+            assert (np.abs(counts - exact) < len(weights)).all()
+            assert counts[0] == -(-prefix * weights[0] // total)
+
+
+def test_weights_that_are_no_fractions_keep_to_their_proportions():
+    weights = [0.123456789, 0.5, 1.7]
+    owners = mix([Arrays(np.full(10**6, i)) for i in range(3)], weights).read(np.arange(10**5))
+    shares = np.bincount(owners) / 10**5
+    assert shares == pytest.approx(np.array(weights) / sum(weights), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda a, b: mix({"web": a, "code": b}, [1, 0]), r"weight of source 1 \(code\) is 0"),
+        (lambda a, b: mix([a, b], [1, -1]), r"weight of source 1 \(1\) is -1"),
+        (lambda a, b: mix([a, b], [1]), "1 weights and 2 sources"),
+        (lambda a, b: mix({"web": a}, {"code": 1}), "weights are for code.*sources are web"),
+        (lambda a, b: mix({"web": a, "none": a.skip(9)}), r"source 1 \(none\) is empty"),
+        (lambda a, b: mix([]), "no sources"),
+        (lambda a, b: mix([a, b], schedule={1: [1, 1]}, batch_size=2), "must rise from 0"),
+        (lambda a, b: mix([a, b], schedule={0: [1, 1]}), "mix: batch_size"),
+        (lambda a, b: mix([a, b], schedule={0: [1, 0]}, batch_size=2), "0 at all steps"),
+        (lambda a, b: mix([a, b], [1, 1], schedule={0: [1, 1]}), "not both"),
+        (lambda a, b: mix([a.batch(2)]), r"source 0 \(0\) is a Batches"),
+        (lambda a, b: zip_datasets([a, b]), "several lengths: 0 has 9, 1 has 4"),
+        (lambda a, b: zip_datasets({"a": a.take(1).skip(1)}), "is empty"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused_at_once(build: Any, message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        build(count_from(0, 9), count_from(100, 4))
+
+
+def test_examples_of_several_structures_are_refused_with_both():
+    mixed = mix([Arrays({"x": np.arange(4)}), Arrays({"y": np.arange(4)})])
+    with pytest.raises(DataError, match="several structures.*'x'.*'y'"):
+        mixed.read([0, 1])
+
+
+def test_an_error_in_a_mixture_names_source_and_example():
+    def fail(example: Any) -> Any:
+        raise ValueError("broken")
+
+    mixed = mix({"good": count_from(0, 9), "bad": count_from(0, 9).map(fail)})
+    with pytest.raises(ValueError, match="broken") as caught:
+        mixed.batch(4).read(1)
+    assert caught.value.__notes__[0] == "in map(fail), of example 2 of Arrays"
+    with pytest.raises(ValueError, match="broken") as caught:
+        mix({"a": count_from(0, 9), "b": count_from(0, 9)}).map(fail).batch(4).read(1)
+    assert caught.value.__notes__[0] == "in map(fail), of example 2 of Arrays (a)"
+
+
+def test_pairs_end_with_the_shortest_or_begin_shorter_sources_again():
+    sources = {"a": count_from(0, 5), "b": count_from(10, 2)}
+    shortest = zip_datasets(sources, length="min")
+    assert [(int(e["a"]), int(e["b"])) for e in shortest.iter_examples()] == [(0, 10), (1, 11)]
+    cycle = zip_datasets(sources, length="cycle")
+    pairs = [(int(e["a"]), int(e["b"])) for e in cycle.iter_examples()]
+    assert pairs == [(0, 10), (1, 11), (2, 10), (3, 11), (4, 10)]
+    first = next(islice(zip_datasets([*sources.values()], length="min").iter_examples(), 1))
+    assert isinstance(first, tuple)
+    assert tuple(map(int, first)) == (0, 10)
+
+
+def test_mixtures_and_pairs_resume_at_every_position():
+    def build_source() -> Any:
+        left = Arrays({"x": np.arange(11)}).shuffle()
+        right = Arrays({"x": np.arange(100, 104)}).shuffle()
+        mixed = mix([left, right], [2, 1], exhausted="restart")
+        return zip_datasets([mixed, mixed.shuffle()]).batch(2)
+
+    check_source(build_source)

@@ -1,0 +1,113 @@
+"""Statistics of datasets against NumPy over the whole array, and what is done with them."""
+
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError, DataError
+from fulgurite_data import Arrays, Items, MapOnDevice, Statistics, compute_statistics
+
+
+def make_images() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (700, 4, 5, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("per", "axes"), [("channel", (0, 1, 2)), ("element", (0,)), ("array", (0, 1, 2, 3))]
+)
+def test_statistics_are_those_of_the_whole_array(per: Any, axes: tuple[int, ...]):
+    images = make_images()
+    statistics = compute_statistics(Arrays({"image": images}), "image", per=per)
+    exact = images.astype(np.float64)
+    assert statistics.mean["image"] == pytest.approx(exact.mean(axes), rel=1e-12)
+    assert statistics.std["image"] == pytest.approx(exact.std(axes), rel=1e-12)
+    normalized = Arrays({"image": images, "label": np.arange(700)}).normalize(statistics)
+    batch = normalized.batch(700).read(0)
+    assert batch["image"].dtype == np.float32
+    assert batch["image"].astype(np.float64).mean(axes) == pytest.approx(0, abs=1e-6)
+    assert batch["image"].astype(np.float64).std(axes) == pytest.approx(1, abs=1e-5)
+    assert batch["label"].tolist() == [*range(700)]
+
+
+def test_a_large_mean_costs_no_accuracy():
+    values = 1e9 + np.random.default_rng(0).normal(size=5000)
+    statistics = compute_statistics(Arrays({"x": values}), "x")
+    assert statistics.std["x"] == pytest.approx(values.std(), rel=1e-6)
+
+
+def test_what_does_not_vary_becomes_zero_and_sequences_are_normalized_as_a_whole():
+    constant = Arrays({"x": np.full((5, 2), 7.0)})
+    assert not constant.normalize(compute_statistics(constant, "x")).get(0)["x"].any()
+    items = [{"x": np.arange(n, dtype=np.float32)} for n in (2, 5, 3)]
+    ragged = Items(items)
+    flat = np.concatenate([item["x"] for item in items])
+    statistics = compute_statistics(ragged, "x")
+    assert statistics.std["x"] == pytest.approx(flat.std())
+    expected = (items[1]["x"] - flat.mean()) / flat.std()
+    assert ragged.normalize(statistics).get(1)["x"] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ConfigurationError, match="unequal lengths"):
+        compute_statistics(ragged, "x", per="element")
+
+
+def test_statistics_are_saved_once_and_belong_to_their_dataset(tmp_path: Path):
+    path = tmp_path / "statistics.json"
+    images = Arrays({"image": make_images()})
+    computed = compute_statistics(images, "image", path=path)
+    before = path.stat().st_mtime_ns
+    loaded = compute_statistics(images, "image", path=path)
+    assert path.stat().st_mtime_ns == before
+    assert loaded.mean["image"].tolist() == computed.mean["image"].tolist()
+    assert loaded.std["image"].tolist() == computed.std["image"].tolist()
+    stages = [
+        images.normalize(statistics).batch(2).get_identity() for statistics in (loaded, computed)
+    ]
+    assert stages[0] == stages[1]
+    with pytest.raises(DataError, match="remove it, or choose another path"):
+        compute_statistics(images.take(5), "image", path=path)
+    path.write_text("{}")
+    with pytest.raises(DataError, match="does not hold statistics"):
+        Statistics.load(path)
+
+
+def test_what_has_no_statistics_is_refused():
+    dataset = Arrays({"x": np.array([1.0, np.nan])})
+    with pytest.raises(DataError, match="x holds a number that is not finite"):
+        compute_statistics(dataset, "x")
+    with pytest.raises(ConfigurationError, match="no array 'y'"):
+        compute_statistics(dataset, "y")
+    with pytest.raises(ConfigurationError, match="name at least one"):
+        compute_statistics(dataset)
+    with pytest.raises(ConfigurationError, match=r"before shuffle\(\)"):
+        compute_statistics(dataset.shuffle(), "x")
+
+
+class Sum(fg.Module):
+    weight: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(fg.metrics.Mean.from_values(self.weight * batch["x"]))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(1.0)
+
+
+def test_a_map_on_the_device_is_part_of_the_step_of_training():
+    def double(batch: Any) -> Any:
+        assert not isinstance(batch["x"], np.ndarray)
+        return {"x": 2.0 * batch["x"]}
+
+    def add_noise(batch: Any, key: jax.Array) -> Any:
+        return {"x": batch["x"] + jax.random.uniform(key, batch["x"].shape)}
+
+    batches = Arrays({"x": np.ones(4, np.float32)}).batch(4)
+    plain = fg.Engine(steps=1, plugins=[MapOnDevice(double)]).fit(Sum(jnp.zeros(())), batches)
+    assert float(plain.module.weight) == -2.0
+    noisy = fg.Engine(steps=1, plugins=[MapOnDevice(add_noise, rng=True)])
+    assert -2.0 < float(noisy.fit(Sum(jnp.zeros(())), batches).module.weight) < -1.0
+    with pytest.raises(ConfigurationError, match="MapOnDevice: function"):
+        MapOnDevice(3)  # type: ignore[arg-type]
