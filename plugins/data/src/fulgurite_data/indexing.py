@@ -82,9 +82,10 @@ class Shuffle:
         if not self.reshuffle:
             at = at.at_epoch(0)
         key = at.make_key(level)
-        first = int(indices[0]) // _BLOCK * _BLOCK
-        is_run = len(indices) < _BLOCK and bool((np.diff(indices) == 1).all())
-        if not is_run or int(indices[-1]) >= first + _BLOCK:
+        low, high = int(indices[0]), int(indices[-1])
+        first = low // _BLOCK * _BLOCK
+        is_in_block = high < first + _BLOCK and high - low == len(indices) - 1
+        if not is_in_block or not (indices[1:] > indices[:-1]).all():
             return Places(permute(indices, self.length, key))
         # Replaced as a whole, because threads share it.
         block = self._block
