@@ -248,5 +248,6 @@ class EvaluationProgramCache(Generic[AnyProgram]):
         if self._compilations.is_observed:
             # jax keeps the executable for the call that follows.
             traced = program.trace(*arguments)
-            compiled = traced.lower().compile()
-            self._compilations.report(self._name, batch_spec, compiled, traced.jaxpr)
+            lowered = traced.lower()
+            compiled = lowered.compile()
+            self._compilations.report(self._name, batch_spec, traced, lowered, compiled)

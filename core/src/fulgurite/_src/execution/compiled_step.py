@@ -255,7 +255,7 @@ class CompiledStep:
             options = choose_compiler_options(lowered, arguments[0])
             compiled = compile_lowered(lowered, arguments, options)
         self._compiled_specs.append(batch_spec)
-        self._services.compilations.report("step", batch_spec, compiled, traced.jaxpr)
+        self._services.compilations.report("step", batch_spec, traced, lowered, compiled)
         return compiled
 
     def _check_spec(self, spec: Any, where: str) -> None:
