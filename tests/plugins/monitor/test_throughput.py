@@ -201,6 +201,13 @@ def test_padding_is_not_counted_and_items_are_what_the_function_says() -> None:
     assert {name.partition("/")[0] for name in result.history} == {"train"}
 
 
+def test_error_in_a_count_names_what_was_counted() -> None:
+    throughput = Throughput(items={"tokens": lambda batch: batch["tokens"].size})
+    with pytest.raises(KeyError) as caught:
+        fit(throughput, make_rows(16))
+    assert "while Throughput counted the tokens of a batch" in caught.value.__notes__
+
+
 def test_padding_of_data_on_the_device_is_not_counted() -> None:
     records, _ = fit(Throughput(), make_rows(11, remainder="pad", on_device=True))
     for values in records.values:

@@ -137,7 +137,11 @@ class Throughput(fg.Plugin):
             counts["batches"] += 1
             counts["examples"] += _count_examples(item.batch, is_on_device)
             for name, count_items in self.items.items():
-                counts[name] += count_items(item.batch)
+                try:
+                    counts[name] += count_items(item.batch)
+                except Exception as error:
+                    error.add_note(f"while Throughput counted the {name} of a batch")
+                    raise
             if len(flops_by_shapes) == 1:
                 (flops,) = flops_by_shapes.values()
             else:
