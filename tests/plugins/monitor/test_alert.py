@@ -133,7 +133,7 @@ def test_webhook_gets_json_and_one_that_is_dead_does_not_stop_training() -> None
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None: ...
+        def log_message(self, format: str, *args: Any) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -67,7 +67,7 @@ def test_fit_notes_its_times_and_logs_them_as_telemetry(tmp_path: Path) -> None:
     began = time.time()
     result = engine.fit(Line, make_rows(64))
     elapsed = time.time() - began
-    assert [record.step for record in records.records] == [2, 4, 6]
+    assert [record.step for record in records.records] == [2, 6]  # within a second
     last = records.values[-1]
     assert {record.stream for record in records.records} == {"telemetry"}
     report = read_goodput(tmp_path)
@@ -130,19 +130,15 @@ def run_attempts(
         durations: of a save, an evaluation, a batch and a restore.
         num_steps: of the run.
     """
-    began = time.time()
+    began = ended = time.time()
     time_down = 0.0
     for kill_at in (*kills, 0):
         arguments = [str(argument) for argument in (run_dir, kill_at, *durations, num_steps)]
         process = subprocess.Popen([sys.executable, PROGRAM, *arguments])
-        started = time.time()
-        expected = -signal.SIGKILL if kill_at else 0
-        assert process.wait() == expected
+        time_down += time.time() - ended
+        assert process.wait() == (-signal.SIGKILL if kill_at else 0)
         ended = time.time()
-        if kill_at:
-            time.sleep(down)
-            time_down += time.time() - ended
-    assert started < ended
+        time.sleep(down if kill_at else 0)
     return read_goodput(run_dir), ended - began, time_down
 
 

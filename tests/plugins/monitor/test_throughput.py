@@ -78,6 +78,7 @@ def make_rows(num_examples: int, batch_size: int = 8, **options: Any) -> fg.Arra
 def fit(
     throughput: Throughput, data: Any, steps: int = 6, **settings: Any
 ) -> tuple[Records, fg.FitResult]:
+    throughput.interval = 0
     records = Records("throughput")
     plugins = [throughput, records, *settings.pop("plugins", [])]
     engine = fg.Engine(steps=steps, log_every=2, autoload=False, plugins=plugins, **settings)
@@ -225,7 +226,9 @@ def test_batches_of_two_shapes_count_each_with_its_own_flops() -> None:
 
 def test_another_fit_of_the_same_engine_knows_the_flops() -> None:
     records = Records("throughput")
-    engine = fg.Engine(steps=6, log_every=2, autoload=False, plugins=[Throughput(), records])
+    engine = fg.Engine(
+        steps=6, log_every=2, autoload=False, plugins=[Throughput(interval=0), records]
+    )
     for _ in range(2):
         engine.fit(Line, make_rows(64))
     assert len(records.values) == 4
@@ -233,6 +236,14 @@ def test_another_fit_of_the_same_engine_knows_the_flops() -> None:
         assert values["flops_per_second"] == pytest.approx(
             values["batches_per_second"] * LINE_FLOPS
         )
+
+
+def test_log_steps_that_come_fast_have_few_records() -> None:
+    records = Records("throughput")
+    plugins = [Throughput(interval=3600), records]
+    engine = fg.Engine(steps=12, log_every=2, autoload=False, plugins=plugins)
+    engine.fit(Line, make_rows(64))
+    assert [record.step for record in records.records if record.kind == "scalars"] == [4]
 
 
 # --- utilization ----------------------------------------------------------------------------------
@@ -264,7 +275,7 @@ def test_device_of_unknown_peak_has_no_utilization_and_one_message() -> None:
 
 def test_program_that_was_compiled_before_has_no_flops_and_one_message() -> None:
     records = Records("throughput")
-    throughput = Throughput(peak_flops=1e12)
+    throughput = Throughput(peak_flops=1e12, interval=0)
     engine = fg.Engine(
         steps=6, log_every=2, autoload=False, plugins=[throughput, records], steps_per_execution=1
     )
@@ -289,6 +300,7 @@ def test_every_peak_has_a_source_and_is_of_dense_products() -> None:
     ("options", "message"),
     [
         ({"items": {"tokens": 3}}, "give a function of the batch"),
+        ({"interval": -1}, "give seconds, or 0"),
         ({"window": 1}, "2 log steps or more"),
         ({"peak_flops": 0}, "peak_flops is 0"),
         ({"flops_per_step": -1.0}, "flops_per_step is -1.0"),

@@ -98,11 +98,17 @@ class Alert(fg.Plugin):
         watched = self._watched
         if record.kind != "scalars" or watched.run is None:
             return
+        if isinstance(self._condition, Comparison):
+            numbers = self._condition.select(record)
+        else:
+            numbers = {f"{record.source}/{name}": value for name, value in record.values.items()}
         numbers = {
-            f"{record.source}/{name}": float(value)
-            for name, value in record.values.items()
+            name: float(value)
+            for name, value in numbers.items()
             if isinstance(value, bool | int | float)
         }
+        if not numbers:
+            return
         watched.values |= numbers
         was_fulfilled = watched.is_fulfilled
         watched.is_fulfilled = bool(self._condition(watched.values))

@@ -4,7 +4,16 @@ from collections.abc import Iterable, Mapping
 
 from fulgurite.plugins import BoundAction
 
-BUCKETS = ("steps", "start", "compile", "data", "evaluation", "save", "restore", "other")
+BUCKETS: tuple[str, ...] = (
+    "steps",
+    "start",
+    "compile",
+    "data",
+    "evaluation",
+    "save",
+    "restore",
+    "other",
+)
 """Into which the seconds of one attempt fall: `steps` are those that train."""
 
 _CORE = {

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -43,6 +44,13 @@ class Comparison:
         self.name = match[1]
         self._compare = _OPERATORS[match[2]]
         self._limit = limit
+
+    def select(self, record: fg.Record) -> dict[str, Any]:
+        """Return what a record says of the value, by its name; nothing if it is not in it."""
+        prefix = f"{record.source}/"
+        key = self.name.removeprefix(prefix)
+        is_in_record = self.name.startswith(prefix) and key in record.values
+        return {self.name: record.values[key]} if is_in_record else {}
 
     def __call__(self, values: Mapping[str, Any]) -> bool:
         """Return whether it is fulfilled.

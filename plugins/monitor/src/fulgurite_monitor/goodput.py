@@ -19,6 +19,10 @@ from fulgurite_monitor.buckets import Classifier
 from fulgurite_monitor.ledger import AttemptTimes, add_up, read_attempts, write_attempt
 
 JOIN_SECONDS = 5.0
+LOG_SECONDS = 1.0
+"""Between two records, where log steps come faster."""
+NOTE_SECONDS = 0.1
+"""Between two notes, likewise."""
 _has_trained = threading.Event()
 """Whether a fit has begun in this process: the time before the first one is part of its start."""
 
@@ -26,7 +30,7 @@ _has_trained = threading.Event()
 @hide_constructor_frames
 @dataclass(eq=False)
 class Goodput(RunPlugin):
-    """Note where the time of a run goes, over all its attempts, and log it at each log step.
+    """Note where the time of a run goes, over all its attempts, and log it at log steps.
 
     The wall time of a run is from the begin of its first attempt, which is that of its process, to
     the last sign of life of the newest. Of it, *goodput* is the share of `steps`: the time in which
@@ -34,11 +38,11 @@ class Goodput(RunPlugin):
     making the state), `compile`, `data` (waiting for batches), `evaluation`, `save`, `restore`,
     `lost` (steps that were trained and lost by a crash), `down` (from the last sign of life to the
     next start) and `other`, such as plugins. The telemetry of the source `goodput` has `goodput`
-    and `BUCKET_seconds`.
+    and `BUCKET_seconds`, at the first log step of each second and at the last step.
 
     With a run directory, a thread notes this in `goodput/ATTEMPT` there, every `interval` seconds
-    and at each log step: `read_goodput` reads it. How long a run that was killed had been stepping
-    is known to that interval.
+    and at log steps: `read_goodput` reads it. How long a run that was killed had been stepping is
+    known to that interval.
 
     Example:
         from fulgurite_monitor import Goodput
@@ -99,6 +103,11 @@ class Goodput(RunPlugin):
             error, noter.error = noter.error, None
             run.report_failure(self.registered_name, "the times of the run cannot be noted", error)
         noter.book()
+        is_last = run.step == run.step_range.stop
+        now = perf_counter()
+        if now < noter.next_log and not is_last:
+            return
+        noter.next_log = now + LOG_SECONDS
         report = add_up([*noter.earlier, noter.read_times()])
         values = {f"{bucket}_seconds": value for bucket, value in report.seconds.items()}
         values |= {"goodput": report.goodput, "wall_seconds": report.wall}
@@ -143,6 +152,7 @@ class _Noter:
     Attributes:
         earlier: what is noted of earlier attempts.
         error: why nothing is noted any more, or None.
+        next_log: when the next record may be logged.
 
     Args:
         run: the run.
@@ -152,6 +162,7 @@ class _Noter:
 
     def __init__(self, run: fg.Run, clock: _Clock, interval: float) -> None:
         self.error: Exception | None = None
+        self.next_log = 0.0
         self._run = run
         self._clock = clock
         self._interval = interval
@@ -162,7 +173,7 @@ class _Noter:
         self.earlier = [] if self._path is None else read_attempts(self._path)
         self._unbooked = 0.0
         self._wanted = threading.Event()
-        self._is_stopped = False
+        self._ending = threading.Event()
         self.book()
         self._thread = threading.Thread(target=self._note, name="fulgurite goodput", daemon=True)
         if self._path is not None:
@@ -201,7 +212,7 @@ class _Noter:
     def stop(self) -> None:
         """Note for the last time. A disk that hangs is left."""
         self.book()
-        self._is_stopped = True
+        self._ending.set()
         self._wanted.set()
         if self._path is not None:
             self._thread.join(JOIN_SECONDS)
@@ -213,9 +224,10 @@ class _Noter:
             while not is_last:
                 self._wanted.wait(self._interval)
                 self._wanted.clear()
-                is_last = self._is_stopped
+                is_last = self._ending.is_set()
                 self._run.run_dir.assert_locked(within=1.0)
                 write_attempt(self._path, self.read_times())
+                self._ending.wait(NOTE_SECONDS)
         except Exception as error:
             self.error = error
 

@@ -28,18 +28,22 @@ class _Meter:
     Attributes:
         window: of the newest log steps.
         counts: by name, since the fit began.
-        has_explained: whether the user was told what MFU is made of.
+        classifier: of what the time was spent on.
+        first_step: the step at which the fit began.
+        last_logged: when the newest record was logged; None before the first.
     """
 
     window: RateWindow
     counts: dict[str, float]
-    has_explained: bool = False
+    classifier: Classifier
+    first_step: int
+    last_logged: float | None = None
 
 
 @hide_constructor_frames
 @dataclass(eq=False)
 class Throughput(fg.Plugin):
-    """Log how fast a run trains, at each log step, as telemetry.
+    """Log how fast a run trains, at log steps, as telemetry.
 
     The records of the source `throughput` have `batches_per_second`, `examples_per_second` (padding
     does not count), `NAME_per_second` for each of `items`, and, if they are known,
@@ -61,7 +65,9 @@ class Throughput(fg.Plugin):
     Attributes:
         items: what else is counted, by name: `count(batch)` returns the number of them in a batch
             as the data source yields it. It is called for every batch, on the host.
-        window: the number of log steps that a rate is over.
+        window: the number of log steps that a rate is over: with 2, from one to the next.
+        interval: seconds that are between two records at least. Of log steps that come faster most
+            are passed over, and a rate is over those that are not.
         peak_flops: of one device, a second; by default that of the table.
         flops_per_step: of all devices; by default they are counted. Give them where a step calls
             kernels of its own, in which nothing is counted.
@@ -69,6 +75,7 @@ class Throughput(fg.Plugin):
 
     items: Mapping[str, Callable[[Any], float]] = field(default_factory=dict)
     window: int = 2
+    interval: float = 1.0
     peak_flops: float | None = None
     flops_per_step: float | None = None
     _meter = fg.PerFit["_Meter | None"](lambda: None)
@@ -84,6 +91,10 @@ class Throughput(fg.Plugin):
         check_positive_int(self.window, "Throughput: window")
         if self.window < 2:
             raise ConfigurationError("Throughput: window is 1; a rate is over 2 log steps or more")
+        if not self.interval >= 0:
+            raise ConfigurationError(
+                f"Throughput: interval is {self.interval!r}; give seconds, or 0 for each log step"
+            )
         for name in ("peak_flops", "flops_per_step"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -127,14 +138,17 @@ class Throughput(fg.Plugin):
                 "ArrayData(on_device=True) has no batches on the host: leave out items, or "
                 "on_device"
             )
-        names = ["batches", "examples", *self.items, "flops"]
-        meter = _Meter(RateWindow(self.window), dict.fromkeys(names, 0.0))
+        meter = _Meter(
+            RateWindow(self.window),
+            dict.fromkeys(["examples", *self.items, "flops"], 0.0),
+            Classifier(run.engine.actions),
+            run.step,
+        )
         self._meter = meter
         flops_by_shapes = self._get_program(run)
         counts = meter.counts
 
         def count(item: BatchItem) -> None:
-            counts["batches"] += 1
             counts["examples"] += _count_examples(item.batch, is_on_device)
             for name, count_items in self.items.items():
                 try:
@@ -154,11 +168,15 @@ class Throughput(fg.Plugin):
         """Log the rates of the newest window."""
         meter = self._meter
         assert meter is not None
-        seconds = Classifier(run.engine.actions).add_up(run.timings.seconds)
-        trained = perf_counter() - sum(seconds[pause] for pause in PAUSES)
+        now = perf_counter()
+        if meter.last_logged is not None and now < meter.last_logged + self.interval:
+            return
+        seconds = meter.classifier.add_up(run.timings.seconds)
+        trained = now - sum(seconds[pause] for pause in PAUSES)
+        num_batches = run.step - meter.first_step
         if self.flops_per_step is not None:
-            meter.counts["flops"] = self.flops_per_step * meter.counts["batches"]
-        rates = meter.window.update(trained, dict(meter.counts))
+            meter.counts["flops"] = self.flops_per_step * num_batches
+        rates = meter.window.update(trained, {"batches": num_batches, **meter.counts})
         if rates is None:
             return
         flops = rates.pop("flops")
@@ -169,9 +187,9 @@ class Throughput(fg.Plugin):
         if flops > 0:
             values["flops_per_second"] = flops
             values |= self._compare_with_peak(run, flops)
-        if not meter.has_explained:
-            meter.has_explained = True
+        if meter.last_logged is None:
             run.notify(self.registered_name, self._explain(run, meter, flops))
+        meter.last_logged = now
         run.log_scalars(self.registered_name, values, stream="telemetry")
 
     def _get_program(self, run: fg.Run) -> dict[Any, float]:
@@ -195,8 +213,8 @@ class Throughput(fg.Plugin):
             return {}
         return {"mfu": flops / (peak * num_devices), "peak_flops_per_second": peak * num_devices}
 
-    def _find_peak(self, device: jax.Device) -> tuple[float | None, str]:
-        """Return the peak of a device, and where it is from."""
+    def _find_peak(self, device: Any) -> tuple[float | None, str]:
+        """Return the peak of a `jax.Device`, and where it is from."""
         if self.peak_flops is not None:
             return self.peak_flops, "Throughput(peak_flops=...)"
         peak = find_peak(device.device_kind)
@@ -216,7 +234,7 @@ class Throughput(fg.Plugin):
                 "no MFU: the FLOPs of a step are not known, because its program was compiled "
                 "before this fit; Throughput(flops_per_step=...) gives them"
             )
-        mean = meter.counts["flops"] / meter.counts["batches"]
+        mean = meter.counts["flops"] / (run.step - meter.first_step)
         origin = "products of matrices and convolutions in the traced step"
         if self.flops_per_step is not None:
             origin = "Throughput(flops_per_step=...)"
@@ -226,7 +244,7 @@ class Throughput(fg.Plugin):
         )
 
 
-def _get_devices(run: fg.Run) -> tuple[jax.Device, int]:
+def _get_devices(run: fg.Run) -> tuple[Any, int]:
     """Return a device of a run, and how many it trains on."""
     mesh = run.engine.sharding.mesh
     if mesh is None:
