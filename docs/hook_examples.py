@@ -200,7 +200,8 @@ class Diary:
         self.notes.append(f"{source}: {metrics['loss']}")
 
     @fg.hookimpl
-    def on_compile(self, run, name, batch_spec, compiled, jaxpr):
+    def on_compile(self, run, name, batch_spec, compiled, jaxpr, lowered):
+        assert "stablehlo" in lowered.as_text()
         memory = compiled.memory_analysis().temp_size_in_bytes
         self.notes.append(f"{name}: {len(jaxpr.eqns)} operations, {memory} bytes for {batch_spec}")
 

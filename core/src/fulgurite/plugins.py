@@ -13,7 +13,7 @@ from fulgurite._src.data.seekable import Seed, SeekableSource
 from fulgurite._src.data.sources import get_split
 from fulgurite._src.evaluation.batch_metrics import as_numbers
 from fulgurite._src.evaluation.evaluation import EvaluationResult, MetricFunctions
-from fulgurite._src.execution.flops import count_flops
+from fulgurite._src.execution.flops import count_flops, count_model_flops
 from fulgurite._src.execution.program import Program
 from fulgurite._src.face_names import make_getattr
 from fulgurite._src.fit.engine_view import EngineView
@@ -176,6 +176,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "Program",
     "TrainStep",
     "count_flops",
+    "count_model_flops",
     "TrainingLength",
     # Trees: paths, leaves, shapes.
     "PathPattern",

@@ -401,6 +401,7 @@ def on_compile(
     batch_spec: PyTree,
     compiled: jax.stages.Compiled,
     jaxpr: ClosedJaxpr,
+    lowered: jax.stages.Lowered,
 ) -> None:
     """React to a new executable: `compiled.cost_analysis()` and `compiled.memory_analysis()` say
     what it costs.
@@ -412,6 +413,7 @@ def on_compile(
         compiled: the executable. Its `cost_analysis()` counts the body of a loop once, and on a
             mesh what one device does.
         jaxpr: the program as it was traced, with the trip counts of its loops, for the whole mesh.
+        lowered: the program as it was handed to XLA: `lowered.as_text()` is what XLA began with.
     """
 
 

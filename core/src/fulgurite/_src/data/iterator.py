@@ -6,7 +6,7 @@ A `DataSource` or `ArrayData` describes where batches come from and holds no pos
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -57,6 +57,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         resume: whether it then continues with the same batches, as `DataSource.resume` says; None
             where nobody knows.
         resume_hint: what is known of sources of this library; empty if nothing is.
+        process: which part of each batch is read, and how many parts there are.
         is_shared: whether the position is that of all processes together, as for a
             `SeekableSource`; in other sources each process has its own.
     """
@@ -91,6 +92,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
                 batch holds anything but numbers.
         """
         self.data = data
+        self.process = process
         options = as_data(data)
         if options.resume == "restart":
             position = None
@@ -116,6 +118,7 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         self._ahead: deque[BatchItem] = deque()
         self._num_consumed: int = position["batch"]
         self._restore_on_close = restore_on_close
+        self._observers: list[Callable[[BatchItem], object]] = []
         # Where the source is left by `close`.
         self._final_position = self._reader.get_position()
 
@@ -147,6 +150,11 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
         """
         for _ in range(count):
             self._note_consumed(self._ahead.popleft())
+
+    def observe(self, observer: Callable[[BatchItem], object]) -> None:
+        """Have a function called with each item that is consumed from now on, on the thread that
+        consumes it; what it takes delays every step."""
+        self._observers.append(observer)
 
     def iter_known_batches(self) -> Iterator[tuple[int, Any]]:
         """Yield batches of which the shapes are known before they are read, one of each kind, each
@@ -181,6 +189,8 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
 
     def _note_consumed(self, item: BatchItem) -> None:
         self._reader.note_consumed(item)
+        for observer in self._observers:
+            observer(item)
         if not self._restore_on_close:
             self._final_position = item.position
         self._num_consumed += 1

@@ -19,7 +19,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Bool
 
 from fulgurite._src.evaluation.target import EvalTarget
@@ -240,7 +239,7 @@ class EvaluationProgramCache(Generic[AnyProgram]):
         self._programs: dict[Any, AnyProgram] = {}
         # By target, the shapes of the batches that its programs were compiled for.
         self._batch_specs: dict[Any, dict[Any, Any]] = {}
-        self._begun: dict[Any, tuple[Compilation, ClosedJaxpr]] = {}
+        self._begun: dict[Any, tuple[Compilation, jax.stages.Traced]] = {}
         self._executables: dict[Any, jax.stages.Compiled] = {}
 
     def get(self, target: EvalTarget, batch: Any) -> AnyProgram:
@@ -316,22 +315,22 @@ class EvaluationProgramCache(Generic[AnyProgram]):
             where = f"batch {index} of {self._name}"
             compilations.check_limit(where, batch_spec, list(specs.values()))
         begun = self._begun.pop(key, None)
-        compilation, jaxpr = begun or self._lower(jitted, arguments)
+        compilation, traced = begun or self._lower(jitted, arguments)
         with timings.time("compile"):
             executable = compilation.wait(patience)
         timings.background_seconds["compile"] += compilation.background_seconds
         if signature not in specs:
             specs[signature] = batch_spec
-            compilations.report(self._name, batch_spec, executable, jaxpr)
+            compilations.report(self._name, batch_spec, traced, compilation.lowered, executable)
         return executable
 
     def _lower(
         self, jitted: jax.stages.Wrapped, arguments: tuple[Any, ...]
-    ) -> tuple[Compilation, ClosedJaxpr]:
+    ) -> tuple[Compilation, jax.stages.Traced]:
         """Return the compilation of a program, which has yet to start, and what was traced."""
         with self._services.timings.time("compile", calls=0):
             traced = jitted.trace(*arguments)
-            return Compilation(traced.lower(), arguments), traced.jaxpr
+            return Compilation(traced.lower(), arguments), traced
 
 
 def _sign_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -257,7 +257,7 @@ class CompiledStep:
             compilation,
             list_argument_specs(arguments),
             batch_spec,
-            traced.jaxpr,
+            traced,
             self._traced_output_layout,
         )
 
@@ -268,7 +268,10 @@ class CompiledStep:
             executable = step.compilation.wait(patience)
         timings.background_seconds["compile"] += step.compilation.background_seconds
         self._compiled_specs.append(step.batch_spec)
-        self._services.compilations.report("step", step.batch_spec, executable, step.jaxpr)
+        lowered = step.compilation.lowered
+        self._services.compilations.report(
+            "step", step.batch_spec, step.traced, lowered, executable
+        )
         return executable
 
     def _check_spec(self, spec: Any, where: str) -> None:

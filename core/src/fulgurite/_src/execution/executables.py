@@ -87,6 +87,7 @@ class Compilation:
     Attributes:
         background_seconds: that XLA compiled while nobody waited; known once somebody has waited.
         future: the executable, or what XLA has raised.
+        lowered: the program.
 
     Args:
         lowered: the program.
@@ -98,6 +99,7 @@ class Compilation:
         self, lowered: jax.stages.Lowered, arguments: Any, options: dict[str, Any] | None = None
     ) -> None:
         self.background_seconds = 0.0
+        self.lowered = lowered
         self._seconds = 0.0
         self.future: Future[jax.stages.Compiled] = Future()
         self._key = _find_key(lowered, arguments, options)

@@ -12,6 +12,8 @@ from typing import Any
 from jax import numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from fulgurite._src.training.nonfinite import FINITE_CHECK
+
 _PER_ELEMENT = frozenset(
     "abs acos acosh add add_any asin asinh atan atan2 atanh cbrt ceil clamp cos cosh cumlogsumexp "
     "cummax cummin cumprod cumsum digamma div erf erf_inv erfc exp exp2 expm1 floor integer_pow "
@@ -24,6 +26,10 @@ _PER_OPERAND_ELEMENT = frozenset(
     "argmax argmin reduce_max reduce_min reduce_prod reduce_sum reduce_window_sum".split()
 )
 """Primitives of one operation for each element of their operand."""
+
+
+_NOT_OF_MODEL = (FINITE_CHECK, "rematted_computation")
+"""Scopes of equations: the second is JAX's for what `jax.checkpoint` computes a second time."""
 
 
 def count_flops(program: ClosedJaxpr) -> float:
@@ -50,7 +56,30 @@ def count_flops(program: ClosedJaxpr) -> float:
         program = jax.make_jaxpr(multiply)(jnp.ones((2, 3)), jnp.ones((3, 5)))
         flops = count_flops(program)  # 60.0
     """
-    return _count_equations(program.jaxpr)
+    return _sum_equations(program.jaxpr, _count_arithmetic)
+
+
+def count_model_flops(program: ClosedJaxpr) -> float:
+    """Return the floating-point operations that the model FLOPs utilization (MFU) is made of.
+
+    They are those of `count_flops`, with two differences: only products of matrices and
+    convolutions count, and what `jax.checkpoint` computes again for the backward pass does not.
+
+    Args:
+        program: such as the `jaxpr` of the hook `on_compile`.
+
+    Example:
+        from fulgurite.plugins import count_model_flops
+
+
+        def add_product(a, b):
+            return a @ b + 1
+
+
+        program = jax.make_jaxpr(add_product)(jnp.ones((2, 3)), jnp.ones((3, 5)))
+        flops = count_model_flops(program)  # 60.0, without the 10 additions
+    """
+    return _sum_equations(program.jaxpr, _count_new_product)
 
 
 def contains_primitive(program: ClosedJaxpr, name: str) -> bool:
@@ -92,23 +121,47 @@ def _has_equation(jaxpr: Jaxpr, name: str) -> bool:
     return False
 
 
-def _count_equations(jaxpr: Jaxpr) -> float:
-    return sum((_count_equation(equation) for equation in jaxpr.eqns), start=0.0)
+Count = Callable[[JaxprEqn], float | None]
+"""The operations of an equation; None where those of the programs in it are its own."""
 
 
-def _count_equation(equation: JaxprEqn) -> float:
+def _sum_equations(jaxpr: Jaxpr, count: Count) -> float:
+    return sum((_sum_equation(equation, count) for equation in jaxpr.eqns), start=0.0)
+
+
+def _sum_equation(equation: JaxprEqn, count: Count) -> float:
+    flops = count(equation)
+    if flops is not None:
+        return flops
+    add_up = _STRUCTURES.get(equation.primitive.name, _sum_inner)
+    return add_up(equation, count)
+
+
+def _sum_inner(equation: JaxprEqn, count: Count) -> float:
+    return sum((_sum_equations(inner, count) for inner in _iter_jaxprs(equation)), start=0.0)
+
+
+def _count_arithmetic(equation: JaxprEqn) -> float | None:
     name = equation.primitive.name
-    count = _COUNTERS.get(name)
+    count = _PRODUCTS.get(name)
     if count is not None:
         return count(equation)
-    inner = list(_iter_jaxprs(equation))
-    if inner:
-        return sum(map(_count_equations, inner))
+    if name in ("scatter-add", "scatter-mul"):
+        return _count_elements([equation.invars[2]])
     if name in _PER_ELEMENT:
         return _count_elements(equation.outvars[:1])
     if name in _PER_OPERAND_ELEMENT:
         return _count_elements(equation.invars[:1])
-    return 0.0
+    return None
+
+
+def _count_new_product(equation: JaxprEqn) -> float | None:
+    """Count a product of the model, computed for the first time."""
+    scopes = str(equation.source_info.name_stack)
+    if any(scope in scopes for scope in _NOT_OF_MODEL):
+        return 0.0
+    count = _PRODUCTS.get(equation.primitive.name)
+    return None if count is None else count(equation)
 
 
 def _count_elements(variables: Any) -> float:
@@ -149,38 +202,35 @@ def _count_convolution(equation: JaxprEqn) -> float:
     return 2.0 * per_output * _count_elements(equation.outvars)
 
 
-def _count_scatter(equation: JaxprEqn) -> float:
-    _, _, updates = equation.invars
-    return _count_elements([updates])
+_PRODUCTS: dict[str, Callable[[JaxprEqn], float]] = {
+    "dot_general": _count_dot_general,
+    "conv_general_dilated": _count_convolution,
+}
 
 
-def _count_scan(equation: JaxprEqn) -> float:
-    return equation.params["length"] * _count_equations(equation.params["jaxpr"].jaxpr)
+def _sum_scan(equation: JaxprEqn, count: Count) -> float:
+    return equation.params["length"] * _sum_equations(equation.params["jaxpr"].jaxpr, count)
 
 
-def _count_while(equation: JaxprEqn) -> float:
-    return _count_equations(equation.params["body_jaxpr"].jaxpr)
+def _sum_while(equation: JaxprEqn, count: Count) -> float:
+    return _sum_equations(equation.params["body_jaxpr"].jaxpr, count)
 
 
-def _count_cond(equation: JaxprEqn) -> float:
-    return max(_count_equations(branch.jaxpr) for branch in equation.params["branches"])
+def _find_dearest_branch(equation: JaxprEqn, count: Count) -> float:
+    return max(_sum_equations(branch.jaxpr, count) for branch in equation.params["branches"])
 
 
-def _count_shard_map(equation: JaxprEqn) -> float:
+def _sum_shard_map(equation: JaxprEqn, count: Count) -> float:
     """Return the count of all devices: the inner program is that of one."""
     mesh = equation.params["mesh"]
     axes = equation.params.get("manual_axes", mesh.axis_names)
     num_devices = math.prod(mesh.shape[axis] for axis in axes)
-    return num_devices * sum(map(_count_equations, _iter_jaxprs(equation)))
+    return num_devices * _sum_inner(equation, count)
 
 
-_COUNTERS: dict[str, Callable[[JaxprEqn], float]] = {
-    "dot_general": _count_dot_general,
-    "conv_general_dilated": _count_convolution,
-    "scatter-add": _count_scatter,
-    "scatter-mul": _count_scatter,
-    "scan": _count_scan,
-    "while": _count_while,
-    "cond": _count_cond,
-    "shard_map": _count_shard_map,
+_STRUCTURES: dict[str, Callable[[JaxprEqn, Count], float]] = {
+    "scan": _sum_scan,
+    "while": _sum_while,
+    "cond": _find_dearest_branch,
+    "shard_map": _sum_shard_map,
 }

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array
 
 from fulgurite._src.execution.executables import Compilation
@@ -70,14 +69,14 @@ class StepCompilation(NamedTuple):
         compilation: what XLA does.
         argument_specs: of the arguments that it is for, from `list_argument_specs`.
         batch_spec: the shapes of a batch.
-        jaxpr: the traced program.
+        traced: the program.
         output_layout: what the arrays are that leave the step.
     """
 
     compilation: Compilation
     argument_specs: list[Any]
     batch_spec: Any
-    jaxpr: ClosedJaxpr
+    traced: jax.stages.Traced
     output_layout: OutputLayout
 
     def fits(self, arguments: Any) -> bool:

@@ -329,6 +329,7 @@ class RecordDispatcher:
         self._plugins = plugins
         self._loggers = loggers
         self._is_closed = False
+        self._is_flushing = False
         self._closed_loggers: set[str] = set()
         self._left_out: set[str] = set()
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
@@ -478,16 +479,23 @@ class RecordDispatcher:
             wait: whether to wait for what is still being computed; otherwise it stays, with
                 everything after it.
         """
-        while self._waiting:
-            arrays, finish = self._waiting[0]
-            if not wait and not all(array.is_ready() for array in arrays):
-                return
-            self._waiting.popleft()
-            with self._plugins.timings.time("wait"):
-                jax.block_until_ready(arrays)
-            record = finish()
-            if record is not None:
-                self._dispatch(record)
+        if self._is_flushing and not wait:
+            return  # a logger emits a record: all loggers get the present one first
+        was_flushing = self._is_flushing
+        self._is_flushing = True
+        try:
+            while self._waiting:
+                arrays, finish = self._waiting[0]
+                if not wait and not all(array.is_ready() for array in arrays):
+                    return
+                self._waiting.popleft()
+                with self._plugins.timings.time("wait"):
+                    jax.block_until_ready(arrays)
+                record = finish()
+                if record is not None:
+                    self._dispatch(record)
+        finally:
+            self._is_flushing = was_flushing
 
     def record_failure(self, name: str, summary: str, error: BaseException, step: int) -> None:
         """Note in `failures` that something failed, which is left out from now on, and warn of it

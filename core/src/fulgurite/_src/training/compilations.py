@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.tree.specs import format_tree
@@ -37,16 +36,30 @@ class Compilations:
     run: MessageSink | None = None
 
     def report(
-        self, name: str, batch_spec: Any, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr
+        self,
+        name: str,
+        batch_spec: Any,
+        traced: jax.stages.Traced,
+        lowered: jax.stages.Lowered,
+        compiled: jax.stages.Compiled,
     ) -> None:
-        """Call `on_compile`; the arguments are those of the hook."""
+        """Call `on_compile`; the arguments are those of the hook, with the trace for its program.
+
+        Args:
+            name: of the program.
+            batch_spec: what it was compiled for.
+            traced: the program as it was traced.
+            lowered: what was handed to XLA.
+            compiled: the executable.
+        """
         self.plugins.hooks.on_compile.call(
             None if self.run is None else self.run.step,
             run=self.run,
             name=name,
             batch_spec=batch_spec,
             compiled=compiled,
-            jaxpr=jaxpr,
+            jaxpr=traced.jaxpr,
+            lowered=lowered,
         )
 
     def notify(self, message: str) -> None:

@@ -1,0 +1,249 @@
+"""Note what a run spends its time on, over all its attempts."""
+
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import fulgurite as fg
+import jax
+import psutil
+from fulgurite.errors import ConfigurationError
+from fulgurite.plugins import hide_constructor_frames
+from fulgurite_runs import RunPlugin
+
+from fulgurite_monitor.buckets import Classifier
+from fulgurite_monitor.ledger import AttemptTimes, add_up, read_attempts, write_attempt
+
+JOIN_SECONDS = 5.0
+LOG_SECONDS = 1.0
+"""Between two records, where log steps come faster."""
+NOTE_SECONDS = 0.1
+"""Between two notes, likewise."""
+_has_trained = threading.Event()
+"""Whether a fit has begun in this process: the time before the first one is part of its start."""
+
+
+@hide_constructor_frames
+@dataclass(eq=False)
+class Goodput(RunPlugin):
+    """Note where the time of a run goes, over all its attempts, and log it at log steps.
+
+    The wall time of a run is from the begin of its first attempt, which is that of its process, to
+    the last sign of life of the newest. Of it, *goodput* is the share of `steps`: the time in which
+    steps were trained that the run has kept. The rest are the buckets `start` (imports, tracing,
+    making the state), `compile`, `data` (waiting for batches), `evaluation`, `save`, `restore`,
+    `lost` (steps that were trained and lost by a crash), `down` (from the last sign of life to the
+    next start) and `other`, such as plugins. The telemetry of the source `goodput` has `goodput`
+    and `BUCKET_seconds`, at the first log step of each second and at the last step.
+
+    With a run directory, a thread notes this in `goodput/ATTEMPT` there, every `interval` seconds
+    and at log steps: `read_goodput` reads it. How long a run that was killed had been stepping is
+    known to that interval.
+
+    Example:
+        from fulgurite_monitor import Goodput
+
+        engine = fg.Engine(steps=100, run_dir="runs/a", plugins=[Goodput(), "jsonl"])
+
+    Attributes:
+        interval: seconds from one note to the next.
+    """
+
+    plugin_name = "goodput"
+
+    interval: float = 5.0
+    _clock = fg.PerFit["_Clock | None"](lambda: None)
+    _noter = fg.PerFit["_Noter | None"](lambda: None)
+
+    def __post_init__(self) -> None:
+        if not self.interval > 0:
+            raise ConfigurationError(
+                f"Goodput: interval is {self.interval!r}; give seconds above 0"
+            )
+
+    @fg.hookimpl
+    def around_fit(self, timings: fg.Timings) -> None:
+        """Note when the attempt began."""
+        self._clock = _Clock()
+
+    @fg.hookimpl
+    def register_actions(self, log_trigger: fg.Trigger | None) -> list[fg.ScheduledAction]:
+        """Log with the engine."""
+        if log_trigger is None:
+            return []
+        return [fg.ScheduledAction("log", "log", self.log, stage="act")]
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Read what is noted of earlier attempts, and begin to note."""
+        assert self._clock is not None
+        if jax.process_index() == 0:
+            self._noter = _Noter(run, self._clock, self.interval)
+
+    @fg.hookimpl
+    def on_exception(self) -> None:
+        """Note for the last time."""
+        self._stop()
+
+    @fg.hookimpl
+    def on_fit_end(self) -> None:
+        """Note for the last time."""
+        self._stop()
+
+    def log(self, run: fg.Run) -> None:
+        """Log the sum over all attempts so far."""
+        noter = self._noter
+        if noter is None:
+            return
+        if noter.error is not None:
+            error, noter.error = noter.error, None
+            run.report_failure(self.registered_name, "the times of the run cannot be noted", error)
+        noter.book()
+        is_last = run.step == run.step_range.stop
+        now = perf_counter()
+        if now < noter.next_log and not is_last:
+            return
+        noter.next_log = now + LOG_SECONDS
+        report = add_up([*noter.earlier, noter.read_times()])
+        values = {f"{bucket}_seconds": value for bucket, value in report.seconds.items()}
+        values |= {"goodput": report.goodput, "wall_seconds": report.wall}
+        run.log_scalars(self.registered_name, values, stream="telemetry")
+
+    def _stop(self) -> None:
+        if self._noter is not None:
+            self._noter.stop()
+            self._noter = None
+
+
+class _Clock:
+    """When an attempt began.
+
+    Attributes:
+        before_fit: seconds of its process before the fit, if it is the first one there and nobody
+            sits at a prompt; otherwise 0.
+    """
+
+    def __init__(self) -> None:
+        self._fit_began = perf_counter()
+        self._fit_began_wall = time.time()
+        self.before_fit = 0.0
+        if not _has_trained.is_set() and not _is_interactive():
+            self.before_fit = _measure_process_age()
+        _has_trained.set()
+
+    @property
+    def began(self) -> float:
+        """When the attempt began, in seconds since 1970."""
+        return self._fit_began_wall - self.before_fit
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since then."""
+        return perf_counter() - self._fit_began + self.before_fit
+
+
+class _Noter:
+    """Notes the times of an attempt on a thread, in the run directory if there is one.
+
+    Attributes:
+        earlier: what is noted of earlier attempts.
+        error: why nothing is noted any more, or None.
+        next_log: when the next record may be logged.
+
+    Args:
+        run: the run.
+        clock: of the attempt.
+        interval: seconds from one note to the next.
+    """
+
+    def __init__(self, run: fg.Run, clock: _Clock, interval: float) -> None:
+        self.error: Exception | None = None
+        self.next_log = 0.0
+        self._run = run
+        self._clock = clock
+        self._interval = interval
+        self._start_step = run.step
+        self._is_fresh = run.resume == "never"
+        self._classifier = Classifier(run.engine.actions)
+        self._path: Path | None = None if run.run_dir is None else run.run_dir.path
+        self.earlier = [] if self._path is None else read_attempts(self._path)
+        self._unbooked = 0.0
+        self._wanted = threading.Event()
+        self._ending = threading.Event()
+        self.book()
+        self._thread = threading.Thread(target=self._note, name="fulgurite goodput", daemon=True)
+        if self._path is not None:
+            self._thread.start()
+
+    def book(self) -> None:
+        """Note that all time so far is in the timings of the run, at a point between two steps; the
+        thread writes it soon."""
+        totals = self._classifier.add_up(self._run.timings.seconds)
+        self._unbooked = max(
+            0.0, self._clock.elapsed - self._clock.before_fit - sum(totals.values())
+        )
+        self._wanted.set()
+
+    def read_times(self) -> AttemptTimes:
+        """Return what the attempt spent its time on until now. Any thread may call it."""
+        clock, run = self._clock, self._run
+        elapsed = clock.elapsed
+        seconds = self._classifier.add_up(run.timings.seconds)
+        seconds["start"] += clock.before_fit
+        seconds["other"] += self._unbooked
+        # Of what goes on now, the seconds are added to the timings when it ends.
+        active_names = list(run.timings.active_names)
+        current = self._classifier.get_bucket(active_names[-1]) if active_names else "steps"
+        seconds[current] += max(0.0, elapsed - sum(seconds.values()))
+        return AttemptTimes(
+            run.attempt,
+            self._is_fresh,
+            self._start_step,
+            run.step,
+            clock.began,
+            clock.began + elapsed,
+            seconds,
+        )
+
+    def stop(self) -> None:
+        """Note for the last time. A disk that hangs is left."""
+        self.book()
+        self._ending.set()
+        self._wanted.set()
+        if self._path is not None:
+            self._thread.join(JOIN_SECONDS)
+
+    def _note(self) -> None:
+        assert self._path is not None
+        try:
+            is_last = False
+            while not is_last:
+                self._wanted.wait(self._interval)
+                self._wanted.clear()
+                is_last = self._ending.is_set()
+                self._run.run_dir.assert_locked(within=1.0)
+                write_attempt(self._path, self.read_times())
+                self._ending.wait(NOTE_SECONDS)
+        except Exception as error:
+            self.error = error
+
+
+def _is_interactive() -> bool:
+    """Return whether the process waits for a user between two fits."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def _measure_process_age() -> float:
+    """Return the seconds since this process began."""
+    try:
+        # psutil knows when the machine booted in whole seconds alone.
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        since_boot = ticks / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return max(0.0, time.time() - psutil.Process().create_time())

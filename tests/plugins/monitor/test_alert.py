@@ -1,0 +1,162 @@
+"""Alerts: once for each time a condition comes to hold, and never in the way of training."""
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_monitor import Alert, AlertEvent, NotifyCommand, Webhook
+
+
+class Echo(fg.Module):
+    """Its loss is what the batch says."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.zeros(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean(batch["loss"]) + 0 * self.weight)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def fit(*losses: float, alerts: list[Any]) -> fg.FitResult:
+    data = [{"loss": np.full(2, loss, np.float32)} for loss in losses]
+    engine = fg.Engine(steps=len(losses), log_every=1, autoload=False, plugins=alerts)
+    return engine.fit(Echo, data)
+
+
+def test_alert_comes_once_for_each_time_that_the_condition_comes_to_hold() -> None:
+    events: list[AlertEvent] = []
+    alert = Alert("train/loss > 10", do=[events.append])
+    result = fit(1, 11, 12, 10, 13, 2, alerts=[alert])
+    assert [(event.step, event.condition) for event in events] == [
+        (2, "train/loss > 10"),
+        (5, "train/loss > 10"),
+    ]
+    messages = [
+        "alert at step 2: train/loss > 10 (train/loss is 11)",
+        "alert at step 5: train/loss > 10 (train/loss is 13)",
+    ]
+    assert [event.message for event in events] == messages
+    assert [message for message in result.messages if "alert" in message] == messages
+
+
+def test_functions_see_the_newest_values_of_all_sources_in_the_order_of_loggers() -> None:
+    order: list[tuple[str, Any]] = []
+
+    def is_worse(values: Mapping[str, float]) -> bool:
+        return values["train/loss"] > values.get("train/loss_average", 1e9)
+
+    class Logger:
+        """Comes after the alert, and gets its message after the record that caused it."""
+
+        @fg.hookimpl
+        def log_record(self, record: fg.Record) -> None:
+            if record.source == "alert":
+                order.append(("message", record.values["message"]))
+            elif record.kind == "scalars" and "loss" in record.values:
+                order.append(("loss", record.step))
+
+    fit(4, 1, 9, alerts=[Alert(is_worse), Logger()])
+    assert order == [
+        ("loss", 1),
+        ("loss", 2),
+        ("loss", 3),
+        ("message", "alert at step 3: is_worse"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train/loss >= 2", [2]),
+        ("train/loss < 2", [1, 3]),
+        ("train/loss <= 1", [1, 3]),
+        ("train/loss==2.0", None),
+        ("train/loss != 1", [2]),
+        ("train/other > 0", []),
+    ],
+)
+def test_comparisons(text: str, expected: list[int] | None) -> None:
+    if expected is None:
+        expected = [2]
+        text = text.replace("==", " == ")
+    steps: list[int] = []
+    fit(1, 2, 1, alerts=[Alert(text, do=[lambda event: steps.append(event.step)])])
+    assert steps == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["train/loss", "loss > 3", "train/loss > ten", "train/loss > 1 or 2", "a/b => 1", ""]
+)
+def test_condition_of_another_form_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="write SOURCE/NAME"):
+        Alert(text)
+
+
+def test_command_gets_the_message_and_its_failure_is_reported(tmp_path: Path) -> None:
+    write = (
+        "import os, sys; open(sys.argv[1], 'w').write(sys.argv[2] + os.environ['FULGURITE_STEP'])"
+    )
+    written = tmp_path / "alert.txt"
+    actions = [
+        NotifyCommand([sys.executable, "-c", write, str(written)]),
+        NotifyCommand([sys.executable, "-c", "raise SystemExit(3)"]),
+    ]
+    with pytest.warns(UserWarning, match="NotifyCommand failed for the alert at step 2"):
+        result = fit(1, 20, 1, alerts=[Alert("train/loss > 10", do=actions)])
+    assert written.read_text() == "alert at step 2: train/loss > 10 (train/loss is 20)2"
+    assert "exit status 3" in result.failures["alert.NotifyCommand"]
+
+
+def test_webhook_gets_json_and_one_that_is_dead_does_not_stop_training() -> None:
+    bodies: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            bodies.append(json.loads(self.rfile.read(length)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        port = server.server_port
+        fit(1, 20, alerts=[Alert("train/loss > 10", do=[Webhook(f"http://127.0.0.1:{port}/a")])])
+        server.shutdown()
+        thread.join()
+    message = "alert at step 2: train/loss > 10 (train/loss is 20)"
+    assert bodies == [{"text": message, "condition": "train/loss > 10", "step": 2}]
+    dead = Webhook(f"http://127.0.0.1:{port}/secret-path")
+    with pytest.warns(UserWarning, match="Webhook failed"):
+        result = fit(20, 1, alerts=[Alert("train/loss > 10", do=[dead])])
+    assert result.metrics["train"]["loss"] == 1
+    assert "URLError" in result.failures["alert.Webhook"]
+
+
+def test_invalid_argument_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="give a list of functions"):
+        Alert("train/loss > 1", do=len)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="it must be a function"):
+        Alert("train/loss > 1", do=["mail"])  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="give a list of strings"):
+        NotifyCommand("notify-send hello")
+    with pytest.raises(ConfigurationError, match="must begin with https://"):
+        Webhook("file:///etc/passwd")

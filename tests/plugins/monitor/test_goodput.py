@@ -1,0 +1,187 @@
+"""Where the time of a run went, over attempts that were killed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_monitor import AttemptTimes, Goodput, GoodputReport, read_goodput
+from fulgurite_monitor.ledger import add_up, write_attempt
+from test_throughput import Line, Records, make_rows
+
+PROGRAM = Path(__file__).with_name("interrupted.py")
+NOTHING = dict.fromkeys(
+    ("steps", "start", "compile", "data", "evaluation", "save", "restore", "other"), 0.0
+)
+
+
+def make_attempt(attempt: int, steps: tuple[int, int], times: tuple[float, float]) -> AttemptTimes:
+    """Return an attempt in which each step took 0.1 s, and everything else was its start.
+
+    Args:
+        attempt: its number.
+        steps: the first and the last.
+        times: when it began and was last seen.
+    """
+    trained = 0.1 * (steps[1] - steps[0])
+    seconds = NOTHING | {"steps": trained, "start": times[1] - times[0] - trained}
+    return AttemptTimes(attempt, False, *steps, *times, seconds)
+
+
+def test_steps_that_are_lost_and_time_between_attempts_are_no_goodput() -> None:
+    report = add_up([make_attempt(1, (0, 15), (0, 5)), make_attempt(2, (10, 20), (7, 10))])
+    assert report.wall == 10
+    assert report.seconds["steps"] == pytest.approx(2.0)
+    assert report.seconds["lost"] == pytest.approx(0.5)
+    assert report.seconds["down"] == 2
+    assert report.goodput == pytest.approx(2.0 / 10)
+
+
+def test_attempt_that_goes_back_before_others_loses_steps_of_each_of_them() -> None:
+    attempts = [
+        make_attempt(1, (0, 15), (0, 5)),
+        make_attempt(2, (10, 30), (5, 10)),
+        make_attempt(3, (5, 6), (10, 15)),  # such as resume=5
+    ]
+    report = add_up(attempts)
+    assert report.seconds["lost"] == pytest.approx(0.1 * (10 + 20))
+    assert report.seconds["steps"] == pytest.approx(0.1 * (5 + 1))
+    fresh = replace(make_attempt(4, (0, 4), (20, 21)), is_fresh=True)
+    report = add_up([*attempts, fresh])
+    assert report.wall == 1 and report.attempts == (fresh,)
+
+
+def test_fit_notes_its_times_and_logs_them_as_telemetry(tmp_path: Path) -> None:
+    records = Records("goodput")
+    plugins = [Goodput(interval=60), records]
+    settings = {"run_dir": tmp_path, "plugins": plugins, "autoload": False}
+    engine = fg.Engine(steps=6, log_every=2, **settings)
+    began = time.time()
+    result = engine.fit(Line, make_rows(64))
+    elapsed = time.time() - began
+    assert [record.step for record in records.records] == [2, 6]  # within a second
+    last = records.values[-1]
+    assert {record.stream for record in records.records} == {"telemetry"}
+    report = read_goodput(tmp_path)
+    (attempt,) = report.attempts
+    assert (attempt.attempt, attempt.start_step, attempt.step) == (1, 0, 6)
+    assert sum(attempt.seconds.values()) == pytest.approx(attempt.seen - attempt.began)
+    assert attempt.seconds["compile"] == pytest.approx(result.timings.seconds["compile"])
+    assert last["wall_seconds"] <= report.wall
+    assert last["goodput"] == pytest.approx(last["steps_seconds"] / last["wall_seconds"])
+    # The first fit of a process began with it, the second one when it was called.
+    engine.fit(data=make_rows(64), state=result.state)
+    second = read_goodput(tmp_path).attempts[1]
+    assert second.start_step == 6 and second.step == 12
+    assert second.seen - second.began < elapsed + 1
+    assert second.began >= attempt.seen
+
+
+def test_run_without_a_directory_knows_its_own_times(tmp_path: Path) -> None:
+    records = Records("goodput")
+    engine = fg.Engine(steps=2, log_every=2, plugins=[Goodput(), records], autoload=False)
+    engine.fit(Line, make_rows(64))
+    assert 0 < records.values[0]["goodput"] < 1
+    with pytest.raises(ConfigurationError, match="holds no times"):
+        read_goodput(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"attempt": 1}', "[" * 100_000],
+)
+def test_damaged_file_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
+    (tmp_path / "goodput").mkdir()
+    (tmp_path / "goodput" / "1").write_text(content)
+    with pytest.raises(ConfigurationError, match="goodput/1 does not say"):
+        read_goodput(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", -1), ("seen", "now"), ("is_fresh", 1), ("seconds", {}), ("began", float("nan"))],
+)
+def test_edited_number_is_an_error(tmp_path: Path, name: str, value: Any) -> None:
+    write_attempt(tmp_path, make_attempt(1, (0, 5), (0, 5)))
+    path = tmp_path / "goodput" / "1"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(ConfigurationError, match="goodput/1"):
+        read_goodput(tmp_path)
+
+
+def run_attempts(
+    run_dir: Path, kills: list[int], down: float, durations: list[float], num_steps: int
+) -> tuple[GoodputReport, float, float]:
+    """Run the program until it ends, and return its report, the wall time, and the time between
+    attempts.
+
+    Args:
+        run_dir: the run directory.
+        kills: the step after which each attempt but the last one kills itself.
+        down: seconds to wait before the next attempt.
+        durations: of a save, an evaluation, a batch and a restore.
+        num_steps: of the run.
+    """
+    began = ended = time.time()
+    time_down = 0.0
+    for kill_at in (*kills, 0):
+        arguments = [str(argument) for argument in (run_dir, kill_at, *durations, num_steps)]
+        process = subprocess.Popen([sys.executable, PROGRAM, *arguments])
+        time_down += time.time() - ended
+        assert process.wait() == (-signal.SIGKILL if kill_at else 0)
+        ended = time.time()
+        time.sleep(down if kill_at else 0)
+    return read_goodput(run_dir), ended - began, time_down
+
+
+def read_measured(run_dir: Path) -> dict[str, float]:
+    """Return the seconds that the program measured itself, by what took them."""
+    seconds: dict[str, float] = defaultdict(float)
+    for line in (run_dir / "measured").read_text().splitlines():
+        name, value = line.split()
+        seconds[name] += float(value)
+    return seconds
+
+
+@pytest.mark.full
+def test_one_kill_loses_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+    report, wall, down = run_attempts(tmp_path, [15], 2.0, [0, 0, 0, 0], 20)
+    assert report.seconds["lost"] == pytest.approx(0.5, rel=0.1)
+    assert report.seconds["steps"] == pytest.approx(2.0, rel=0.1)
+    assert report.seconds["down"] == pytest.approx(down, rel=0.1)
+    assert report.wall == pytest.approx(wall, rel=0.1)
+    assert report.goodput == pytest.approx(2.0 / report.wall, rel=0.1)
+
+
+@pytest.mark.full
+def test_every_bucket_of_a_run_with_kills_is_what_the_run_did(tmp_path: Path) -> None:
+    save, evaluation, batch, restore = 2.0, 1.5, 0.05, 2.0
+    durations = [save, evaluation, batch, restore]
+    report, wall, down = run_attempts(tmp_path, [15, 24, 31], 1.5, durations, 40)
+    assert len(report.attempts) == 4
+    measured = read_measured(tmp_path)
+    # The last save of the run finds that all is saved already.
+    assert measured["save"] >= 4 * save and measured["restore"] >= 3 * restore
+    # 15, 14, 11 and 10 steps were taken; the run has kept 40 of these 50.
+    expected = {
+        "steps": 4.0,
+        "lost": 1.0,
+        "data": 50 * batch,
+        "evaluation": 2 * evaluation,
+        "save": measured["save"],
+        "restore": measured["restore"],
+        "down": down,
+    }
+    for bucket, seconds in expected.items():
+        assert report.seconds[bucket] == pytest.approx(seconds, rel=0.1), bucket
+    assert report.wall == pytest.approx(wall, rel=0.05)
+    assert report.goodput == pytest.approx(4.0 / report.wall, rel=0.1)
+    assert report.seconds["start"] > 0 and report.seconds["compile"] > 0
