@@ -174,11 +174,14 @@ def _get_optimizers(services: Services, module: Any) -> tuple[dict[str, Optimize
 def _get_gradient_transform(
     services: Services, module: Any, optimizer: str
 ) -> optax.GradientTransformation:
-    root = fold_name(make_root_key(services.settings.seed), f"optimizer:{optimizer}")
+    # Only where a plugin takes it: JAX compiles what makes a key, and once more for these values
+    # within a trace.
+    def get_arguments(plugin: RegisteredPlugin) -> dict[str, Any]:
+        root = fold_name(make_root_key(services.settings.seed), f"optimizer:{optimizer}")
+        return {"key": fold_name(root, f"plugin:{plugin.name}")}
+
     return services.plugins.hooks.gradient_transform.chain(
-        per_plugin=lambda plugin: {"key": fold_name(root, f"plugin:{plugin.name}")},
-        module=module,
-        optimizer=optimizer,
+        per_plugin=get_arguments, module=module, optimizer=optimizer
     )
 
 

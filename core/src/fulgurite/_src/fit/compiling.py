@@ -44,11 +44,9 @@ def choose_steps_per_execution(
 
 def compile_first_step(
     engine: EngineView,
-    program: Program,
     queue: CompilationQueue,
-    steps_per_execution: int,
+    compiled_step: CompiledStep,
     step: int,
-    step_range: StepRange,
     batch: Any,
     device_arrays: Any,
 ) -> None:
@@ -59,18 +57,14 @@ def compile_first_step(
 
     Args:
         engine: the engine that trains.
-        program: the training program.
         queue: of the fit's compilations.
-        steps_per_execution: the largest number of steps in one dispatch.
+        compiled_step: of the rule that applies there.
         step: at which this process begins.
-        step_range: of the fit.
         batch: a batch, which is likely of the shapes of the first one.
         device_arrays: the arrays on the device that indexed batches are gathered from.
     """
-    if step == step_range.stop or not may_compile_ahead(engine):
+    if not may_compile_ahead(engine):
         return
-    update_rule = program.update_rule.for_step(step, step_range)
-    compiled_step = program.get_compiled_step(steps_per_execution, update_rule)
     nothing_due = np.zeros(len(engine.services.due_names), bool)
     with suppress(Exception):
         compiled_step.compile_ahead(queue, None, batch, nothing_due, step, device_arrays)

@@ -175,16 +175,10 @@ def plan_fit(
     )
     placed_arrays = engine.sharding.replicate(device_arrays)
     compilations = stack.enter_context(CompilationQueue())
-    compile_first_step(
-        engine,
-        program,
-        compilations,
-        steps_per_execution,
-        step,
-        step_range,
-        first_batch,
-        placed_arrays,
-    )
+    if step != step_range.stop:
+        update_rule = program.update_rule.for_step(step, step_range)
+        first_step = program.get_compiled_step(steps_per_execution, update_rule)
+        compile_first_step(engine, compilations, first_step, step, first_batch, placed_arrays)
     del first_batch, examples  # a fit keeps no batch longer than its steps do
     state = fill_missing_state(engine, state, program, request.model_init, request.init_from)
     program.check(state)
