@@ -64,6 +64,13 @@ def test_small_steps_run_in_a_loop_unless_there_is_a_convolution_or_a_mesh() -> 
         "a step has 2,000.0 MFLOP, which hides what a dispatch costs",
     )
     assert "conv_general_dilated is slower" in choose_loop([small, nested], is_sharded=False).reason
+    many = jax.make_jaxpr(lambda *arrays: sum(arrays))(*[1.0] * 3_001)
+    few = jax.make_jaxpr(lambda *arrays: sum(arrays))(*[1.0] * 3_000)
+    assert choose_loop([few], is_sharded=False).runs_in_loop
+    assert choose_loop([few, many], is_sharded=False) == (
+        False,
+        "XLA would take long to compile a loop over the 3,001 arrays of a step",
+    )
     assert choose_loop([small], is_sharded=True) == (
         False,
         "several steps were not measured on several devices",

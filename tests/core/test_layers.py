@@ -23,7 +23,7 @@ FACES = {"", "metrics", "plugins"}
 LAYERS: Sequence[str] = """
     printable record_names errors face_names identity tracebacks callbacks timing waits foreign_names guards recent
     tree.path_grammar tree.paths tree.select tree.specs tree.typecheck tree.vectors
-    rng triggers redact sharding metrics.base metrics.accumulator metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.batch data.seekable data.sources data.prefetch data.readers data.iterator
+    threefry rng triggers redact sharding metrics.base metrics.accumulator metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.batch data.seekable data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.plugin plugins.selection plugins.usage plugins.answers plugins.implementations plugins.callers plugins.manager plugins.strategy
     model.media model.mode model.sow model.output model.loss model.context model.ambient_rng model.module
     training.compilations training.trace training.nonfinite training.metric_window training.state training.update training.settings training.forward training.services

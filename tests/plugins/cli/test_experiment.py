@@ -1,6 +1,7 @@
 """A program's arguments, and how it ends."""
 
 import copy
+import gc
 import json
 import math
 import os
@@ -251,6 +252,19 @@ def test_a_function_that_returns_no_experiment_is_an_error():
 def test_main_trains_with_the_overrides():
     assert float(run(counting, []).module.weight) == -3
     assert float(run(counting, ["steps=5"]).module.weight) == -5
+
+
+def test_imports_are_out_of_the_search_for_garbage_while_a_program_runs():
+    counts = []
+
+    def experiment() -> Experiment:
+        counts.append(gc.get_freeze_count())
+        return counting()
+
+    run(experiment, [])
+
+    assert counts[0] > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overrides(

@@ -12,6 +12,7 @@ from typing import Literal
 import jax
 from jaxtyping import Array, Int, Key
 
+from fulgurite._src import threefry
 from fulgurite.errors import PluginError, did_you_mean
 
 RngPhase = Literal["init", "train", "eval"]
@@ -103,12 +104,14 @@ class RngStreams:
             )
         key = fold_name(self.root, name)
         if step is not None and self.streams[name].per_step:
-            key = jax.random.fold_in(key, step)
+            key = _fold_in(key, step)
         return fold_name(key, phase)
 
 
 def make_root_key(seed: int) -> AnyKey:
     """Return the key of a seed of up to 63 bits."""
+    if threefry.is_default_impl():
+        return threefry.make_key(seed)
     if seed < 2**32:
         return jax.random.key(seed)
     # Without x64 jax would leave out the upper half: 2**32 + 5 would be the seed 5.
@@ -128,7 +131,13 @@ def fold_name(key: AnyKey, name: str, *indices: Count) -> AnyKey:
         indices: numbers, traced or not.
     """
     name_hash = int.from_bytes(hashlib.sha1(name.encode()).digest()[:4], "big")
-    key = jax.random.fold_in(key, name_hash)
-    for index in indices:
-        key = jax.random.fold_in(key, index)
+    for data in (name_hash, *indices):
+        key = _fold_in(key, data)
     return key
+
+
+def _fold_in(key: AnyKey, data: Count) -> AnyKey:
+    """Return `jax.random.fold_in(key, data)`, without a program of XLA where that can be."""
+    is_known = isinstance(data, int) and 0 <= data < 2**32
+    words = threefry.read_words(key) if is_known else None
+    return jax.random.fold_in(key, data) if words is None else threefry.fold_in(words, int(data))

@@ -1,6 +1,7 @@
 """Running a program from the command line."""
 
 import argparse
+import gc
 import inspect
 import os
 import re
@@ -9,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
@@ -77,9 +78,25 @@ def run(
     options = parser.parse_intermixed_args(argv)
     if options.jobs > 1 and not options.sweep:
         parser.error("--jobs is for the runs of a --sweep")
-    compiles = not options.should_print and not options.sweep
-    with use_compilation_cache(options.compilation_cache) if compiles else nullcontext():
+    if options.should_print or options.sweep:
         return _train(experiment, parser, options)
+    with use_compilation_cache(options.compilation_cache), _set_imports_aside():
+        return _train(experiment, parser, options)
+
+
+@contextmanager
+def _set_imports_aside() -> Iterator[None]:
+    """Leave what is imported out of the search for garbage until the program ends.
+
+    Python looks through all objects once a quarter of them is new. Those of the libraries are
+    135,000; tracing a first step made it look once, for 0.08 of the 0.6 s of a start with a warm
+    compilation cache.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _train(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
@@ -33,7 +33,13 @@ from fulgurite._src.training.services import Services
 from fulgurite._src.training.state import ModelInit, TrainState
 from fulgurite._src.training.update import GradientUpdate, UpdateRule, check_can_rewrap
 from fulgurite._src.tree.paths import leaves_with_paths
-from fulgurite._src.tree.specs import check_same_structure, copy_arrays, format_tree, is_array
+from fulgurite._src.tree.specs import (
+    check_same_structure,
+    copy_arrays,
+    format_tree,
+    is_array,
+    put_constant,
+)
 from fulgurite._src.tree.typecheck import check_module_fields, check_static_fields
 from fulgurite.errors import ModelError, PluginError
 
@@ -209,7 +215,7 @@ def init_train_state(
     check_module_fields(module)
     check_static_fields(module)
     return TrainState(
-        step=jnp.int32(0),
+        step=put_constant(np.int32(0)),
         module=module,
         model_state=model_state,
         opt_state=copy_arrays(update_rule.init(module)),

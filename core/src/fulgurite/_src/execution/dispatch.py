@@ -33,16 +33,22 @@ class FusionLimits(NamedTuple):
 
     Attributes:
         max_flops: of one step; a larger one hides what a dispatch costs.
+        max_arrays: that a step takes; XLA compiles a loop over more of them for too long.
         excluded: primitives that are slower in a loop.
     """
 
     max_flops: float
+    max_arrays: int
     excluded: tuple[str, ...]
 
 
 # By platform; one that is missing was not measured, and runs single steps. XLA on CPU runs a
-# convolution in a loop on a single thread, at 5.9 times the cost of a loop by hand.
-FUSION_LIMITS = {"cpu": FusionLimits(4e8, ("conv_general_dilated",))}
+# convolution in a loop on a single thread, at 5.9 times the cost of a loop by hand. It compiles a
+# loop over 2,000 arrays as fast as the step alone, and one over 5,000 for 11 to 25 s longer, which
+# is more than many a run gains.
+FUSION_LIMITS = {
+    "cpu": FusionLimits(max_flops=4e8, max_arrays=3_000, excluded=("conv_general_dilated",))
+}
 
 
 class LoopChoice(NamedTuple):
@@ -86,6 +92,11 @@ def choose_loop(programs: Sequence[ClosedJaxpr], *, is_sharded: bool) -> LoopCho
     for name in limits.excluded:
         if any(contains_primitive(program, name) for program in programs):
             return LoopChoice(False, f"{name} is slower in a loop on the platform {platform!r}")
+    num_arrays = max(len(program.jaxpr.invars) for program in programs)
+    if num_arrays > limits.max_arrays:
+        return LoopChoice(
+            False, f"XLA would take long to compile a loop over the {num_arrays:,} arrays of a step"
+        )
     flops = max(map(count_flops, programs))
     size = f"a step has {flops / 1e6:,.1f} MFLOP"
     if flops > limits.max_flops:

@@ -35,6 +35,7 @@ from fulgurite._src.execution.flat_state import FlatState, StateLayout, VectorPa
 from fulgurite._src.identity import ByIdentity
 from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.conversion import to_number
+from fulgurite._src.rng import make_root_key
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
 from fulgurite._src.training.services import Services
@@ -92,7 +93,7 @@ class Program:
         self._window_spec = WindowSpec(MetricAccumulator({}, {}), ())
         self._step_programs: list[ClosedJaxpr] = []
         with services.sharding.mesh_context():
-            key = jax.random.key(0)
+            key = make_root_key(0)
             _, without_metrics = self._trace(
                 partial(self._init_state, model_init), model_init.arrays, key, key
             )

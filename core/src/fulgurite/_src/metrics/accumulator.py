@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool
 
 from fulgurite._src.metrics.base import (
@@ -16,6 +17,7 @@ from fulgurite._src.metrics.base import (
     flatten_nested,
     sort_by_kind,
 )
+from fulgurite._src.tree.specs import put_constant
 from fulgurite._src.tree.vectors import join_scalars, split_into_scalars, stack_scalars
 from fulgurite.errors import ModelError, error_context
 
@@ -77,7 +79,7 @@ class MetricAccumulator(eqx.Module):
 
         Zeros are not `empty()`: the first `update` must restart all of them.
         """
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec)
+        return jax.tree.map(lambda leaf: put_constant(np.zeros(leaf.shape, leaf.dtype)), spec)
 
     @property
     def by_name(self) -> dict[str, AccumulatedMetric]:

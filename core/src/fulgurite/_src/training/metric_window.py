@@ -22,6 +22,7 @@ from fulgurite._src.metrics.conversion import (
     to_number,
 )
 from fulgurite._src.model.output import Output
+from fulgurite._src.tree.specs import put_constant
 from fulgurite.errors import ModelError
 
 
@@ -56,8 +57,14 @@ class MetricWindow(eqx.Module):
             optional: the names of those that not every step has.
         """
         zeros = MetricAccumulator.zeros(spec)
-        steps = {name: jnp.int32(0) for name in optional}
-        return MetricWindow(jnp.int32(0), jnp.bool_(False), jnp.bool_(False), zeros, steps)
+        steps = {name: put_constant(np.int32(0)) for name in optional}
+        return MetricWindow(
+            count=put_constant(np.int32(0)),
+            closed=put_constant(np.bool_(False)),
+            has_steps=put_constant(np.bool_(False)),
+            values=zeros,
+            optional_steps=steps,
+        )
 
     def add(self, step: MetricAccumulator) -> "MetricWindow":
         """Return the window with one more step, or a new one with this step if it was closed.

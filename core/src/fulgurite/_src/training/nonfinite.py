@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fulgurite._src.model.output import Output
 from fulgurite._src.tree.paths import leaves_with_paths
+from fulgurite._src.tree.specs import put_constant
 from fulgurite.errors import NonFiniteError
 
 NonFinitePolicy = Literal["raise", "skip", "ignore"]
@@ -75,7 +76,12 @@ class NonFiniteTracker(eqx.Module):
     def init(module: PyTree) -> "NonFiniteTracker":
         """Return the tracker of a state in which no step was taken yet."""
         ignored = _find_nonfinite([leaf for _, leaf in _get_floating_arrays(module)])
-        return NonFiniteTracker(jnp.int32(-1), jnp.int32(-1), jnp.int32(0), ignored)
+        return NonFiniteTracker(
+            step=put_constant(np.int32(-1)),
+            term_index=put_constant(np.int32(-1)),
+            skipped=put_constant(np.int32(0)),
+            ignored=ignored,
+        )
 
     def check(
         self, output: Output, updated_module: PyTree, module: PyTree, *, is_sharded: bool
@@ -188,7 +194,8 @@ def _find_nonfinite(leaves: list[Array]) -> Bool[Array, " leaves"]:
     """Return which of these floating-point arrays have an element that is not finite."""
     if all(_is_on_host(leaf) for leaf in leaves):
         # In the place where they are, without a program of their shapes.
-        return jnp.array([not np.isfinite(np.asarray(leaf)).all() for leaf in leaves], bool)
+        flags = [not np.isfinite(np.asarray(leaf)).all() for leaf in leaves]
+        return put_constant(np.array(flags, bool))
     return jnp.array([jnp.any(_reduce_to_marks(leaf) != 0) for leaf in leaves], bool)
 
 
