@@ -78,9 +78,9 @@ class Shuffle:
 
     def locate(self, indices: np.ndarray, at: Pass, level: int) -> Places:
         if self.seed is not None:
-            at = Pass(start_pass(self.seed).seed, at.epoch, at.branch)
-        if not self.reshuffle:
-            at = at.at_epoch(0)
+            # An order for all epochs is one for all places, in a mixture or not.
+            place = at if self.reshuffle else start_pass(0)
+            at = Pass(start_pass(self.seed).seed, place.epoch, place.branch)
         key = at.make_key(level)
         low, high = int(indices[0]), int(indices[-1])
         first = low // _BLOCK * _BLOCK

@@ -229,7 +229,7 @@ def write_tokens(
     """Write documents to a file of tokens, and beside it where each begins.
 
     Args:
-        path: of a `.bin` file. The places are in `NAME.offsets.npy`: int64, the start of each
+        path: of a `.bin` file, complete once it is there. The places are in `NAME.offsets.npy`: int64, the start of each
             document, and the end of the last one.
         documents: sequences of integers; read once.
         dtype: of the file, uint16 or uint32.
@@ -241,7 +241,8 @@ def write_tokens(
     kind: np.dtype[Any] = np.dtype(dtype)
     largest = int(np.iinfo(kind.name).max)
     offsets = [0]
-    with target.open("wb") as file:
+    partial = target.with_name(f"{target.name}.partial")
+    with partial.open("wb") as file:
         for number, document in enumerate(documents):
             tokens = np.asarray(document, np.int64).reshape(-1)
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= largest:
@@ -251,7 +252,9 @@ def write_tokens(
                 )
             file.write(tokens.astype(kind).tobytes())
             offsets.append(offsets[-1] + len(tokens))
+    # The tokens last: without the places, they would be one document.
     np.save(_get_offsets_path(target), np.array(offsets, np.int64))
+    partial.replace(target)
     return target
 
 
@@ -302,7 +305,7 @@ def _load_offsets(path: Path, num_tokens: int) -> np.ndarray:
             f"{path} has {num_tokens} tokens, and its documents end at {offsets[-1]} according to "
             f"{offsets_path.name}: one of the files is truncated, or of another dtype"
         )
-    return offsets
+    return offsets.view(np.ndarray)
 
 
 def _get_offsets_path(path: Path) -> Path:
