@@ -305,10 +305,25 @@ def test_columns_keep_small_and_large_dtypes():
 
 def test_strings_and_missing_values_are_refused_with_their_column():
     datasets = require("datasets")
-    for values, message in ((["a", "b"], "'c' is string"), ([1, None], "'c' has 1 missing")):
+    for values, message in (
+        (["a", "b"], r"\['c'\].*encode it first"),
+        ([1, None], "'c' has 1 missing"),
+    ):
         stream = datasets.Dataset.from_dict({"c": values}).to_iterable_dataset()
-        with pytest.raises(DataError, match=message):
-            next(iter(from_huggingface(stream, 2).source))
+        with BatchIterator(from_huggingface(stream, 2), seed=0) as batches:
+            with pytest.raises(DataError, match=message):
+                next(batches)
+
+
+def test_text_is_encoded_by_a_map():
+    datasets = require("datasets")
+    table = datasets.Dataset.from_dict({"text": ["abc", "z", "zz"]})
+
+    def encode(row):
+        return {"tokens": np.frombuffer(str(row["text"]).encode(), np.uint8)}
+
+    batch = HuggingFace(table).map(encode).pad(3).batch(3).read(0)
+    assert batch["tokens"].tolist() == [[97, 98, 99], [122, 0, 0], [122, 122, 0]]
 
 
 def test_stream_shuffled_without_a_seed_is_refused_before_training():

@@ -67,7 +67,12 @@ def test_time_of_a_stage_is_its_own(monkeypatch):
 
     batches = Arrays({"x": np.zeros((64, 3))}).map(wait).shuffle().batch(8)
     speeds = inspection.measure_stages(batches, 4)
-    assert [speed.stage.partition("(")[0] for speed in speeds] == ["Arrays", "map", "shuffle", "batch"]
+    assert [speed.stage.partition("(")[0] for speed in speeds] == [
+        "Arrays",
+        "map",
+        "shuffle",
+        "batch",
+    ]
     assert [speed.seconds for speed in speeds] == [0, 8, 0, 0]
     assert all(speed.num_examples == 32 for speed in speeds)
     assert speeds[1].examples_per_second == 4
