@@ -151,7 +151,7 @@ def generate(model, prompt, key, number):
 
 def experiment(
     width: int = 128, depth: int = 4, length: int = 128, vocabulary: int = 4096,
-    batch_size: int = 16, rate: float = 1e-3, steps: int = 1000, every: int = 100, seed: int = 0,
+    batch_size: int = 16, rate: float = 2e-3, steps: int = 1000, every: int = 100, seed: int = 0,
     cache: Path = Path("runs/standard-library"), run_dir: str | None = None,
 ) -> Experiment:  # fmt: skip
     """Train a GPT; `run_dir` is the value of --run."""

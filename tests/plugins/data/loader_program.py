@@ -7,6 +7,8 @@ processes: `torch-2`.
 
 import json
 import sys
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +22,14 @@ class Numbers:
         return SIZE
 
     def __getitem__(self, index):
-        return {"x": np.int64(index), "y": np.float32([index, 2 * index])}
+        return {"x": np.int64(index), "y": np.array([index, 2 * index], np.float32)}
 
     def __repr__(self):
         return "Numbers()"
 
 
 def make_torch(workers, **options):
-    import torch
+    torch: Any = import_module("torch")
 
     context = {"multiprocessing_context": "spawn"} if workers else {}
     generator = torch.Generator().manual_seed(3)
@@ -37,17 +39,17 @@ def make_torch(workers, **options):
 
 
 def make_stateful(workers):
-    import torch
-    from torchdata.stateful_dataloader import StatefulDataLoader
+    torch: Any = import_module("torch")
+    stateful: Any = import_module("torchdata.stateful_dataloader")
 
     context = {"multiprocessing_context": "spawn"} if workers else {}
     generator = torch.Generator().manual_seed(3)
-    return StatefulDataLoader(
+    return stateful.StatefulDataLoader(
         Numbers(), 4, shuffle=True, generator=generator, num_workers=workers, **context
     )
 
 
-def make_grain(workers):
+def make_grain(workers) -> Any:
     import grain
 
     dataset = grain.MapDataset.source(Numbers()).shuffle(seed=3).batch(4)
@@ -72,17 +74,19 @@ def make_grain_loader(workers):
 
 
 def make_iterable():
-    from datasets import Dataset, Features, List, Value
+    datasets: Any = import_module("datasets")
 
     rows = [Numbers()[index] for index in range(SIZE)]
     columns = {"x": [int(row["x"]) for row in rows], "y": [row["y"].tolist() for row in rows]}
-    features = Features({"x": Value("int64"), "y": List(Value("float32"))})
-    dataset = Dataset.from_dict(columns, features).to_iterable_dataset(num_shards=3)
+    features = datasets.Features(
+        {"x": datasets.Value("int64"), "y": datasets.List(datasets.Value("float32"))}
+    )
+    dataset = datasets.Dataset.from_dict(columns, features).to_iterable_dataset(num_shards=3)
     return dataset.shuffle(seed=3, buffer_size=5)
 
 
 def make_tfdata():
-    import tensorflow as tf
+    tf: Any = import_module("tensorflow")
 
     rows = [Numbers()[index] for index in range(SIZE)]
     columns = {name: np.stack([row[name] for row in rows]) for name in ("x", "y")}

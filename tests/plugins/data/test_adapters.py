@@ -1,17 +1,18 @@
 """Loaders of other libraries, each run for real. Where a library is not installed, its tests say so:
 CONTRIBUTING.md shows how to get them."""
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import loader_program as program
 import numpy as np
 import optax
 import pytest
@@ -39,17 +40,7 @@ pytestmark = [
 ]
 
 
-def load_program():
-    spec = importlib.util.spec_from_file_location("loader_program", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-program = load_program()
-
-
-def require(library):
+def require(library) -> Any:
     return pytest.importorskip(library, reason=f"{library} is not installed: nothing was run")
 
 
@@ -98,7 +89,7 @@ def read_values(source, total):
 def test_order_of_grain_is_that_of_its_repeat():
     require("grain")
     dataset = program.make_grain(0)
-    repeated = dataset.repeat()
+    repeated: Any = dataset.repeat()
     expected = [repeated[number]["x"].tolist() for number in range(TOTAL)]
     assert read_values(from_grain(dataset), TOTAL) == expected
     assert expected[:6] != expected[6:12]
@@ -215,11 +206,10 @@ def test_stateful_loader_refuses_the_state_of_another_number_of_workers():
 
 
 def test_stateful_loader_without_a_generator_keeps_its_order():
-    require("torchdata")
-    from torchdata.stateful_dataloader import StatefulDataLoader
+    stateful = require("torchdata.stateful_dataloader")
 
     def make():
-        return from_torch(StatefulDataLoader(program.Numbers(), 4, shuffle=True))
+        return from_torch(stateful.StatefulDataLoader(program.Numbers(), 4, shuffle=True))
 
     values, positions = program.read(make(), TOTAL)
     rest, _ = program.read(make(), TOTAL - 4, program.from_json(positions[3]))
@@ -305,10 +295,25 @@ def test_columns_keep_small_and_large_dtypes():
 
 def test_strings_and_missing_values_are_refused_with_their_column():
     datasets = require("datasets")
-    for values, message in ((["a", "b"], "'c' is string"), ([1, None], "'c' has 1 missing")):
+    for values, message in (
+        (["a", "b"], r"\['c'\].*encode it first"),
+        ([1, None], "'c' has 1 missing"),
+    ):
         stream = datasets.Dataset.from_dict({"c": values}).to_iterable_dataset()
-        with pytest.raises(DataError, match=message):
-            next(iter(from_huggingface(stream, 2).source))
+        with BatchIterator(from_huggingface(stream, 2), seed=0) as batches:
+            with pytest.raises(DataError, match=message):
+                next(batches)
+
+
+def test_text_is_encoded_by_a_map():
+    datasets = require("datasets")
+    table = datasets.Dataset.from_dict({"text": ["abc", "z", "zz"]})
+
+    def encode(row):
+        return {"tokens": np.frombuffer(str(row["text"]).encode(), np.uint8)}
+
+    batch = HuggingFace(table).map(encode).pad(3).batch(3).read(0)
+    assert batch["tokens"].tolist() == [[97, 98, 99], [122, 0, 0], [122, 122, 0]]
 
 
 def test_stream_shuffled_without_a_seed_is_refused_before_training():
@@ -350,7 +355,7 @@ def test_length_is_known_where_the_library_knows_it():
     require("grain")
     import grain
 
-    numbers = grain.MapDataset.source(np.arange(10))
+    numbers = grain.MapDataset.source(range(10))
     with BatchIterator(from_grain(numbers.batch(4)), seed=0) as batches:
         assert batches.epoch_length == 3
     even = numbers.filter(lambda number: number % 2 == 0)

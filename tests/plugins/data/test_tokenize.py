@@ -129,7 +129,7 @@ def test_killed_process_costs_the_shard_that_it_was_at(tmp_path):
     log = tmp_path / "log"
     command = [sys.executable, str(program), str(tmp_path / "cache"), str(log), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
         os.kill(process.pid, signal.SIGKILL)
     log.write_text("")
     documents = [f"document {number}" for number in range(8)]
@@ -165,6 +165,7 @@ def test_process_that_dies_is_an_error(tmp_path):
 class Deadly(Bytes):
     def encode_batch(self, input):
         os.kill(os.getpid(), signal.SIGKILL)
+        return []
 
 
 def test_one_process_waits_for_another_that_writes(tmp_path, capsys):

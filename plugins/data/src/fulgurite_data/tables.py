@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from fulgurite.errors import ConfigurationError, DataError
 
-from fulgurite_data.examples import Ragged, merge_rows, stack_rows, take_rows
+from fulgurite_data.arrow import read_column
+from fulgurite_data.examples import merge_rows, stack_rows, take_rows
 from fulgurite_data.extras import import_extra
 from fulgurite_data.identity import hash_text
 from fulgurite_data.nodes import Node
@@ -116,7 +117,7 @@ class ParquetNode(Node):
             except (OSError, ValueError) as error:
                 raise DataError(f"{self.paths[number]} is damaged: {error}") from error
             rows = {
-                name: _as_column(table.column(name), f"column {name!r} of {self.paths[number]}")
+                name: read_column(table.column(name), f"column {name!r} of {self.paths[number]}")
                 for name in table.column_names
             }
             self._cache[group] = rows
@@ -223,22 +224,3 @@ def _find_lines(content: Any) -> np.ndarray:
     if len(bounds) > 1 and not bytes(content[bounds[-2] : bounds[-1]]).strip():
         bounds = bounds[:-1]  # an empty line at the end
     return bounds
-
-
-def _as_column(column: Any, where: str) -> Any:
-    """Return a column of Arrow as an array, or as `Ragged` where it holds lists."""
-    pa = import_extra("pyarrow", "parquet")
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
-    if array.null_count:
-        raise DataError(f"{where} has {array.null_count} missing values: fill them in, or filter")
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
-        return Ragged(_as_column(pa.chunked_array([array.flatten()]), where), lengths)
-    if pa.types.is_fixed_size_list(array.type):
-        values = _as_column(pa.chunked_array([array.flatten()]), where)
-        return values.reshape(len(array), -1)
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        return np.array(array.to_pylist(), np.str_)
-    return array.to_numpy(zero_copy_only=False)

@@ -14,9 +14,9 @@ from fulgurite.errors import (
     error_context,
 )
 
-from fulgurite_data.adapters.arrow_columns import read_columns
 from fulgurite_data.adapters.passes import CheckedPasses
 from fulgurite_data.adapters.shapes import check_shapes
+from fulgurite_data.arrow import read_column
 from fulgurite_data.dataset import Dataset
 from fulgurite_data.examples import Ragged, stack_rows
 from fulgurite_data.nodes import Node
@@ -73,7 +73,7 @@ class HuggingFaceNode(Node):
         numbers = indices.tolist()
         with error_context(lambda: f"in {self.stages[-1]}, examples {numbers[:10]}"):
             if self.is_plain:
-                return read_columns(self.rows[numbers])
+                return _read_columns(self.rows[numbers])
             examples = self.rows.__getitems__(numbers)
         return stack_rows(examples, lambda: self.stages[-1])
 
@@ -147,7 +147,7 @@ class StreamedRows(CheckedPasses):
         formatted = self.dataset.with_format("arrow" if is_plain else "numpy")
         formatted.set_epoch(number)  # which a copy in another format does not take over
         for batch in formatted.iter(self.batch_size, drop_last_batch=self.drop_last):
-            yield _check_equal(read_columns(batch)) if is_plain else check_shapes(batch)
+            yield _check_equal(_read_columns(batch)) if is_plain else check_shapes(batch)
 
 
 def _is_plain(feature: Any) -> bool:
@@ -161,6 +161,11 @@ def _is_plain(feature: Any) -> bool:
     if inner is not None:
         return _is_plain(inner)
     return type(feature).__name__ in ("Value", "ClassLabel")
+
+
+def _read_columns(table: Any) -> dict[str, np.ndarray | Ragged]:
+    names = table.schema.names
+    return {name: read_column(table.column(name), f"column {name!r}") for name in names}
 
 
 def _check_kind(dataset: Any, where: str, expected: str) -> None:
