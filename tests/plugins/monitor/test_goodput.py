@@ -15,7 +15,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_monitor import AttemptTimes, Goodput, GoodputReport, read_goodput
 from fulgurite_monitor.ledger import add_up, write_attempt
-from test_throughput import Line, Records, make_rows
+from monitored import Line, Records, make_rows
 
 PROGRAM = Path(__file__).with_name("interrupted.py")
 NOTHING = dict.fromkeys(
@@ -103,6 +103,15 @@ def test_damaged_file_is_an_error_that_names_it(tmp_path: Path, content: str) ->
     (tmp_path / "goodput" / "1").write_text(content)
     with pytest.raises(ConfigurationError, match="goodput/1 does not say"):
         read_goodput(tmp_path)
+
+
+def test_damaged_file_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "goodput").mkdir()
+    (tmp_path / "goodput" / "1").write_text("")  # of a machine that lost its power
+    engine = fg.Engine(steps=2, run_dir=tmp_path, plugins=[Goodput()], autoload=False)
+    with pytest.warns(UserWarning, match="earlier attempts are left out"):
+        result = engine.fit(Line, make_rows(64))
+    assert "does not say what an attempt" in result.failures["goodput"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ def write_attempt(run: Path, times: AttemptTimes) -> None:
     folder = get_folder(run, FOLDER)
     folder.mkdir(exist_ok=True)
     temporary = folder / f"{times.attempt}.tmp"
-    temporary.write_text(dumps(asdict(times)))
+    temporary.write_text(dumps(vars(times)))
     os.replace(temporary, folder / str(times.attempt))
 
 
