@@ -6,7 +6,7 @@
 
 Timed are the steps from `OPENED` on until the last one is done, as in `loggers.py`; the arms take turns.
 With all of them a step may cost at most 1.02 of one without. Where other programs run, wall time tells
-little: the processor time of the whole process, with opening and closing, is shown as well.
+little: the processor time of the same steps, of all threads, is shown as well.
 
 python tests/bench/monitor.py --json monitor.json
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+import fulgurite as fg
 import jax
 from fulgurite_monitor import Alert, DeviceStatistics, Goodput, Throughput
 from harness import Spread, arguments, interleaved, ratio, show, write
@@ -24,16 +25,35 @@ from loggers import OPENED, STEPS, Arm, quiet
 LOG_EVERY = 50
 
 
+class Processor:
+    """Notes the processor time of the process at the step `OPENED` and at the last one."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("note", fg.At(OPENED) | fg.AtEnd(), self.note)]
+
+    def note(self, run: fg.Run) -> None:
+        jax.block_until_ready(run.state.module)
+        self.at.append(process_time())
+
+
 class TimedArm(Arm):
-    """An arm that notes the processor time of each fit too, in `processor`."""
+    """An arm that notes the processor time of the timed steps of each fit too, in `seconds`."""
+
+    def __init__(self, plugins: list[Any], run: Path | None) -> None:
+        self._processor = Processor()
+        self.seconds: list[float] = []
+        super().__init__([*plugins, self._processor], run, log_every=LOG_EVERY)
+        self.seconds.clear()  # the first fit compiles
 
     def __call__(self) -> float:
-        began = process_time()
-        seconds = super().__call__()
-        # The first call, of `Arm.__init__`, compiles.
-        self.processor: list[float] = getattr(self, "processor", [])
-        self.processor.append(process_time() - began)
-        return seconds
+        wall_time = super().__call__()
+        opened, trained = self._processor.at[-2:]
+        self.seconds.append(trained - opened)
+        return wall_time
 
 
 def build_plugins() -> dict[str, list[Any]]:
@@ -64,27 +84,28 @@ def main() -> None:
     options = arguments(__doc__, repeats=15).parse_args()
     with tempfile.TemporaryDirectory() as folder, quiet():
         arms = {
-            name: TimedArm(
-                plugins,
-                Path(folder) / name if name in ("goodput", "all") else None,
-                log_every=LOG_EVERY,
-            )
+            name: TimedArm(plugins, Path(folder) / name if name in ("goodput", "all") else None)
             for name, plugins in build_plugins().items()
         }
         steps = interleaved(arms, options.repeats)
-    processor = {name: arm.processor[1:] for name, arm in arms.items()}
+    processor = {name: arm.seconds for name, arm in arms.items()}
     ratios = {name: ratio(steps, name, "none") for name in arms if name != "none"}
     fastest = {name: Spread.of([min(steps[name]) / min(steps["none"])]) for name in ratios}
     show("time of the steps over that without monitors", ratios)
     show("the same, fastest fit over fastest fit", fastest)
     cost = {name: ratio(processor, name, "none") for name in ratios}
-    show("processor time of a fit over that without monitors", cost)
+    show("processor time of the steps over that without monitors", cost)
     least = {name: Spread.of([min(processor[name]) / min(processor["none"])]) for name in ratios}
     show("the same, least over least", least)
-    microseconds = [1e6 * seconds / (STEPS - OPENED) for seconds in steps["none"]]
-    show("microseconds a step", {"none": Spread.of(microseconds)})
+    show("microseconds a step", {name: in_microseconds(steps[name]) for name in ("none", "all")})
+    show("of the processor", {name: in_microseconds(processor[name]) for name in ("none", "all")})
     if options.json:
         write(options.json, ratios, fastest=fastest, processor=cost)
+
+
+def in_microseconds(seconds: list[float]) -> Spread:
+    """Return what a step took."""
+    return Spread.of([1e6 * value / (STEPS - OPENED) for value in seconds])
 
 
 if __name__ == "__main__":

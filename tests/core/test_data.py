@@ -344,6 +344,19 @@ def test_the_end_of_an_epoch_is_known_at_its_last_batch(source: Any) -> None:
     ]
 
 
+def test_observers_get_each_item_as_it_is_consumed() -> None:
+    consumed: list[Any] = []
+    with BatchIterator([np.full(2, number) for number in range(4)], seed=0) as batches:
+        batches.observe(lambda item: consumed.append(int(item.batch[0])))
+        batches.look_ahead(2)
+        assert consumed == []
+        batches.consume(2)
+        assert consumed == [0, 1]
+        next(batches)
+        assert consumed == [0, 1, 2]
+    assert batches.process == (0, 1)
+
+
 def test_each_epoch_is_shuffled_differently_by_the_seed() -> None:
     data = ArrayData(np.arange(20), 6, shuffle=True)
     with BatchIterator(data, seed=(1, 2), process=(1, 2)) as stream:

@@ -177,9 +177,16 @@ class Compilations:
 
     @fg.hookimpl
     def on_compile(
-        self, run: fg.Run | None, name: str, batch_spec: Any, compiled: Any, jaxpr: Any
+        self,
+        run: fg.Run | None,
+        name: str,
+        batch_spec: Any,
+        compiled: Any,
+        jaxpr: Any,
+        lowered: Any,
     ) -> None:
         self.calls.append((run, name, batch_spec, compiled))
+        assert "stablehlo.dot_general" in lowered.as_text()
         self.programs.append(str(jaxpr))
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.plugins import count_flops
+from fulgurite.plugins import count_flops, count_model_flops
 from jax.sharding import PartitionSpec as P
 
 
@@ -63,6 +63,16 @@ def convolve_by_group(kernel: Any) -> Any:
 )
 def test_flops_equal_a_count_by_hand(function: Any, arguments: Any, flops: float) -> None:
     assert trace_and_count(function, *arguments) == flops
+
+
+def test_model_flops_are_products_that_are_computed_for_the_first_time() -> None:
+    gradient = jax.grad(lambda matrix: jnp.tanh(jax.checkpoint(repeat_product)(matrix)).sum())
+    program = jax.make_jaxpr(gradient)(SQUARE)
+    # Of each of ten products, forward and two backward; those of the second forward pass are not
+    # counted, and neither is tanh.
+    assert count_model_flops(program) == 3 * 10 * 2 * 64
+    assert count_flops(program) > 4 * 10 * 2 * 64
+    assert count_model_flops(jax.make_jaxpr(jnp.tanh)(SQUARE)) == 0
 
 
 def test_a_program_of_one_device_counts_for_the_whole_mesh() -> None:

@@ -593,3 +593,28 @@ def test_names_of_plugins_actions_and_evaluators_can_be_written(name: str) -> No
     ):
         with pytest.raises(FulguriteError, match="which cannot be written: "):
             make()
+
+
+def test_record_that_a_logger_emits_comes_after_the_one_that_it_answers() -> None:
+    order: list[tuple[str, int]] = []
+
+    class Answering:
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            self.run = run
+
+        @fg.hookimpl
+        def log_record(self, record: fg.Record) -> None:
+            if record.source == "train" and record.stream == "exact":
+                self.run.log_scalars("answer", {"to": record.step}, stream="telemetry")
+
+    class Later:
+        @fg.hookimpl
+        def log_record(self, record: fg.Record) -> None:
+            if record.source == "answer":
+                order.append(("answer", record.values["to"]))
+            elif record.stream == "exact":
+                order.append(("train", record.step))
+
+    engine(Answering(), Later(), steps=2, log_every=1).fit(Linear(), regression(16, 8))
+    assert order == [("train", 1), ("answer", 1), ("train", 2), ("answer", 2)]

@@ -1,4 +1,4 @@
-"""Makes `test_throughput.py` and programs importable by the tests beside them."""
+"""Makes `monitored.py` importable by the tests beside them."""
 
 import sys
 from pathlib import Path

@@ -4,7 +4,7 @@ import math
 
 from fulgurite_monitor import Throughput
 from fulgurite_sharding import DataParallel
-from test_throughput import LINE_FLOPS, fit, make_rows
+from monitored import LINE_FLOPS, fit, make_rows
 
 for throughput in (Throughput(peak_flops=1e14, flops_per_step=1e12), Throughput(peak_flops=1e14)):
     records, _ = fit(throughput, make_rows(64), plugins=[DataParallel()])

@@ -12,7 +12,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_monitor import DeviceStatistics
 from fulgurite_monitor.devices import sample_allocators
 from fulgurite_monitor.nvidia import NvidiaSampler
-from test_throughput import Line, Records, make_rows
+from monitored import Line, Records, make_rows
 
 HOST = {
     "host/rss_bytes",

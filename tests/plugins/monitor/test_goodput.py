@@ -15,7 +15,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_monitor import AttemptTimes, Goodput, GoodputReport, read_goodput
 from fulgurite_monitor.ledger import add_up, write_attempt
-from test_throughput import Line, Records, make_rows
+from monitored import Line, Records, make_rows
 
 PROGRAM = Path(__file__).with_name("interrupted.py")
 NOTHING = dict.fromkeys(
@@ -29,7 +29,7 @@ def make_attempt(attempt: int, steps: tuple[int, int], times: tuple[float, float
     Args:
         attempt: its number.
         steps: the first and the last.
-        times: when it began and was last seen.
+        times: when it began and was last alive.
     """
     trained = 0.1 * (steps[1] - steps[0])
     seconds = NOTHING | {"steps": trained, "start": times[1] - times[0] - trained}
@@ -73,7 +73,7 @@ def test_fit_notes_its_times_and_logs_them_as_telemetry(tmp_path: Path) -> None:
     report = read_goodput(tmp_path)
     (attempt,) = report.attempts
     assert (attempt.attempt, attempt.start_step, attempt.step) == (1, 0, 6)
-    assert sum(attempt.seconds.values()) == pytest.approx(attempt.seen - attempt.began)
+    assert sum(attempt.seconds.values()) == pytest.approx(attempt.last_alive - attempt.began)
     assert attempt.seconds["compile"] == pytest.approx(result.timings.seconds["compile"])
     assert last["wall_seconds"] <= report.wall
     assert last["goodput"] == pytest.approx(last["steps_seconds"] / last["wall_seconds"])
@@ -81,8 +81,8 @@ def test_fit_notes_its_times_and_logs_them_as_telemetry(tmp_path: Path) -> None:
     engine.fit(data=make_rows(64), state=result.state)
     second = read_goodput(tmp_path).attempts[1]
     assert second.start_step == 6 and second.step == 12
-    assert second.seen - second.began < elapsed + 1
-    assert second.began >= attempt.seen
+    assert second.last_alive - second.began < elapsed + 1
+    assert second.began >= attempt.last_alive
 
 
 def test_run_without_a_directory_knows_its_own_times(tmp_path: Path) -> None:
@@ -105,9 +105,24 @@ def test_damaged_file_is_an_error_that_names_it(tmp_path: Path, content: str) ->
         read_goodput(tmp_path)
 
 
+def test_damaged_file_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "goodput").mkdir()
+    (tmp_path / "goodput" / "1").write_text("")  # of a machine that lost its power
+    engine = fg.Engine(steps=2, run_dir=tmp_path, plugins=[Goodput()], autoload=False)
+    with pytest.warns(UserWarning, match="earlier attempts are left out"):
+        result = engine.fit(Line, make_rows(64))
+    assert "does not say what an attempt" in result.failures["goodput"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("step", -1), ("seen", "now"), ("is_fresh", 1), ("seconds", {}), ("began", float("nan"))],
+    [
+        ("step", -1),
+        ("last_alive", "now"),
+        ("is_fresh", 1),
+        ("seconds", {}),
+        ("began", float("nan")),
+    ],
 )
 def test_edited_number_is_an_error(tmp_path: Path, name: str, value: Any) -> None:
     write_attempt(tmp_path, make_attempt(1, (0, 5), (0, 5)))
@@ -167,17 +182,17 @@ def test_every_bucket_of_a_run_with_kills_is_what_the_run_did(tmp_path: Path) ->
     durations = [save, evaluation, batch, restore]
     report, wall, down = run_attempts(tmp_path, [15, 24, 31], 1.5, durations, 40)
     assert len(report.attempts) == 4
-    measured = read_measured(tmp_path)
+    taken = read_measured(tmp_path)
     # The last save of the run finds that all is saved already.
-    assert measured["save"] >= 4 * save and measured["restore"] >= 3 * restore
+    assert taken["save"] >= 4 * save and taken["restore"] >= 3 * restore
     # 15, 14, 11 and 10 steps were taken; the run has kept 40 of these 50.
     expected = {
         "steps": 4.0,
         "lost": 1.0,
         "data": 50 * batch,
         "evaluation": 2 * evaluation,
-        "save": measured["save"],
-        "restore": measured["restore"],
+        "save": taken["save"],
+        "restore": taken["restore"],
         "down": down,
     }
     for bucket, seconds in expected.items():

@@ -76,12 +76,12 @@ def list_names(run_dir: Path) -> list[str]:
 )
 def test_steps_of_windows(trigger: WindowSteps, steps: list[int]) -> None:
     step_range = fg.StepRange(0, 20)
-    found = []
+    fired = []
     step = trigger.next(0, step_range)
     while step is not None:
-        found.append(step)
+        fired.append(step)
         step = trigger.next(step, step_range)
-    assert found == steps
+    assert fired == steps
 
 
 def test_trace_holds_the_steps_of_its_window_and_what_each_layer_took(

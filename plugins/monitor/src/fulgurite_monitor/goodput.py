@@ -82,7 +82,8 @@ class Goodput(RunPlugin):
         """Read what is noted of earlier attempts, and begin to note."""
         assert self._clock is not None
         if jax.process_index() == 0:
-            self._noter = _Noter(run, self._clock, self.interval)
+            earlier = self._read_earlier(run)
+            self._noter = _Noter(run, self._clock, self.interval, earlier)
 
     @fg.hookimpl
     def on_exception(self) -> None:
@@ -102,9 +103,12 @@ class Goodput(RunPlugin):
         if noter.error is not None:
             error, noter.error = noter.error, None
             run.report_failure(self.registered_name, "the times of the run cannot be noted", error)
-        noter.book()
-        is_last = run.step == run.step_range.stop
         now = perf_counter()
+        is_last = run.step == run.step_range.stop
+        if now < noter.next_note and not is_last:
+            return
+        noter.next_note = now + NOTE_SECONDS
+        noter.book()
         if now < noter.next_log and not is_last:
             return
         noter.next_log = now + LOG_SECONDS
@@ -112,6 +116,16 @@ class Goodput(RunPlugin):
         values = {f"{bucket}_seconds": value for bucket, value in report.seconds.items()}
         values |= {"goodput": report.goodput, "wall_seconds": report.wall}
         run.log_scalars(self.registered_name, values, stream="telemetry")
+
+    def _read_earlier(self, run: fg.Run) -> list[AttemptTimes]:
+        """Return what is noted of earlier attempts; nothing, and a warning, if it is damaged."""
+        if run.run_dir is None:
+            return []
+        try:
+            return read_attempts(run.run_dir.path)
+        except ConfigurationError as error:
+            run.report_failure(self.registered_name, "earlier attempts are left out", error)
+            return []
 
     def _stop(self) -> None:
         if self._noter is not None:
@@ -152,16 +166,21 @@ class _Noter:
     Attributes:
         earlier: what is noted of earlier attempts.
         error: why nothing is noted any more, or None.
+        next_note: when the thread may note the times again, where log steps come fast.
         next_log: when the next record may be logged.
 
     Args:
         run: the run.
         clock: of the attempt.
         interval: seconds from one note to the next.
+        earlier: what is noted of earlier attempts.
     """
 
-    def __init__(self, run: fg.Run, clock: _Clock, interval: float) -> None:
+    def __init__(
+        self, run: fg.Run, clock: _Clock, interval: float, earlier: list[AttemptTimes]
+    ) -> None:
         self.error: Exception | None = None
+        self.next_note = 0.0
         self.next_log = 0.0
         self._run = run
         self._clock = clock
@@ -170,7 +189,7 @@ class _Noter:
         self._is_fresh = run.resume == "never"
         self._classifier = Classifier(run.engine.actions)
         self._path: Path | None = None if run.run_dir is None else run.run_dir.path
-        self.earlier = [] if self._path is None else read_attempts(self._path)
+        self.earlier = earlier
         self._unbooked = 0.0
         self._wanted = threading.Event()
         self._ending = threading.Event()
@@ -227,7 +246,6 @@ class _Noter:
                 is_last = self._ending.is_set()
                 self._run.run_dir.assert_locked(within=1.0)
                 write_attempt(self._path, self.read_times())
-                self._ending.wait(NOTE_SECONDS)
         except Exception as error:
             self.error = error
 

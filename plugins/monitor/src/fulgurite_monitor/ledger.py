@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,20 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 class AttemptTimes:
     """What one attempt of a run spent its time on, as far as it is known.
 
+    Example:
+        from fulgurite_monitor import Goodput, read_goodput
+
+        fg.Engine(steps=100, run_dir="runs/a", plugins=[Goodput()]).fit(model, data)
+        for attempt in read_goodput("runs/a").attempts:
+            print(attempt.attempt, attempt.step, attempt.last_alive - attempt.began)
+
     Attributes:
         attempt: its number, from 1.
         is_fresh: whether it began the run again on request, `resume="never"`.
         start_step: the step that it began with.
         step: the newest step.
         began: when it began, in seconds since 1970.
-        seen: its last sign of life, in the same.
+        last_alive: its last sign of life, in the same.
         seconds: by bucket.
     """
 
@@ -35,7 +42,7 @@ class AttemptTimes:
     start_step: int
     step: int
     began: float
-    seen: float
+    last_alive: float
     seconds: dict[str, float]
 
 
@@ -99,7 +106,7 @@ def add_up(attempts: Sequence[AttemptTimes]) -> GoodputReport:
         totals["steps"] -= lost
         totals["lost"] += lost
         if later:
-            totals["down"] += max(0.0, later[0].began - attempt.seen)
+            totals["down"] += max(0.0, later[0].began - attempt.last_alive)
     wall = sum(totals.values())
     goodput = totals["steps"] / wall if wall > 0 else 0.0
     return GoodputReport(wall, goodput, totals, tuple(attempts))
@@ -144,7 +151,7 @@ def write_attempt(run: Path, times: AttemptTimes) -> None:
     folder = get_folder(run, FOLDER)
     folder.mkdir(exist_ok=True)
     temporary = folder / f"{times.attempt}.tmp"
-    temporary.write_text(dumps(asdict(times)))
+    temporary.write_text(dumps(vars(times)))
     os.replace(temporary, folder / str(times.attempt))
 
 
@@ -170,7 +177,7 @@ def _parse_attempt(content: Any) -> AttemptTimes:
     if not isinstance(content, dict) or content.keys() != names:
         raise ValueError(f"it lacks {', '.join(sorted(names))}")
     times = AttemptTimes(**content)
-    numbers = (times.began, times.seen, *times.seconds.values())
+    numbers = (times.began, times.last_alive, *times.seconds.values())
     counts = (times.attempt, times.start_step, times.step)
     are_valid = (
         times.seconds.keys() == set(BUCKETS)

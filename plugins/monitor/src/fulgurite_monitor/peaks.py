@@ -10,6 +10,12 @@ _GEFORCE = "NVIDIA's whitepaper of the architecture {}, appendix A, with float32
 class Peak(NamedTuple):
     """The peak rate of one device.
 
+    Example:
+        from fulgurite_monitor import find_peak
+
+        peak = find_peak("NVIDIA H100 80GB HBM3")
+        print(peak.flops, peak.source)
+
     Attributes:
         flops: a second, of dense products of bfloat16 matrices that are summed in float32; float16
             where a device has no bfloat16. Figures for sparse matrices, twice as large, do not

@@ -16,6 +16,14 @@ from fulgurite_profiler.window import PROGRAMS, STEP, list_profiles, parse_windo
 class Operation:
     """What an operation of a program took in a trace, in all.
 
+    Example:
+        from fulgurite_profiler import Profile, summarize_profile
+
+        engine = fg.Engine(steps=20, run_dir="runs/a", plugins=[Profile(at=10, steps=5)])
+        engine.fit(model, data)
+        for operation in summarize_profile("runs/a/profiles/steps-11-15").operations[:3]:
+            print(operation.name, operation.layer, operation.seconds)
+
     Attributes:
         name: of the operation, as XLA calls it.
         module: of which it is.
