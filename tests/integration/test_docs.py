@@ -220,8 +220,9 @@ def test_pictures_are_shown_small_and_drawn_by_the_script(tmp_path: Path):
         assert file.stat().st_size < 100_000
         assert "url(http" not in re.sub(r"\s", "", file.read_text())
     photographs = sorted((ROOT / "docs" / "pictures").glob("*.png"))
-    assert [file.name for file in photographs] == ["tensorboard.png"]
-    assert "pictures/tensorboard.png)" in text and photographs[0].stat().st_size < 150_000
+    assert [file.name for file in photographs] == ["report.png", "tensorboard.png", "watch.png"]
+    for file in photographs:
+        assert f"pictures/{file.name})" in text and file.stat().st_size < 150_000
     for name in ("cost", "step"):
         drawing.PICTURES[name](tmp_path / f"{name}.svg")
         assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")

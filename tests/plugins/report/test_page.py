@@ -5,6 +5,7 @@ import json
 import re
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -256,31 +257,42 @@ def test_goodput_is_shown_where_the_run_logged_it(tmp_path: Path) -> None:
     assert "goodput" in page.texts["summary"]
 
 
+VALUES = (None, True, -1, 2**70, 1e308, "x", [], [1], {}, {"$float": "x"}, {"$array": 3}, {"a": {}})
+
+
+def iter_edited(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield an object with another value in each place in turn."""
+    for name in content:
+        for value in VALUES:
+            yield content | {name: value}
+
+
+@pytest.mark.full
 def test_files_that_were_edited_are_no_error(tmp_path: Path) -> None:
     """Whatever JSON they hold."""
-    values: list[Any] = [None, True, -1, 2**70, 1e308, "x", [], [1], {}, {"$float": "x"}, {"a": {}}]
     run = write_run(tmp_path / "run", records=[("train", 1, {"loss": 1.0})])
-    record = make_telemetry(1, 1e9, {"rate": 1.0})
+    (run / "evaluations").mkdir()
+    result = {"evaluator": "side", "step": 1, "commit": "", "metrics": {"loss": 1.0}}
+    lines = [*iter_edited(result), *({**result, "metrics": {"loss": value}} for value in VALUES)]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (run / "evaluations" / "group.jsonl").write_text(text)
+    for kind, name in (("scalars", "rate"), ("text", "message"), ("config", "x"), (3, "y")):
+        record = make_telemetry(1, 1e9, {name: 1.0}) | {"kind": kind}
+        edited = [{**record, "values": {name: value}} for value in VALUES]
+        write_run(run, telemetry=[*iter_edited(record), *edited])
     commit = {
         "step": 1, "attempt": 1, "metrics": {"a": {"b": 1.0}}, "monitor": ["train/loss", "min"],
         "timings": {"wait": 1.0}, "wall_time": 1e9,
     }  # fmt: skip
-    with open(run / "telemetry.jsonl", "a") as file:
-        for kind in ("scalars", "text", "config", 3):
-            for name in record:
-                for value in values:
-                    file.write(json.dumps(record | {"kind": kind, name: value}) + "\n")
-            for value in values:
-                file.write(json.dumps(record | {"kind": kind, "values": {"message": value}}) + "\n")
-    for name in commit:
-        for index, value in enumerate(values):
-            folder = run / "checkpoints" / f"step-{len(name)}{index}"
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "COMMIT").write_text(json.dumps(commit | {name: value}))
-    page = write_page(tmp_path, run)
-    for name in make_manifest():
-        for value in values:
-            (run / "attempts" / "1").write_text(json.dumps(make_manifest() | {name: value}))
-            (run / "lock").write_text(json.dumps({"pid": value, "host": value, "ended": value}))
-            page = write_page(tmp_path, run)
-    assert page.get_points(0, "train/loss") == [(1, 1.0)]
+    for step, edited_commit in enumerate(iter_edited(commit)):
+        folder = run / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "COMMIT").write_text(json.dumps(edited_commit))
+    owner = json.loads((run / "lock").read_text())
+    for manifest in iter_edited(make_manifest()):
+        (run / "attempts" / "1").write_text(json.dumps(manifest))
+        page = write_page(tmp_path, run)
+        assert page.get_points(0, "train/loss") == [(1, 1.0)]
+    for edited_owner in iter_edited(owner):
+        (run / "lock").write_text(json.dumps(edited_owner))
+        write_page(tmp_path, run)

@@ -1,5 +1,6 @@
 """What the files of a run say, and where they are damaged, copied or written to."""
 
+import hashlib
 import json
 import math
 import subprocess
@@ -50,6 +51,7 @@ def fit_line(path: Path, steps: int) -> None:
     engine.fit(Line(np.zeros((), np.float32)), data)
 
 
+@pytest.mark.full
 def test_a_run_reads_as_the_readers_of_other_distributions_read_it(tmp_path: Path) -> None:
     """The files are parsed a second time, so that nothing imports jax."""
     fit_line(tmp_path / "a", 20)
@@ -132,6 +134,27 @@ def test_only_what_is_new_is_read_until_the_run_is_cut_back(tmp_path: Path) -> N
     run.refresh()
     assert list(run.curves["train/loss"].values) == [1.0, 7.0, 7.0, 7.0, 7.0]
     assert run.state == "running"
+
+
+def test_results_of_evaluators_in_other_processes_are_among_the_curves(tmp_path: Path) -> None:
+    run = write_run(tmp_path, records=[("train", 10, {"loss": 1.0})])
+    commits = {}
+    for folder in ("checkpoints/step-10", "checkpoints/step-20", "superseded/2/step-30"):
+        (run / folder).mkdir(parents=True)
+        (run / folder / "COMMIT").write_text(json.dumps({"name": folder}))
+        commits[folder] = hashlib.sha256((run / folder / "COMMIT").read_bytes()).hexdigest()
+    results = [("step-20", 20, 0.5), ("step-10", 10, 0.9), ("step-20", 20, 0.25)]
+    lines = [
+        {"evaluator": "side", "step": step, "commit": commits[f"checkpoints/{name}"],
+         "metrics": {"loss": value}}
+        for name, step, value in results
+    ]  # fmt: skip
+    old = {"commit": commits["superseded/2/step-30"], "metrics": {"loss": 9.0}}
+    lines.append({"evaluator": "side", "step": 30, **old})
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "group.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    curve = read(run).curves["side/loss"]
+    assert list(zip(curve.steps, curve.values, strict=True)) == [(10, 0.9), (20, 0.25)]
 
 
 def test_attempts_have_their_times_and_what_was_done_again_counts_once(tmp_path: Path) -> None:

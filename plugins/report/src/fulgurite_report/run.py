@@ -10,6 +10,7 @@ from typing import Any
 from fulgurite_report.checkpoints import Checkpoint, list_checkpoints
 from fulgurite_report.curves import Curve, add_values
 from fulgurite_report.errors import ReportError
+from fulgurite_report.evaluations import EvaluationFiles
 from fulgurite_report.lines import GrowingFile, read_json
 from fulgurite_report.ownership import find_state
 from fulgurite_report.text import as_printable
@@ -117,6 +118,7 @@ class Run:
         self.messages: list[Message] = []
         self.configs: dict[str, dict[str, Any]] = {}
         self.texts: dict[str, str] = {}
+        self._evaluations = EvaluationFiles(self.path)
 
     def refresh(self) -> None:
         """Read what is new; everything, if the run was started again."""
@@ -130,6 +132,9 @@ class Run:
             self.manifest = self._read_manifest()
         self._read(self._exact, "exact")
         self._read(self._telemetry, "telemetry")
+        if self._evaluations.read_new():
+            self.num_records += 1
+            self.curves |= self._evaluations.build_curves()
         del self.messages[:-_MOST_MESSAGES]
         self.checkpoints = list_checkpoints(self.path, self.checkpoints)
         self.state, heartbeat = find_state(self.path)
@@ -164,7 +169,7 @@ class Run:
     @property
     def problems(self) -> list[str]:
         """What of the files could not be read."""
-        problems = [self._exact.problem, self._telemetry.problem]
+        problems = [self._exact.problem, self._telemetry.problem, *self._evaluations.problems]
         return [as_printable(problem) for problem in problems if problem]
 
     def _get_settings(self) -> dict[str, Any]:
