@@ -62,6 +62,15 @@ def test_two_sources_of_one_kind_have_orders_of_their_own():
     assert both[::2] != both[1::2]
 
 
+def test_a_fixed_order_is_the_same_in_a_mixture_and_below_what_was_planned_over_it():
+    fixed = Arrays(np.arange(40)).shuffle(seed=1, reshuffle=False)
+    even = fixed.filter(lambda number: number % 2 == 0)
+    expected = [number for number in read_all(fixed) if number % 2 == 0]
+    assert read_all(even) == expected
+    mixed = read_all(mix([even, count_from(100, 20)]), epoch=3)
+    assert mixed[::2] == expected
+
+
 def test_endless_mixtures_nest_and_keep_their_proportions():
     zeros, ones = Arrays(np.zeros(7)).repeat(), Arrays(np.ones(3)).repeat()
     inner = mix([zeros, ones], [4, 1])

@@ -57,14 +57,14 @@ def test_what_does_not_vary_becomes_zero_and_sequences_are_normalized_as_a_whole
 def test_statistics_are_saved_once_and_belong_to_their_dataset(tmp_path: Path):
     path = tmp_path / "statistics.json"
     images = Arrays({"image": make_images()})
-    computed = compute_statistics(images, "image", path=path)
+    first = compute_statistics(images, "image", path=path)
     before = path.stat().st_mtime_ns
     loaded = compute_statistics(images, "image", path=path)
     assert path.stat().st_mtime_ns == before
-    assert loaded.mean["image"].tolist() == computed.mean["image"].tolist()
-    assert loaded.std["image"].tolist() == computed.std["image"].tolist()
+    assert loaded.mean["image"].tolist() == first.mean["image"].tolist()
+    assert loaded.std["image"].tolist() == first.std["image"].tolist()
     stages = [
-        images.normalize(statistics).batch(2).get_identity() for statistics in (loaded, computed)
+        images.normalize(statistics).batch(2).get_identity() for statistics in (loaded, first)
     ]
     assert stages[0] == stages[1]
     with pytest.raises(DataError, match="remove it, or choose another path"):

@@ -110,6 +110,17 @@ def test_tokens_that_do_not_fit_are_not_written(tmp_path: Path):
     assert Tokens(path, dtype="uint32").get(1)["tokens"].tolist() == [2, 70_000]
 
 
+def test_a_file_is_there_only_once_it_is_complete(tmp_path: Path):
+    def fail() -> Any:
+        yield [1, 2]
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        write_tokens(tmp_path / "a.bin", fail())
+    with pytest.raises(DataError, match=r"a\.bin is missing"):
+        Tokens(tmp_path / "a.bin")
+
+
 def test_other_contents_have_another_identity(tmp_path: Path):
     paths, _ = write_shards(tmp_path)
     before = Tokens(paths).window(4).batch(2).get_identity()

@@ -78,13 +78,14 @@ class Shuffle:
 
     def locate(self, indices: np.ndarray, at: Pass, level: int) -> Places:
         if self.seed is not None:
-            at = Pass(start_pass(self.seed).seed, at.epoch, at.branch)
-        if not self.reshuffle:
-            at = at.at_epoch(0)
+            # An order for all epochs is one for all places, in a mixture or not.
+            place = at if self.reshuffle else start_pass(0)
+            at = Pass(start_pass(self.seed).seed, place.epoch, place.branch)
         key = at.make_key(level)
-        first = int(indices[0]) // _BLOCK * _BLOCK
-        is_run = len(indices) < _BLOCK and bool((np.diff(indices) == 1).all())
-        if not is_run or int(indices[-1]) >= first + _BLOCK:
+        low, high = int(indices[0]), int(indices[-1])
+        first = low // _BLOCK * _BLOCK
+        is_in_block = high < first + _BLOCK and high - low == len(indices) - 1
+        if not is_in_block or not (indices[1:] > indices[:-1]).all():
             return Places(permute(indices, self.length, key))
         # Replaced as a whole, because threads share it.
         block = self._block

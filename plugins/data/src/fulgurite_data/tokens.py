@@ -34,6 +34,7 @@ class TokenShard:
         self.dtype = dtype
         self.tokens = _map_tokens(path, dtype)
         self.offsets = _load_offsets(path, len(self.tokens))
+        self._windows: dict[int, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return where the file is: a process maps it itself."""
@@ -41,6 +42,19 @@ class TokenShard:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         TokenShard.__init__(self, **state)
+
+    def view_windows(self, size: int) -> np.ndarray:
+        """Return all runs of some length as one array, a view `(tokens - size + 1, size)`.
+
+        Args:
+            size: the length.
+        """
+        # NumPy takes 20 us to make such a view, a fifth of the time for a batch.
+        windows = self._windows.get(size)
+        if windows is None:
+            windows = sliding_window_view(self.tokens, size)
+            self._windows[size] = windows
+        return windows
 
     def make_fingerprint(self) -> str:
         """Return the number of tokens and a hash of the first and last of them."""
@@ -71,12 +85,13 @@ class TokenStream:
             starts: the first token of each, int64 `(k,)`.
             size: the number of tokens in each.
         """
+        if len(self.shards) == 1:
+            return self.shards[0].view_windows(size)[starts]
         numbers = np.searchsorted(self.bounds, starts, side="right") - 1
         first = int(numbers[0])
         is_one_shard = (numbers == first).all() and starts.max() + size <= self.bounds[first + 1]
         if is_one_shard:
-            windows = sliding_window_view(self.shards[first].tokens, size)
-            return windows[starts - self.bounds[first]]
+            return self.shards[first].view_windows(size)[starts - self.bounds[first]]
         spans = self.read_spans(starts, np.full(len(starts), size))
         return spans.reshape(len(starts), size)
 
@@ -214,8 +229,8 @@ def write_tokens(
     """Write documents to a file of tokens, and beside it where each begins.
 
     Args:
-        path: of a `.bin` file. The places are in `NAME.offsets.npy`: int64, the start of each
-            document, and the end of the last one.
+        path: of a `.bin` file, complete once it is there. The places are in `NAME.offsets.npy`:
+            int64, the start of each document, and the end of the last one.
         documents: sequences of integers; read once.
         dtype: of the file, uint16 or uint32.
 
@@ -226,7 +241,8 @@ def write_tokens(
     kind: np.dtype[Any] = np.dtype(dtype)
     largest = int(np.iinfo(kind.name).max)
     offsets = [0]
-    with target.open("wb") as file:
+    partial = target.with_name(f"{target.name}.partial")
+    with partial.open("wb") as file:
         for number, document in enumerate(documents):
             tokens = np.asarray(document, np.int64).reshape(-1)
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= largest:
@@ -236,7 +252,9 @@ def write_tokens(
                 )
             file.write(tokens.astype(kind).tobytes())
             offsets.append(offsets[-1] + len(tokens))
+    # The tokens last: without the places, they would be one document.
     np.save(_get_offsets_path(target), np.array(offsets, np.int64))
+    partial.replace(target)
     return target
 
 
@@ -287,7 +305,7 @@ def _load_offsets(path: Path, num_tokens: int) -> np.ndarray:
             f"{path} has {num_tokens} tokens, and its documents end at {offsets[-1]} according to "
             f"{offsets_path.name}: one of the files is truncated, or of another dtype"
         )
-    return offsets
+    return offsets.view(np.ndarray)
 
 
 def _get_offsets_path(path: Path) -> Path:

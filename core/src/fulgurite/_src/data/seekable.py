@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 Seed = int | tuple[int, ...]
+"""What random numbers follow from: one integer that is not negative, or several."""
 
 
 @runtime_checkable

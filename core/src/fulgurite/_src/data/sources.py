@@ -295,7 +295,8 @@ class DataSource:
                 "batch_size), where arrays are what a step takes, such as {'x': x} or the tuple "
                 "(x, y) or (x,)"
             )
-        if not hasattr(self.source, "__iter__") and not _is_indexed(self.source):
+        is_iterable = hasattr(self.source, "__iter__") or _is_indexed(self.source)
+        if not is_iterable and not isinstance(self.source, SeekableSource):
             lacks = ""
             if hasattr(self.source, "__getitem__"):
                 lacks = ": it has __getitem__, and needs __len__ as well, or __iter__"
