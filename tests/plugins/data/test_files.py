@@ -122,7 +122,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"a\.parquet has no column 'y'; there are: id, x"):
         Parquet(paths, columns=["y"])
     paths[1].write_bytes(paths[1].read_bytes()[:-10])
-    with pytest.raises(DataError, match=r"b\.parquet is no Parquet file, or truncated"):
+    with pytest.raises(DataError, match=r"b\.parquet is not a Parquet file, or truncated"):
         Parquet(paths)
     pq.write_table(pa.table({"x": [1.0, None]}), tmp_path / "c.parquet")
     with pytest.raises(DataError, match=r"column 'x' of .*c\.parquet has 1 missing values"):
@@ -161,7 +161,7 @@ def test_lines_of_json_are_read_in_any_order(tmp_path: Path, end: str):
 def test_what_is_wrong_with_a_line_is_named(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"x": 1}\n{"x": \n{"y": 3}\n')
-    with pytest.raises(DataError, match=r"line 2 of .*a\.jsonl is no JSON"):
+    with pytest.raises(DataError, match=r"line 2 of .*a\.jsonl is not JSON"):
         JSONLines(path).get(1)
     with pytest.raises(DataError, match=r"line 3 of .*a\.jsonl lacks some of x"):
         JSONLines(path, columns=["x"]).get(2)

@@ -66,7 +66,7 @@ def test_workers_change_no_batch_and_no_position(workers: dict[str, Any]):
     assert read_all(other) == read_all(plain)
     assert read_all(other, start=5) == read_all(plain)[5:]
     assert read_all(other, process=(1, 2)) == read_all(plain, process=(1, 2))
-    # A walk that was left in the middle disturbs none that comes later, or goes on beside it.
+    # A walk that was left in the middle disturbs none that comes later, or continues beside it.
     half = other.iter_epoch(1, seed=3)
     first = [batch.value["x"].tolist() for batch in islice(half, 3)]
     assert read_all(other) == read_all(plain)

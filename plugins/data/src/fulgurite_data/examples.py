@@ -157,7 +157,7 @@ def _stack(path: Any, values: Sequence[Any], where: Callable[[], str]) -> Any:
     try:
         arrays = [np.asarray(value) for value in values]
     except ValueError as error:
-        raise DataError(f"{where()}: data{keystr(path)} is no array: {error}") from error
+        raise DataError(f"{where()}: data{keystr(path)} cannot be an array: {error}") from error
     shapes = {array.shape for array in arrays}
     if len(shapes) == 1:
         return np.stack(arrays)

@@ -96,7 +96,7 @@ class ParquetNode(Node):
             try:
                 files.append(parquet.ParquetFile(path, memory_map=True))
             except (OSError, ValueError) as error:
-                raise DataError(f"{path} is no Parquet file, or truncated: {error}") from error
+                raise DataError(f"{path} is not a Parquet file, or truncated: {error}") from error
         self._files = files
         self._cache: OrderedDict[int, Any] = OrderedDict()
         self._lock = Lock()
@@ -180,7 +180,7 @@ class JSONLinesNode(Node):
             value = json.loads(self._maps[number][low:high])
         except ValueError as error:
             raise DataError(
-                f"line {line + 1} of {self.paths[number]} is no JSON: {error}"
+                f"line {line + 1} of {self.paths[number]} is not JSON: {error}"
             ) from error
         if self.columns is None:
             return value

@@ -229,8 +229,8 @@ def write_tokens(
     """Write documents to a file of tokens, and beside it where each begins.
 
     Args:
-        path: of a `.bin` file, complete once it is there. The places are in `NAME.offsets.npy`: int64, the start of each
-            document, and the end of the last one.
+        path: of a `.bin` file, complete once it is there. The places are in `NAME.offsets.npy`:
+            int64, the start of each document, and the end of the last one.
         documents: sequences of integers; read once.
         dtype: of the file, uint16 or uint32.
 
