@@ -150,7 +150,8 @@ def test_the_function_of_a_plugin_is_found_by_the_plugin() -> None:
 
     plugins = manage(plugin("a", on_call=answer, on_each=answer), plugin("b", on_each=answer))
     first, second = plugins.hooks.on_each.plugins
-    assert plugins.hooks.on_call.get_function(first)(value=1) == 2
+    function = plugins.hooks.on_call.get_function(first)
+    assert function is not None and function(value=1) == 2
     assert plugins.hooks.on_call.get_function(second) is None
 
 
