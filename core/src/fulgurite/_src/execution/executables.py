@@ -116,10 +116,14 @@ class Compilation:
         if not self._start_lock.acquire(blocking=False):
             return
         executable = None if self._key is None else _executables.get(self._key)
-        if executable is None:
-            self._thread.start()
-        else:
+        if executable is not None:
             self.future.set_result(executable)
+            return
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            # The system starts no further thread; whoever waits is told.
+            self.future.set_exception(error)
 
     def wait(self, patience: float | None = None) -> jax.stages.Compiled:
         """Return the executable, the same one for the same text; raise what XLA has raised.
