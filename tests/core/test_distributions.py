@@ -82,7 +82,9 @@ def test_distribution_declares_what_it_imports(name: str) -> None:
     installed = packages_distributions()
     undeclared = set()
     for path, line, package in iter_imports(member.source):
-        distributions = [PACKAGES[package]] if package in PACKAGES else installed.get(package, [])
+        # What is not installed here, such as torch, is taken to be called as its package.
+        others = installed.get(package, [package])
+        distributions = [PACKAGES[package]] if package in PACKAGES else others
         names = {canonicalize_name(distribution) for distribution in distributions}
         is_free = package in CORE_PACKAGES | sys.stdlib_module_names or names == {name}
         if not is_free and not names & (member.required | member.optional):
