@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import fulgurite as fg
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_monitor import AttemptTimes, Goodput, GoodputReport, read_goodput
-from fulgurite_monitor.ledger import add_up, write_attempt
+from fulgurite_monitor.ledger import AttemptFile, add_up
 from monitored import Line, Records, make_rows
 
 PROGRAM = Path(__file__).with_name("interrupted.py")
@@ -125,7 +126,9 @@ def test_damaged_file_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
     ],
 )
 def test_edited_number_is_an_error(tmp_path: Path, name: str, value: Any) -> None:
-    write_attempt(tmp_path, make_attempt(1, (0, 5), (0, 5)))
+    with closing(AttemptFile(tmp_path, 1)) as file:
+        file.write(make_attempt(1, (0, 5), (0, 5)))
+    assert read_goodput(tmp_path).wall == 5
     path = tmp_path / "goodput" / "1"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     with pytest.raises(ConfigurationError, match="goodput/1"):

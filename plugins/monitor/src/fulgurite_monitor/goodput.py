@@ -4,8 +4,8 @@ import os
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import fulgurite as fg
@@ -16,7 +16,7 @@ from fulgurite.plugins import hide_constructor_frames
 from fulgurite_runs import RunPlugin
 
 from fulgurite_monitor.buckets import Classifier
-from fulgurite_monitor.ledger import AttemptTimes, add_up, read_attempts, write_attempt
+from fulgurite_monitor.ledger import AttemptFile, AttemptTimes, add_up, read_attempts
 
 JOIN_SECONDS = 5.0
 LOG_SECONDS = 1.0
@@ -188,14 +188,14 @@ class _Noter:
         self._start_step = run.step
         self._is_fresh = run.resume == "never"
         self._classifier = Classifier(run.engine.actions)
-        self._path: Path | None = None if run.run_dir is None else run.run_dir.path
+        self._has_file = run.run_dir is not None
         self.earlier = earlier
         self._unbooked = 0.0
         self._wanted = threading.Event()
         self._ending = threading.Event()
         self.book()
         self._thread = threading.Thread(target=self._note, name="fulgurite goodput", daemon=True)
-        if self._path is not None:
+        if self._has_file:
             self._thread.start()
 
     def book(self) -> None:
@@ -233,19 +233,19 @@ class _Noter:
         self.book()
         self._ending.set()
         self._wanted.set()
-        if self._path is not None:
+        if self._has_file:
             self._thread.join(JOIN_SECONDS)
 
     def _note(self) -> None:
-        assert self._path is not None
         try:
-            is_last = False
-            while not is_last:
-                self._wanted.wait(self._interval)
-                self._wanted.clear()
-                is_last = self._ending.is_set()
-                self._run.run_dir.assert_locked(within=1.0)
-                write_attempt(self._path, self.read_times())
+            with closing(AttemptFile(self._run.run_dir.path, self._run.attempt)) as file:
+                is_last = False
+                while not is_last:
+                    self._wanted.wait(self._interval)
+                    self._wanted.clear()
+                    is_last = self._ending.is_set()
+                    self._run.run_dir.assert_locked(within=1.0)
+                    file.write(self.read_times())
         except Exception as error:
             self.error = error
 

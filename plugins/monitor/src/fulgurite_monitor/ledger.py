@@ -1,5 +1,6 @@
 """What each attempt of a run spent its time on, as files in the run directory, and their sum."""
 
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from fulgurite_runs import MAX_JSON_SIZE, dumps, get_folder, loads
 from fulgurite_monitor.buckets import BUCKETS
 
 FOLDER = "goodput"
+_SIZE = 1024
+"""Of a file, in bytes: more than the times of an attempt need."""
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -141,18 +144,30 @@ def read_attempts(run: Path) -> list[AttemptTimes]:
     return [_read_attempt(folder / str(number)) for number in numbers]
 
 
-def write_attempt(run: Path, times: AttemptTimes) -> None:
-    """Replace what is noted of an attempt, whole or not at all.
+class AttemptFile:
+    """The file of an attempt that is running. A write is one system call within a page, so that a
+    process that is killed leaves the file whole.
 
     Args:
         run: the run directory.
-        times: what is noted.
+        attempt: its number.
     """
-    folder = get_folder(run, FOLDER)
-    folder.mkdir(exist_ok=True)
-    temporary = folder / f"{times.attempt}.tmp"
-    temporary.write_text(dumps(vars(times)))
-    os.replace(temporary, folder / str(times.attempt))
+
+    def __init__(self, run: Path, attempt: int) -> None:
+        folder = get_folder(run, FOLDER)
+        folder.mkdir(exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        self._descriptor = os.open(folder / str(attempt), flags, 0o644)
+
+    def write(self, times: AttemptTimes) -> None:
+        """Replace what is noted."""
+        content = dumps(vars(times)).encode().ljust(_SIZE)
+        if os.pwrite(self._descriptor, content, 0) != len(content):
+            raise OSError(errno.ENOSPC, "the disk is full")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
 
 
 def _read_attempt(path: Path) -> AttemptTimes:
@@ -170,7 +185,7 @@ def _parse_attempt(content: Any) -> AttemptTimes:
     """Return the times that a file holds, which may have been edited.
 
     Raises:
-        ValueError: they are not what `write_attempt` writes.
+        ValueError: they are not what `AttemptFile` writes.
         TypeError: likewise.
     """
     names = {field.name for field in fields(AttemptTimes)}
