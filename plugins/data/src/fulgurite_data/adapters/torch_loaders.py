@@ -32,7 +32,7 @@ def from_torch(
         from fulgurite_data import from_torch
 
         loader = torch.utils.data.DataLoader(
-            dataset,
+            torch.utils.data.TensorDataset(torch.arange(256)),
             batch_size=64,
             shuffle=True,
             generator=torch.Generator().manual_seed(0),
