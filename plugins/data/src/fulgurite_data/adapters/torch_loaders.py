@@ -36,7 +36,7 @@ def from_torch(
             batch_size=64,
             shuffle=True,
             generator=torch.Generator().manual_seed(0),
-            num_workers=4,
+            num_workers=2,
             multiprocessing_context="spawn",
         )
         data = from_torch(loader, resume="replay")
