@@ -1,6 +1,7 @@
 """Examples, and what is made of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -173,15 +174,19 @@ class Dataset:
         node.use_workers(threads, processes)
         return Dataset(node)
 
-    def filter(self, predicate: Callable[[Any], Any]) -> "Dataset":
+    def filter(
+        self, predicate: Callable[[Any], Any], *, path: str | PathLike[str] | None = None
+    ) -> "Dataset":
         """Return the examples for which a function is true. It is called with all of them, here and
         now.
 
         Args:
             predicate: called with an example.
+            path: of a file to keep their numbers in. If it is there already, they are read from it,
+                and nothing is called: remove it after a change of the function.
         """
         check_callable(predicate, "filter: predicate")
-        return Dataset(Filtered(self.node, predicate, describe_function(predicate)))
+        return Dataset(Filtered(self.node, predicate, describe_function(predicate), path))
 
     def normalize(self, statistics: Statistics) -> "Dataset":
         """Return dictionaries with arrays of mean 0 and standard deviation 1, float32. What does
@@ -225,6 +230,7 @@ class Dataset:
         open_rows: int = 64,
         mask_first: bool = False,
         length_of: str | None = None,
+        path: str | PathLike[str] | None = None,
     ) -> "Dataset":
         """Return rows of a fixed length that hold several examples each.
 
@@ -241,6 +247,8 @@ class Dataset:
             mask_first: whether `mask` is False for the first element of each segment as well, which
                 nothing comes before.
             length_of: the array that has the length, where asking it alone is enough.
+            path: of a file to keep the plan in. If it is there already, it is read, and no example
+                is asked for its length. Worth it from a million examples on.
         """
         length, open_rows = as_int(length), as_int(open_rows)
         check_positive_int(length, "pack: length")
@@ -253,6 +261,7 @@ class Dataset:
             num_open=open_rows,
             mask_first=mask_first,
             length_of=length_of,
+            path=path,
         )
         return Dataset(node)
 

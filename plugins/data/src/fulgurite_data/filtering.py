@@ -1,6 +1,7 @@
 """Examples that a predicate keeps."""
 
 from collections.abc import Callable
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from fulgurite.errors import DataError, error_context
 from fulgurite_data.examples import split_rows
 from fulgurite_data.nodes import Node, check_fixed, iter_chunks
 from fulgurite_data.passes import Pass, start_pass
+from fulgurite_data.plans import load_or_make
 
 _CHUNK = 1024
 """Examples that a plan looks at at once."""
@@ -22,16 +24,27 @@ class Filtered(Node):
         parent: the other node.
         predicate: called with an example.
         name: what errors and the identity of the dataset call it.
+        path: of a file for the numbers of these examples, or None.
 
     Raises:
         DataError: no example is left.
     """
 
-    def __init__(self, parent: Node, predicate: Callable[[Any], Any], name: str) -> None:
+    def __init__(
+        self,
+        parent: Node,
+        predicate: Callable[[Any], Any],
+        name: str,
+        path: str | PathLike[str] | None = None,
+    ) -> None:
         self.follow(parent, f"filter({name})")
         check_fixed(parent, "filter", "put filter() before shuffle(), and before map(rng=True)")
         self.parent = parent
-        self.numbers = _find_kept(parent, predicate, self.stages[-1])
+        self.numbers = load_or_make(
+            path,
+            self.stages,
+            lambda: {"numbers": _find_kept(parent, predicate, self.stages[-1])},
+        )["numbers"]
         self.length = len(self.numbers)
         if not self.length:
             raise DataError(f"no example is left after {'.'.join(self.stages)}")

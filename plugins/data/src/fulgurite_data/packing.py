@@ -1,6 +1,7 @@
 """Several examples in one row of a fixed length, with what tells them apart."""
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Literal, Protocol
 
 import jax
@@ -10,6 +11,7 @@ from fulgurite.errors import ConfigurationError, DataError
 from fulgurite_data.examples import find_rows
 from fulgurite_data.nodes import Node, check_fixed, iter_chunks
 from fulgurite_data.passes import Pass, start_pass
+from fulgurite_data.plans import load_or_make
 
 PackMethod = Literal["first_fit", "best_fit", "split"]
 _CHUNK = 4096
@@ -93,13 +95,10 @@ class FitPlan:
 
     Args:
         lengths: of the examples; those that are empty are left out.
-        size: of a row.
-        num_open: how many rows are open.
-        is_best: whether the row with least room is taken.
+        rows: the row of each, -1 for those that are empty.
     """
 
-    def __init__(self, lengths: np.ndarray, size: int, num_open: int, is_best: bool) -> None:
-        rows = _assign_rows(lengths, size, num_open, is_best)
+    def __init__(self, lengths: np.ndarray, rows: np.ndarray) -> None:
         examples = np.flatnonzero(rows >= 0)
         order = np.argsort(rows[examples], kind="stable")
         self.examples = examples[order]
@@ -129,6 +128,7 @@ class Packed(Node):
         num_open: see `Dataset.pack`.
         mask_first: see `Dataset.pack`.
         length_of: see `Dataset.pack`.
+        path: see `Dataset.pack`.
 
     Raises:
         DataError: an example is too long, or there is none.
@@ -143,6 +143,7 @@ class Packed(Node):
         num_open: int,
         mask_first: bool,
         length_of: str | None,
+        path: str | PathLike[str] | None = None,
     ) -> None:
         options = f", open_rows={num_open}" if how != "split" else ""
         options += ", mask_first=True" if mask_first else ""
@@ -151,12 +152,19 @@ class Packed(Node):
         self.parent = parent
         self.size = size
         self.mask_first = mask_first
-        lengths = find_lengths(parent, length_of)
-        if how == "split":
-            self.plan: Plan = SplitPlan(lengths, size)
-        else:
+
+        def make_plan() -> dict[str, np.ndarray]:
+            lengths = find_lengths(parent, length_of)
+            if how == "split":
+                return {"lengths": lengths}
             self._check_lengths(lengths)
-            self.plan = FitPlan(lengths, size, num_open, how == "best_fit")
+            return {
+                "lengths": lengths,
+                "rows": assign_rows(lengths, size, num_open, how == "best_fit"),
+            }
+
+        plan = load_or_make(path, self.stages, make_plan)
+        self.plan: Plan = SplitPlan(size=size, **plan) if how == "split" else FitPlan(**plan)
         self.length = self.plan.num_rows
         if not self.length:
             raise DataError(f"there is nothing to pack: {'.'.join(parent.stages)} has no elements")
@@ -228,8 +236,15 @@ def find_lengths(parent: Node, leaf: str | None) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def _assign_rows(lengths: np.ndarray, size: int, num_open: int, is_best: bool) -> np.ndarray:
-    """Return the row of each example, -1 for those that are empty."""
+def assign_rows(lengths: np.ndarray, size: int, num_open: int, is_best: bool) -> np.ndarray:
+    """Return the row of each example, int64, -1 for those that are empty.
+
+    Args:
+        lengths: of the examples, none above `size`.
+        size: of a row.
+        num_open: how many rows are open.
+        is_best: whether the open row with least room is taken, instead of the first with room.
+    """
     rows = np.full(len(lengths), -1, np.int64)
     room = np.full(num_open, size, np.int64)
     first_row = 0
