@@ -28,11 +28,11 @@ class HuggingFace(Dataset):
     of a batch are read at once.
 
     Example:
-        from datasets import load_dataset
+        from datasets import Dataset
         from fulgurite_data import HuggingFace
 
-        mnist = load_dataset("ylecun/mnist", split="train")
-        dataset = HuggingFace(mnist, columns=["image", "label"])
+        table = Dataset.from_dict({"x": np.arange(100.0), "label": [0, 1] * 50})
+        dataset = HuggingFace(table, columns=["x", "label"])
         batches = dataset.shuffle().batch(64)
 
     Args:

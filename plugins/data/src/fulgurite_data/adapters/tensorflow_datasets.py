@@ -22,7 +22,7 @@ def from_tfdata(
         import tensorflow as tf
         from fulgurite_data import from_tfdata
 
-        dataset = tf.data.Dataset.from_tensor_slices(arrays)
+        dataset = tf.data.Dataset.from_tensor_slices({"x": np.arange(100.0)})
         dataset = dataset.shuffle(1000, seed=0, reshuffle_each_iteration=False).batch(32)
         data = from_tfdata(dataset, resume="replay")
 

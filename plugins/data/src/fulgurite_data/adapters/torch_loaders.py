@@ -32,11 +32,11 @@ def from_torch(
         from fulgurite_data import from_torch
 
         loader = torch.utils.data.DataLoader(
-            dataset,
+            torch.utils.data.TensorDataset(torch.arange(256)),
             batch_size=64,
             shuffle=True,
             generator=torch.Generator().manual_seed(0),
-            num_workers=4,
+            num_workers=2,
             multiprocessing_context="spawn",
         )
         data = from_torch(loader, resume="replay")

@@ -62,9 +62,10 @@ def tokenize(
 
     Example:
         from fulgurite_data import Tokens, tokenize
-        from tokenizers import Tokenizer
+        from tokenizers import ByteLevelBPETokenizer
 
-        tokenizer = Tokenizer.from_file("tokenizer.json")
+        tokenizer = ByteLevelBPETokenizer()
+        tokenizer.train_from_iterator(["Once upon a time"], special_tokens=["<end>"])
         files = tokenize(["Once upon a time", "The end"], tokenizer, "cache", end="<end>")
         dataset = Tokens(files)
 
