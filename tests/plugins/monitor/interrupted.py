@@ -1,9 +1,9 @@
 """A run of known durations that is killed now and then, for `test_goodput.py`.
 
-python interrupted.py RUN_DIR KILL_AT SAVE EVALUATION BATCH RESTORE
+python interrupted.py RUN_DIR KILL_AT STEP SAVE EVALUATION BATCH RESTORE NUM_STEPS
 
-Each step takes 0.1 s; a checkpoint every 10 steps, an evaluation every 20, each batch and a restore
-take at least the seconds that the arguments say. KILL_AT is the step after which the process kills
+A step, a checkpoint every 10 steps, an evaluation every 20, each batch and a restore take at least
+the seconds that the arguments say. KILL_AT is the step after which the process kills
 itself. How long saves and restores took in all is written to RUN_DIR/measured.
 """
 
@@ -23,12 +23,11 @@ import numpy as np
 import optax
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_monitor import Goodput
+from fulgurite_monitor import Goodput, read_goodput
 
-STEP = 0.1
 RUN_DIR, KILL_AT = sys.argv[1], int(sys.argv[2])
-SAVE, EVALUATION, BATCH, RESTORE = map(float, sys.argv[3:7])
-NUM_STEPS = int(sys.argv[7])
+STEP, SAVE, EVALUATION, BATCH, RESTORE = map(float, sys.argv[3:8])
+NUM_STEPS = int(sys.argv[8])
 
 
 class Paced(fg.Module):
@@ -95,7 +94,8 @@ class Killer:
 
     @staticmethod
     def kill(run: fg.Run) -> None:
-        time.sleep(0.05)  # until the thread has noted this step
+        while read_goodput(RUN_DIR).attempts[-1].step < run.step:
+            time.sleep(0.005)  # until the thread has noted this step
         os.kill(os.getpid(), signal.SIGKILL)
 
 

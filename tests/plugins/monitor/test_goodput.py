@@ -19,6 +19,8 @@ from fulgurite_monitor.ledger import AttemptFile, add_up
 from monitored import Line, Records, make_rows
 
 PROGRAM = Path(__file__).with_name("interrupted.py")
+DELAY = 0.05
+"""By which a sleep may be late, in seconds."""
 NOTHING = dict.fromkeys(
     ("steps", "start", "compile", "data", "evaluation", "save", "restore", "other"), 0.0
 )
@@ -145,7 +147,7 @@ def run_attempts(
         run_dir: the run directory.
         kills: the step after which each attempt but the last one kills itself.
         down: seconds to wait before the next attempt.
-        durations: of a save, an evaluation, a batch and a restore.
+        durations: of a step, a save, an evaluation, a batch and a restore.
         num_steps: of the run.
     """
     began = ended = time.time()
@@ -169,37 +171,47 @@ def read_measured(run_dir: Path) -> dict[str, float]:
     return seconds
 
 
+def check_bucket(report: GoodputReport, bucket: str, seconds: float, num_parts: int) -> None:
+    """Check that a bucket is within a tenth of what the program did. On a busy machine each of its
+    parts takes longer.
+
+    Args:
+        report: of the run.
+        bucket: its name.
+        seconds: that its parts took at least.
+        num_parts: how many sleeps it is made of.
+    """
+    assert 0.9 * seconds <= report.seconds[bucket], bucket
+    assert report.seconds[bucket] <= 1.1 * seconds + DELAY * num_parts, bucket
+
+
 @pytest.mark.full
 def test_one_kill_loses_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
-    report, wall, down = run_attempts(tmp_path, [15], 2.0, [0, 0, 0, 0], 20)
-    assert report.seconds["lost"] == pytest.approx(0.5, rel=0.1)
-    assert report.seconds["steps"] == pytest.approx(2.0, rel=0.1)
-    assert report.seconds["down"] == pytest.approx(down, rel=0.1)
+    report, wall, down = run_attempts(tmp_path, [15], 2.0, [0.1, 0, 0, 0, 0], 20)
+    check_bucket(report, "lost", 0.5, 5)
+    check_bucket(report, "steps", 2.0, 20)
+    check_bucket(report, "down", down, 1)
     assert report.wall == pytest.approx(wall, rel=0.1)
-    assert report.goodput == pytest.approx(2.0 / report.wall, rel=0.1)
+    assert report.goodput == report.seconds["steps"] / report.wall
 
 
 @pytest.mark.full
 def test_every_bucket_of_a_run_with_kills_is_what_the_run_did(tmp_path: Path) -> None:
-    save, evaluation, batch, restore = 2.0, 1.5, 0.05, 2.0
-    durations = [save, evaluation, batch, restore]
-    report, wall, down = run_attempts(tmp_path, [15, 24, 31], 1.5, durations, 40)
+    step, save, evaluation, batch, restore = 0.2, 2.0, 1.5, 0.1, 2.0
+    durations = [step, save, evaluation, batch, restore]
+    report, wall, down = run_attempts(tmp_path, [15, 24, 31], 2.0, durations, 40)
     assert len(report.attempts) == 4
     taken = read_measured(tmp_path)
     # The last save of the run finds that all is saved already.
     assert taken["save"] >= 4 * save and taken["restore"] >= 3 * restore
     # 15, 14, 11 and 10 steps were taken; the run has kept 40 of these 50.
-    expected = {
-        "steps": 4.0,
-        "lost": 1.0,
-        "data": 50 * batch,
-        "evaluation": 2 * evaluation,
-        "save": taken["save"],
-        "restore": taken["restore"],
-        "down": down,
-    }
-    for bucket, seconds in expected.items():
-        assert report.seconds[bucket] == pytest.approx(seconds, rel=0.1), bucket
-    assert report.wall == pytest.approx(wall, rel=0.05)
-    assert report.goodput == pytest.approx(4.0 / report.wall, rel=0.1)
+    check_bucket(report, "steps", 40 * step, 40)
+    check_bucket(report, "lost", 10 * step, 10)
+    check_bucket(report, "data", 50 * batch, 50)
+    check_bucket(report, "evaluation", 2 * evaluation, 2)
+    check_bucket(report, "save", taken["save"], 4)
+    check_bucket(report, "restore", taken["restore"], 3)
+    check_bucket(report, "down", down, 3)
+    assert report.wall == pytest.approx(wall, rel=0.1)
+    assert report.goodput == report.seconds["steps"] / report.wall
     assert report.seconds["start"] > 0 and report.seconds["compile"] > 0
