@@ -1,0 +1,102 @@
+"""The commands of fulgurite-replay. They leave the runs that they read as they are."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite_cli import format_mistake, rebuild_experiment
+
+from fulgurite_replay.proof import bisect as find_divergence, verify as prove
+from fulgurite_replay.rerun import Recorded
+
+
+def verify(arguments: Sequence[str]) -> int:
+    """Execute steps of a run again, and compare them with what it recorded, bit for bit.
+
+    Returns:
+        The exit code: 0 if everything is equal; 1 if anything differs; 2 if it cannot be compared.
+    """
+    parser = argparse.ArgumentParser(
+        "fulgurite verify",
+        description="Executes the steps after A up to B again, from the newest checkpoint that is "
+        "not after A, and compares the exact records, the digests of StateDigest and the "
+        "checkpoints on the way, bit for bit. The exit code is 1 if anything differs.",
+    )
+    _add_run(parser)
+    parser.add_argument(
+        "steps",
+        metavar="A:B",
+        nargs="?",
+        default=":",
+        help="by default from the begin to the newest checkpoint",
+    )
+    options = parser.parse_args(arguments)
+
+    def compare() -> int:
+        first, last = _parse_steps(options.steps)
+        proof = prove(_rebuild(options), first, last)
+        print(proof)
+        return 0 if proof.is_equal else 1
+
+    return _run_command(compare)
+
+
+def bisect(arguments: Sequence[str]) -> int:
+    """Show the first step at which the states of two runs differ, and what of them.
+
+    Returns:
+        The exit code: 0 if they are equal; 1 if they differ; 2 if they cannot be compared.
+    """
+    parser = argparse.ArgumentParser(
+        "fulgurite bisect",
+        description="Shows the first step at which the states of two runs with StateDigest differ, "
+        "and which array. The exit code is 1 if one does.",
+    )
+    parser.add_argument("good", metavar="GOOD", type=Path, help="the directory of a run")
+    parser.add_argument("bad", metavar="BAD", type=Path, help="that of another one")
+    options = parser.parse_args(arguments)
+
+    def compare() -> int:
+        divergence = find_divergence(options.good, options.bad)
+        print(divergence)
+        return 0 if divergence.step is None else 1
+
+    return _run_command(compare)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which run it is, and of which program."""
+    parser.add_argument("run", metavar="RUN", help="the directory of the run")
+    parser.add_argument(
+        "--program",
+        metavar="FILE",
+        help="the Python file that defines `experiment`; by default the file of the run's "
+        "program in the current directory",
+    )
+
+
+def _rebuild(options: argparse.Namespace) -> Recorded:
+    experiment = rebuild_experiment(options.run, options.program)
+    data = experiment.data() if callable(experiment.data) else experiment.data
+    if data is None:
+        raise ConfigurationError("the program has no data to train on: Experiment(..., data=...)")
+    return Recorded(experiment.engine, experiment.model, data, options.run)
+
+
+def _parse_steps(text: str) -> tuple[int, int | None]:
+    first, colon, last = text.partition(":")
+    numbers = (first or "0", last or "0")
+    if not colon or not all(number.isdecimal() for number in numbers):
+        raise ConfigurationError(f"{text!r} are not steps: give A:B, such as 100:200")
+    return int(first or 0), int(last) if last else None
+
+
+def _run_command(command: Callable[[], int]) -> int:
+    """Return the exit code of a command; print its error."""
+    try:
+        return command()
+    except (FulguriteError, OSError) as error:
+        sys.stderr.write(format_mistake(error))
+        return 2
