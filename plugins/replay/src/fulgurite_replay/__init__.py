@@ -2,21 +2,67 @@
 
 __tracebackhide__ = True
 
-from fulgurite_replay.digests import (
-    Digests as Digests,
-    StateDigest as StateDigest,
-    digest_state as digest_state,
-    read_digests as read_digests,
-)
-from fulgurite_replay.proof import (
-    Difference as Difference,
-    Divergence as Divergence,
-    Proof as Proof,
-    bisect as bisect,
-    verify as verify,
-)
-from fulgurite_replay.rerun import (
-    Observer as Observer,
-    Recorded as Recorded,
-    train_again as train_again,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulgurite_replay.culprits import Culprit, IndexFault, Operand
+    from fulgurite_replay.digests import Digests, StateDigest, digest_state, read_digests
+    from fulgurite_replay.examining import Examination, examine_step
+    from fulgurite_replay.hint import ReplayHint
+    from fulgurite_replay.places import Frame, Place
+    from fulgurite_replay.proof import Difference, Divergence, Proof, bisect, verify
+    from fulgurite_replay.replaying import Replay, replay, save_batch
+    from fulgurite_replay.rerun import Observer, Recorded, train_again
+
+__all__ = [  # noqa: RUF022 - by subject
+    # A step executed operation by operation.
+    "Culprit",
+    "Examination",
+    "Frame",
+    "IndexFault",
+    "Operand",
+    "Place",
+    "Replay",
+    "ReplayHint",
+    "examine_step",
+    "replay",
+    "save_batch",
+    # What a run recorded, compared with what its steps compute again.
+    "Difference",
+    "Digests",
+    "Divergence",
+    "Proof",
+    "StateDigest",
+    "bisect",
+    "digest_state",
+    "read_digests",
+    "verify",
+    # Steps of a run executed again.
+    "Observer",
+    "Recorded",
+    "train_again",
+]
+
+# Imported when they are first used: `ReplayHint` is active wherever this is installed.
+_MODULES = {
+    "culprits": ("Culprit", "IndexFault", "Operand"),
+    "digests": ("Digests", "StateDigest", "digest_state", "read_digests"),
+    "examining": ("Examination", "examine_step"),
+    "hint": ("ReplayHint",),
+    "places": ("Frame", "Place"),
+    "proof": ("Difference", "Divergence", "Proof", "bisect", "verify"),
+    "replaying": ("Replay", "replay", "save_batch"),
+    "rerun": ("Observer", "Recorded", "train_again"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"fulgurite_replay.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,8 +8,60 @@ from pathlib import Path
 from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite_cli import format_mistake, rebuild_experiment
 
+from fulgurite_replay.examining import Examination
 from fulgurite_replay.proof import bisect as find_divergence, verify as prove
+from fulgurite_replay.replaying import replay as replay_step, save_batch
 from fulgurite_replay.rerun import Recorded
+
+
+def replay(arguments: Sequence[str]) -> int:
+    """Execute a step of a run operation by operation, and show which one made NaN or infinity.
+
+    Returns:
+        The exit code: 0 if nothing is wrong in the step; 1 if something is; 2 if it cannot be
+        executed.
+    """
+    parser = argparse.ArgumentParser(
+        "fulgurite replay",
+        description="Trains from the newest checkpoint before step N up to it, bit for bit, and "
+        "executes that step operation by operation: which one made NaN or infinity, in which line, "
+        "of which numbers. The batch is saved. The exit code is 1 if something is found.",
+    )
+    _add_run(parser)
+    parser.add_argument(
+        "--step",
+        metavar="N",
+        type=int,
+        help="the step; by default the first one after the newest checkpoint that is not finite",
+    )
+    parser.add_argument(
+        "--check",
+        choices=("float", "index", "all"),
+        default="float",
+        help="what to look for: numbers that are not finite (default), indices outside of arrays, "
+        "or both",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="where the batch is written (default RUN/replay/step-N.npz)",
+    )
+    options = parser.parse_args(arguments)
+
+    def execute() -> int:
+        recorded = _rebuild(options)
+        result = replay_step(recorded, options.step, checks_indices=options.check != "float")
+        if options.check == "index":
+            result.examination = Examination(index_faults=result.examination.index_faults)
+        print(result)
+        folder = recorded.directory.path / "replay"
+        path = options.out or folder / f"step-{result.step}.npz"
+        save_batch(result.batch, path)
+        print(f"batch: {path}")
+        return 0 if result.examination.is_clean else 1
+
+    return _run_command(execute)
 
 
 def verify(arguments: Sequence[str]) -> int:
