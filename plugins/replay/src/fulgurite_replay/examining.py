@@ -28,11 +28,14 @@ class Examination:
     Attributes:
         term: what of the step is not finite: a loss, a gradient or an update; None if all is.
         culprit: the operation from which it is not; None if all is finite.
+        is_expected_skip: whether the step is left out for infinite gradients in float16 under finite
+            losses, as loss scaling expects from time to time; then there is no culprit.
         index_faults: the operations that read or write outside of an array, if that was asked for.
     """
 
     term: str | None = None
     culprit: Culprit | None = None
+    is_expected_skip: bool = False
     index_faults: tuple[IndexFault, ...] = ()
 
     @property
@@ -111,7 +114,17 @@ def examine(
         program = jax.make_jaxpr(compute_terms)(arrays)
         culprits = interpreter.find_culprits(program, arrays, labels)
     term, culprit = _find_first(dict(zip(names, culprits, strict=True)))
-    return Examination(term, culprit, tuple(interpreter.index_faults))
+    faults = tuple(interpreter.index_faults)
+    if services.settings.on_nonfinite == "skip" and _is_scaled_overflow(term, culprit):
+        return Examination(is_expected_skip=True, index_faults=faults)
+    return Examination(term, culprit, index_faults=faults)
+
+
+def _is_scaled_overflow(term: str | None, culprit: Culprit | None) -> bool:
+    """Return whether what is not finite is an overflow of float16 in the gradients alone."""
+    if term is None or term.startswith("the loss") or culprit is None or culprit.output is None:
+        return False
+    return culprit.kind == "inf" and culprit.output.dtype == "float16"
 
 
 def _find_first(culprits: dict[str, Culprit | None]) -> tuple[str | None, Culprit | None]:

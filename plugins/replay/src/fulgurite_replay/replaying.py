@@ -45,7 +45,12 @@ class Replay:
     def __str__(self) -> str:
         lines = [f"replayed from step {self.start}"]
         examination = self.examination
-        if examination.is_clean and self.failed_when_compiled:
+        if examination.is_expected_skip:
+            lines.append(
+                f"step {self.step} is left out: its gradients are too large for float16 and its "
+                "losses are finite, as loss scaling expects from time to time"
+            )
+        elif examination.is_clean and self.failed_when_compiled:
             lines.append(
                 f"step {self.step} is not finite as it is compiled, and is finite operation by "
                 "operation: XLA computes it in another order or in higher precision there. Look at "
