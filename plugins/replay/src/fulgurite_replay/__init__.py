@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite_replay.checked import Checked, CheckError
     from fulgurite_replay.culprits import Culprit, IndexFault, Operand
     from fulgurite_replay.digests import Digests, StateDigest, digest_state, read_digests
     from fulgurite_replay.examining import Examination, examine_step
@@ -28,6 +29,9 @@ __all__ = [  # noqa: RUF022 - by subject
     "examine_step",
     "replay",
     "save_batch",
+    # Checks while a run trains.
+    "CheckError",
+    "Checked",
     # What a run recorded, compared with what its steps compute again.
     "Difference",
     "Digests",
@@ -46,6 +50,7 @@ __all__ = [  # noqa: RUF022 - by subject
 
 # Imported when they are first used: `ReplayHint` is active wherever this is installed.
 _MODULES = {
+    "checked": ("CheckError", "Checked"),
     "culprits": ("Culprit", "IndexFault", "Operand"),
     "digests": ("Digests", "StateDigest", "digest_state", "read_digests"),
     "examining": ("Examination", "examine_step"),

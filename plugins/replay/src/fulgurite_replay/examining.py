@@ -28,8 +28,8 @@ class Examination:
     Attributes:
         term: what of the step is not finite: a loss, a gradient or an update; None if all is.
         culprit: the operation from which it is not; None if all is finite.
-        is_expected_skip: whether the step is left out for infinite gradients in float16 under finite
-            losses, as loss scaling expects from time to time; then there is no culprit.
+        is_expected_skip: whether the step is left out for infinite gradients in float16 and has
+            finite losses, as loss scaling expects from time to time; then there is no culprit.
         index_faults: the operations that read or write outside of an array, if that was asked for.
     """
 

@@ -173,17 +173,26 @@ def find_frames(equation: JaxprEqn, outer_frames: tuple[Frame, ...]) -> tuple[Fr
         equation: the operation.
         outer_frames: those of the operation within which it is.
     """
-    traceback = equation.source_info.traceback
+    frames = list_frames(equation.source_info.traceback, _STEP_FUNCTION)
+    is_whole = bool(frames) and frames[-1].function == _STEP_FUNCTION
+    return frames[:-1] if is_whole else (*frames, *outer_frames)
+
+
+def list_frames(traceback: Any, root: str) -> tuple[Frame, ...]:
+    """Return the calls of a traceback of jax, the innermost first, up to a function: what called
+    that is the same for every operation, and perhaps a line of the user.
+
+    Args:
+        traceback: with `frames`, or None.
+        root: the qualified name of the function.
+    """
     if traceback is None:
-        return outer_frames
+        return ()
     frames = [
         Frame(frame.file_name, frame.line_num, frame.function_name) for frame in traceback.frames
     ]
     names = [frame.function for frame in frames]
-    if _STEP_FUNCTION not in names:
-        return (*frames, *outer_frames)
-    # What called the step is the same for every operation, and perhaps a line of the user.
-    return tuple(frames[: names.index(_STEP_FUNCTION)])
+    return tuple(frames[: names.index(root) + 1] if root in names else frames)
 
 
 @cache
