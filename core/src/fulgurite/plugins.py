@@ -9,7 +9,7 @@ from fulgurite._src import hookspecs
 from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.leaves import as_arrays
 from fulgurite._src.data.readers import BatchItem
-from fulgurite._src.data.sources import get_split
+from fulgurite._src.data.sources import get_device_arrays, get_split
 from fulgurite._src.evaluation.batch_metrics import as_numbers
 from fulgurite._src.evaluation.evaluation import EvaluationResult, MetricFunctions
 from fulgurite._src.execution.flops import count_flops
@@ -149,6 +149,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "BatchIterator",
     "as_arrays",
     "count_examples",
+    "get_device_arrays",
     "get_split",
     # Modules: what they are made of, their losses, their random keys, what they sow.
     "Sown",

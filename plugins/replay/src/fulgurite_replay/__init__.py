@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fulgurite_replay.proof import Difference, Divergence, Proof, bisect, verify
     from fulgurite_replay.replaying import Replay, replay, save_batch
     from fulgurite_replay.rerun import Observer, Recorded, train_again
+    from fulgurite_replay.self_check import CorruptionError, SelfCheck
 
 __all__ = [  # noqa: RUF022 - by subject
     # A step executed operation by operation.
@@ -32,6 +33,8 @@ __all__ = [  # noqa: RUF022 - by subject
     # Checks while a run trains.
     "CheckError",
     "Checked",
+    "CorruptionError",
+    "SelfCheck",
     # What a run recorded, compared with what its steps compute again.
     "Difference",
     "Digests",
@@ -58,6 +61,7 @@ _MODULES = {
     "places": ("Frame", "Place"),
     "proof": ("Difference", "Divergence", "Proof", "bisect", "verify"),
     "replaying": ("Replay", "replay", "save_batch"),
+    "self_check": ("CorruptionError", "SelfCheck"),
     "rerun": ("Observer", "Recorded", "train_again"),
 }
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
-from fulgurite.plugins import leaves_with_paths
+from fulgurite.plugins import get_device_arrays, leaves_with_paths
 from jaxtyping import Array, Bool
 
 from fulgurite_replay.examining import Examination, examine
@@ -145,9 +145,7 @@ def _look_at_next_step(run: fg.Run, result: Replay, *, checks_indices: bool) -> 
     item = run.data_iterator.look_ahead(0)
     if item is None:
         return
-    result.batch = item.batch
-    if isinstance(run.data, fg.ArrayData):
-        result.batch = fg.ArrayData.gather(run.data.device_arrays, item.batch)
+    result.batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
     update_rule = run.update_rule.for_step(run.step, run.step_range)
     result.examination = examine(
         run.engine.services,
