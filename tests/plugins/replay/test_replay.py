@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, NonFiniteError
+from fulgurite_checkpoint.commands import compare
 from fulgurite_cli import build_experiment, load_experiment
 from fulgurite_logging import iter_records
 from fulgurite_replay import Recorded, replay
-from fulgurite_replay.commands import bisect, replay as replay_command, verify
+from fulgurite_replay.commands import bisect, fork as fork_command, replay as replay_command, verify
 
 PROGRAM = Path(__file__).parent / "replayed.py"
 
@@ -100,3 +101,27 @@ def test_verify_and_bisect_are_commands(
     assert "'20-30' are not steps: give A:B" in capsys.readouterr().err
     assert bisect([str(path), str(path)]) == 0
     assert "equal at all 3 steps" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_a_fork_continues_from_any_step_with_other_settings(
+    failed_run: tuple[Path, NonFiniteError],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, _ = failed_run
+    new = tmp_path / "new"
+    arguments = [str(path), "is_bad=false", "--step", "35", "--out", str(new)]
+    with pytest.warns(UserWarning, match="the argument is_bad was True and is False"):
+        assert fork_command([*arguments, "--program", str(PROGRAM)]) == 0
+    assert f"{new}: step 50" in capsys.readouterr().out
+    # The run without the bad batch, from its beginning.
+    whole = build(tmp_path / "whole", "is_bad=false")
+    whole.engine.fit(whole.model, whole.data)
+    expected = [record.values for record in iter_records(tmp_path / "whole") if record.step > 35]
+    assert [record.values for record in iter_records(new) if record.step > 35] == expected
+    assert compare([str(path), str(new)]) == 1
+    table = capsys.readouterr().out
+    assert "origin.step" in table and "is_bad" in table
+    assert fork_command([*arguments, "--program", str(PROGRAM)]) == 2
+    assert "holds a run: give a new directory for the fork" in capsys.readouterr().err

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fulgurite_replay.culprits import Culprit, IndexFault, Operand
     from fulgurite_replay.digests import Digests, StateDigest, digest_state, read_digests
     from fulgurite_replay.examining import Examination, examine_step
+    from fulgurite_replay.forking import fork
     from fulgurite_replay.hint import ReplayHint
     from fulgurite_replay.places import Frame, Place
     from fulgurite_replay.proof import Difference, Divergence, Proof, bisect, verify
@@ -48,6 +49,7 @@ __all__ = [  # noqa: RUF022 - by subject
     # Steps of a run executed again.
     "Observer",
     "Recorded",
+    "fork",
     "train_again",
 ]
 
@@ -57,6 +59,7 @@ _MODULES = {
     "culprits": ("Culprit", "IndexFault", "Operand"),
     "digests": ("Digests", "StateDigest", "digest_state", "read_digests"),
     "examining": ("Examination", "examine_step"),
+    "forking": ("fork",),
     "hint": ("ReplayHint",),
     "places": ("Frame", "Place"),
     "proof": ("Difference", "Divergence", "Proof", "bisect", "verify"),

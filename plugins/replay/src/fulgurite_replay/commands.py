@@ -4,11 +4,20 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fulgurite.errors import ConfigurationError, FulguriteError
-from fulgurite_cli import format_mistake, rebuild_experiment
+from fulgurite_cli import (
+    Experiment,
+    build_experiment,
+    format_mistake,
+    load_experiment,
+    rebuild_experiment,
+)
+from fulgurite_runs import RunDirectory
 
 from fulgurite_replay.examining import Examination
+from fulgurite_replay.forking import fork as fork_run
 from fulgurite_replay.proof import bisect as find_divergence, verify as prove
 from fulgurite_replay.replaying import replay as replay_step, save_batch
 from fulgurite_replay.rerun import Recorded
@@ -118,6 +127,62 @@ def bisect(arguments: Sequence[str]) -> int:
     return _run_command(compare)
 
 
+def fork(arguments: Sequence[str]) -> int:
+    """Start a new run from a step of another one, with other settings.
+
+    Returns:
+        The exit code: 0; 2 if it cannot begin.
+    """
+    parser = argparse.ArgumentParser(
+        "fulgurite fork",
+        description="Starts a new run with the state that RUN had at step N, and with other "
+        "arguments. Where that step was not saved, it is trained again from the checkpoint before "
+        "it. `fulgurite compare` shows the fork point.",
+    )
+    _add_run(parser)
+    parser.add_argument("overrides", metavar="NAME=VALUE", nargs="*", help="arguments that change")
+    parser.add_argument("--step", metavar="N", type=int, required=True, help="where to begin")
+    parser.add_argument("--out", metavar="DIR", required=True, help="the directory of the new run")
+    parser.add_argument(
+        "--hyperparameters",
+        choices=("checkpoint", "program"),
+        default="checkpoint",
+        help="whose hyperparameters in the state of the optimizer the new run has (default: those "
+        "of RUN)",
+    )
+    options = parser.parse_intermixed_args(arguments)
+
+    def begin() -> int:
+        recorded = _rebuild(options)
+        changed = _build_changed(options)
+        takes_program = options.hyperparameters == "program"
+        result = fork_run(recorded, options.step, changed, takes_hyperparameters=takes_program)
+        print(f"{options.out}: step {int(result.state.step)}")
+        return 0
+
+    return _run_command(begin)
+
+
+def _build_changed(options: argparse.Namespace) -> Recorded:
+    """Return the program of a run with other arguments."""
+    manifest = RunDirectory(options.run).read_manifest()
+    config = manifest.get("configuration")
+    if options.overrides and not config:
+        raise ConfigurationError(f"the program of {options.run} has no arguments that could change")
+    experiment = build_experiment(
+        load_experiment(options.program or _get_program_file(options.run)),
+        options.overrides,
+        run_dir=options.out,
+        start_config=config,
+    )
+    return Recorded(experiment.engine, experiment.model, _get_data(experiment), options.out)
+
+
+def _get_program_file(run: str) -> str:
+    """Return the name of the program's file of a run, which was found in this directory."""
+    return str(RunDirectory(run).read_manifest()["program"]["file"])
+
+
 def _add_run(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say which run it is, and of which program."""
     parser.add_argument("run", metavar="RUN", help="the directory of the run")
@@ -131,10 +196,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _rebuild(options: argparse.Namespace) -> Recorded:
     experiment = rebuild_experiment(options.run, options.program)
+    return Recorded(experiment.engine, experiment.model, _get_data(experiment), options.run)
+
+
+def _get_data(experiment: Experiment) -> Any:
     data = experiment.data() if callable(experiment.data) else experiment.data
     if data is None:
         raise ConfigurationError("the program has no data to train on: Experiment(..., data=...)")
-    return Recorded(experiment.engine, experiment.model, data, options.run)
+    return data
 
 
 def _parse_steps(text: str) -> tuple[int, int | None]:

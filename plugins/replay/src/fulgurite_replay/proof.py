@@ -122,10 +122,10 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
     for step in {*digests, *dict(checkpoints)}:
         observe_at[step] = partial(_compare_state, proof, dict(checkpoints), digests)
     observer = Observer(observe_at, stop=last)
-    result = train_again(recorded, start, observer)
-    if int(result.state.step) < last:
+    end = train_again(recorded, start, observer)
+    if end < last:
         raise ConfigurationError(
-            f"the run has {int(result.state.step)} steps, so that it cannot be compared up to step "
+            f"the run has {end} steps, so that it cannot be compared up to step "
             f"{last}: give a smaller one"
         )
     _compare_records(proof, recorded, observer.records)

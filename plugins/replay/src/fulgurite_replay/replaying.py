@@ -125,12 +125,12 @@ def _find_failing_step(recorded: Recorded) -> int:
     """Return the first step after the newest checkpoint that is not finite."""
     start = max((step for step, _ in recorded.checkpoints.list_checkpoints()), default=None)
     try:
-        result = train_again(recorded, start, Observer({}))
+        end = train_again(recorded, start, Observer({}))
     except NonFiniteError as error:
         return error.step
     raise CheckpointError(
-        f"no step of the run from {start or 0} to {int(result.state.step)} ends it as not finite: "
-        "name a step with --step"
+        f"every step of the run from {start or 0} to {end} is finite: name the one to look at, "
+        "--step N"
     )
 
 

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from fulgurite.plugins import RegisteredPlugin
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_runs import RunDirectory, describe_plugins
 
+_NEVER = 10**11
+"""A step that no run has."""
 Observe = Callable[[fg.Run], None]
 """Looks at a running fit between two steps."""
 
@@ -60,25 +62,34 @@ class Recorded:
         return max(steps, default=None)
 
 
+class _Stopped(Exception):
+    """Ends a fit at the step up to which it is observed. A request to stop would be heard one step
+    later, and `StopTraining` would run what waits for the end of training."""
+
+
 class Observer(fg.Plugin):
     """Looks at a fit at some steps, after all that is done there, and stops it at the last of them.
 
     Example:
         from fulgurite_replay import Observer
 
-        observer = Observer({5: lambda run: print(run.state.module.linear.bias)}, stop=5)
-        fg.Engine(steps=100, plugins=[observer]).fit(model, data)
+        observer = Observer({5: lambda run: print(run.state.module.linear.bias)})
+        fg.Engine(steps=10, plugins=[observer]).fit(model, data)
 
     Args:
         observe_at: what is called, by step.
         stop: where the fit ends; by default it continues to its own end.
+        saves: whether the state is saved there.
     """
 
     plugin_name = "replay_observer"
 
-    def __init__(self, observe_at: dict[int, Observe], stop: int | None = None) -> None:
+    def __init__(
+        self, observe_at: dict[int, Observe], stop: int | None = None, *, saves: bool = False
+    ) -> None:
         self.observe_at = observe_at
         self.stop = stop
+        self.saves = saves
         self.records: list[fg.Record] = []
 
     @fg.hookimpl
@@ -104,12 +115,18 @@ class Observer(fg.Plugin):
         observe = self.observe_at.get(run.step)
         if observe is not None:
             observe(run)
-        if run.step == self.stop:
-            run.request_stop("replay")
+        if run.step != self.stop or run.step == run.step_range.stop:
+            return  # at its own end a fit ends, and saves, by itself
+        if self.saves:
+            run.save()
+        raise _Stopped
 
 
-def train_again(recorded: Recorded, start: int | None, observer: Observer) -> fg.FitResult:
-    """Train from a checkpoint of a run on, as the run did, and write nothing that stays.
+def train_again(
+    recorded: Recorded, start: int | None, observer: Observer, save_in: Path | None = None
+) -> int:
+    """Train from a checkpoint of a run on, as the run did, and write nothing that stays; return the
+    step at which that ended.
 
     Plugins that only write or show are left out; all others take part, so that every number is
     that of the run.
@@ -118,10 +135,16 @@ def train_again(recorded: Recorded, start: int | None, observer: Observer) -> fg
         recorded: the run.
         start: the step of the checkpoint; None for the begin of the run.
         observer: looks at the fit, and may stop it.
+        save_in: a new run directory, if the observer saves.
     """
     resume = None if start is None else fg.CheckpointRef(recorded.checkpoints.path, start)
-    with _make_engine(recorded.engine, observer) as engine:
-        return engine.fit(recorded.model, recorded.data, resume=resume)
+    with _make_engine(recorded.engine, observer, save_in) as engine:
+        try:
+            result = engine.fit(recorded.model, recorded.data, resume=resume)
+        except _Stopped:
+            assert observer.stop is not None
+            return observer.stop
+        return int(result.state.step)
 
 
 class _Reader(Checkpointer):
@@ -133,15 +156,28 @@ class _Reader(Checkpointer):
 
 
 @contextmanager
-def _make_engine(engine: fg.Engine, observer: Observer) -> Iterator[fg.Engine]:
-    """Yield an engine that trains as another one does, observed, with a temporary directory."""
+def _make_engine(
+    engine: fg.Engine, observer: Observer, save_in: Path | None
+) -> Iterator[fg.Engine]:
+    """Yield an engine that trains as another one does, observed, with a temporary directory.
+
+    Args:
+        engine: the other one.
+        observer: a plugin more.
+        save_in: a directory that stays, in which the observer saves.
+    """
     settings = engine.services.settings
     arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    plugins = [_take_part(plugin) for plugin in _list_needed_plugins(engine)]
+    kind = _Reader if save_in is None else Checkpointer
+    plugins = [_take_part(plugin, kind) for plugin in _list_needed_plugins(engine)]
     with tempfile.TemporaryDirectory(prefix="fulgurite-replay-") as folder:
         copy = object.__new__(type(engine))
         fg.Engine.__init__(
-            copy, **arguments, plugins=[*plugins, observer], autoload=False, run_dir=folder
+            copy,
+            **arguments,
+            plugins=[*plugins, observer],
+            autoload=False,
+            run_dir=str(save_in or folder),
         )
         # What a subclass keeps for its steps.
         for name, value in vars(engine).items():
@@ -168,13 +204,20 @@ def _list_needed_plugins(engine: fg.Engine) -> list[RegisteredPlugin]:
     return needed
 
 
-def _take_part(plugin: RegisteredPlugin) -> Any:
-    """Return what takes part in the place of a plugin of the run."""
+def _take_part(plugin: RegisteredPlugin, kind: type[Checkpointer]) -> Any:
+    """Return what takes part in the place of a plugin of the run: of a checkpointer one that has
+    the same options, and saves nothing on the way.
+
+    Args:
+        plugin: the plugin.
+        kind: what a checkpointer becomes.
+    """
     checkpointer = plugin.plugin
     if not isinstance(checkpointer, Checkpointer):
         return checkpointer
     options = {field.name: getattr(checkpointer, field.name) for field in fields(Checkpointer)}
-    return replace(_Reader(**options), directory=None)
+    options |= {"directory": None, "every": fg.At(_NEVER), "on_exception": False}
+    return kind(**options)
 
 
 def _find_checkpointer(engine: fg.Engine) -> Checkpointer | None:
