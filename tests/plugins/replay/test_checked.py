@@ -14,8 +14,8 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_replay import Checked, CheckError
 from jax.experimental import checkify
 
-GOOD = {"x": np.ones((2, 3), np.float32), "index": np.int32([0, 3])}
-BAD = {"x": -np.ones((2, 3), np.float32), "index": np.int32([0, 9])}
+GOOD = {"x": np.ones((2, 3), np.float32), "index": np.array([0, 3], np.int32)}
+BAD = {"x": -np.ones((2, 3), np.float32), "index": np.array([0, 9], np.int32)}
 
 
 class Net(fg.Module):

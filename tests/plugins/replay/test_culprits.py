@@ -15,7 +15,7 @@ from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
 from fulgurite_precision import Dynamic, Precision
 from fulgurite_replay import Culprit, Examination, Operand, examine_step
 
-X = np.float32([[1, 2, 3], [4, 5, 6]])
+X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 
 
 class Net(fg.Module):
@@ -151,7 +151,7 @@ def test_optimizer_is_named_and_not_the_loss() -> None:
 
 
 def test_nan_in_the_data_is_named_with_its_example() -> None:
-    batch = {"x": np.float32([[1, 2, 3], [4, np.nan, 6]])}
+    batch = {"x": np.array([[1, 2, 3], [4, np.nan, 6]], np.float32)}
     culprit = find(lambda net, batch: (net.w * batch["x"]).sum(), batch)
     assert culprit.is_given and culprit.example == (1, 2)
     assert culprit.output == Operand("batch.x", "float32", (2, 3), 1.0, 6.0, num_nan=1)
@@ -161,13 +161,13 @@ def test_index_outside_of_an_embedding_is_found_where_indices_are_looked_at() ->
     def compute(net: Net, batch: Any) -> Any:
         return net.table[batch["index"]].sum()
 
-    batch = {"index": np.int32([0, 1, 9])}
+    batch = {"index": np.array([0, 1, 9], np.int32)}
     assert examine(compute, batch).is_clean
     fault, backward = examine(compute, batch, checks_indices=True).index_faults
     assert (fault.index, fault.axis, fault.shape, fault.label) == (9, 0, (4, 2), "module.table")
     assert fault.example == (2, 3)
     assert (fault.operation, backward.operation) == ("gather", "scatter-add")
-    assert examine(compute, {"index": np.int32([0, 3, -4])}, checks_indices=True).is_clean
+    assert examine(compute, {"index": np.array([0, 3, -4], np.int32)}, checks_indices=True).is_clean
 
 
 def test_label_outside_of_the_classes_is_found() -> None:
@@ -176,7 +176,7 @@ def test_label_outside_of_the_classes_is_found() -> None:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return losses.mean()
 
-    culprit = find(compute, {"x": X, "label": np.int32([2, 7])})
+    culprit = find(compute, {"x": X, "label": np.array([2, 7], np.int32)})
     assert (culprit.operation, culprit.example) == ("gather", (1, 2))
     assert culprit.inputs[1].high == 7
     assert_is_in(compute, culprit)
@@ -260,7 +260,7 @@ def test_overflow_of_float16_is_reported_and_an_expected_skip_is_not() -> None:
     culprit = find(compute, batch, Precision("fp16", scale=Dynamic(initial=2.0)))
     assert culprit.kind == "inf" and culprit.output is not None
     assert culprit.output.dtype == "float16"
-    small = {"x": np.float32([[1, 2, 3]])}
+    small = {"x": np.array([[1, 2, 3]], np.float32)}
 
     def compute_scaled(net: Net, batch: Any) -> Any:
         return jnp.sum(net.w * batch["x"]) + net.table.sum()

@@ -35,10 +35,10 @@ class FlipBit:
 
     @fg.hookimpl
     def gradient_transform(self, key: Any) -> optax.GradientTransformation:
-        def update(grads: Any, count: Any, params: Any = None) -> Any:
-            leaves, structure = jax.tree.flatten(grads)
-            leaves[-1] = jax.pure_callback(self.flip, leaves[-1], count, leaves[-1])
-            return jax.tree.unflatten(structure, leaves), count + 1
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            leaves, structure = jax.tree.flatten(updates)
+            leaves[-1] = jax.pure_callback(self.flip, leaves[-1], state, leaves[-1])
+            return jax.tree.unflatten(structure, leaves), state + 1
 
         return optax.GradientTransformation(lambda params: jnp.int32(0), update)
 

@@ -180,7 +180,7 @@ def as_numbers(array: Any) -> np.ndarray | None:
     except TypeError:  # random keys are no numbers
         return None
     if numbers.dtype.kind == "c":
-        return np.stack([numbers.real, numbers.imag])
+        return np.stack([np.real(numbers), np.imag(numbers)])
     if numbers.dtype.kind not in "biuf":
         # Those that NumPy itself does not know, such as bfloat16.
         return numbers.astype(np.float32)

@@ -173,5 +173,5 @@ def _is_integer(array: Shaped[Array, "..."]) -> bool:
 
 def _as_plain(leaf: jax.Array) -> jax.Array:
     """Return the numbers of a random key, and any other array as it is."""
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf

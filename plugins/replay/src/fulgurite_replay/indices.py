@@ -1,13 +1,15 @@
 """Indices of operations that are outside of the array that is read or written."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jax.extend.core import JaxprEqn
 
 
-class Outside(NamedTuple):
+@dataclass(frozen=True)
+class Outside:
     """An index that is outside of an array.
 
     Attributes:

@@ -156,7 +156,8 @@ class Interpreter:
 
         def read(variable: Any) -> Value:
             if isinstance(variable, Literal):
-                return self.receive(np.asarray(variable.val, variable.aval.dtype), None)
+                dtype = getattr(variable.aval, "dtype", None)
+                return self.receive(np.asarray(variable.val, dtype), None)
             return values[variable]
 
         for index, equation in enumerate(program.eqns):

@@ -175,7 +175,7 @@ def _find_due(run: fg.Run) -> Bool[Array, " names"]:
 def _as_storable(leaf: Any) -> np.ndarray | None:
     if not isinstance(leaf, jax.Array | np.ndarray):
         return None
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
     return array if array.dtype.kind in "biufc" else array.astype(np.float32)
