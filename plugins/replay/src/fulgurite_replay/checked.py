@@ -155,8 +155,8 @@ def _raise_if_failed(error: checkify.Error, ctx: fg.Context) -> None:
     leaves, structure = jax.tree.flatten(error)
 
     def raise_error(step: Int[Array, ""], leaves: list[Array]) -> None:
-        found = jax.tree.unflatten(structure, list(map(np.asarray, leaves)))
-        raise _make_error(found, int(step), is_training=ctx.training)
+        on_host = jax.tree.unflatten(structure, list(map(np.asarray, leaves)))
+        raise _make_error(on_host, int(step), is_training=ctx.training)
 
     jax.lax.cond(
         jnp.stack([jnp.any(flag) for flag in failed.values()]).any(),

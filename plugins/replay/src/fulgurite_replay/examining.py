@@ -45,8 +45,9 @@ class Examination:
 
     def describe(self) -> list[str]:
         """Return what was found, an entry for each."""
-        found = [] if self.culprit is None else [f"{self.term} is not finite\n  {self.culprit}"]
-        return [*found, *map(str, self.index_faults)]
+        if self.culprit is None:
+            return list(map(str, self.index_faults))
+        return [f"{self.term} is not finite\n  {self.culprit}", *map(str, self.index_faults)]
 
 
 def examine_step(

@@ -203,7 +203,7 @@ class Interpreter:
         bad_inputs = [value for value in inputs if value.culprit is not None]
         culprits = [value.culprit for value in bad_inputs]
         of_nan = [value.culprit for value in bad_inputs if value.has_nan]
-        made = [culprit for culprit in culprits if culprit is not None and not culprit.is_given]
+        of_step = [culprit for culprit in culprits if culprit is not None and not culprit.is_given]
         itself: Culprit | None = None
         blamed = []
         for output in outputs:
@@ -211,8 +211,8 @@ class Interpreter:
                 culprit = None
             elif output.has_nan and of_nan:
                 culprit = _get_first(of_nan)
-            elif made:
-                culprit = _get_first(made)
+            elif of_step:
+                culprit = _get_first(of_step)
             elif culprits and not output.has_nan:
                 # An infinity that the program was given, such as a mask, and that stays one.
                 culprit = culprits[0]
