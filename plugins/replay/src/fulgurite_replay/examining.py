@@ -15,6 +15,9 @@ from fulgurite_replay.culprits import Culprit, IndexFault
 from fulgurite_replay.interpreter import Interpreter
 from fulgurite_replay.places import PlaceFinder
 
+_LOSS = "the loss"
+"""With which the names of losses begin."""
+
 
 @dataclass(frozen=True)
 class Examination:
@@ -113,7 +116,12 @@ def examine(
     interpreter = Interpreter(places, _count_examples(batch), checks_indices=checks_indices)
     with services.sharding.mesh_context():
         program = jax.make_jaxpr(compute_terms)(arrays)
-        culprits = interpreter.find_culprits(program, arrays, labels)
+        # What made a loss not finite is before the backward pass, which takes most of the time.
+        needed = [name.startswith(_LOSS) or checks_indices for name in names]
+        culprits = interpreter.find_culprits(program, arrays, labels, needed)
+        if not any(culprits) and not all(needed):
+            needed = [True] * len(names)
+            culprits = interpreter.find_culprits(program, arrays, labels, needed)
     term, culprit = _find_first(dict(zip(names, culprits, strict=True)))
     faults = tuple(interpreter.index_faults)
     if services.settings.on_nonfinite == "skip" and _is_scaled_overflow(term, culprit):
@@ -123,7 +131,7 @@ def examine(
 
 def _is_scaled_overflow(term: str | None, culprit: Culprit | None) -> bool:
     """Return whether what is not finite is an overflow of float16 in the gradients alone."""
-    if term is None or term.startswith("the loss") or culprit is None or culprit.output is None:
+    if term is None or term.startswith(_LOSS) or culprit is None or culprit.output is None:
         return False
     return culprit.kind == "inf" and culprit.output.dtype == "float16"
 
@@ -136,7 +144,7 @@ def _find_first(culprits: dict[str, Culprit | None]) -> tuple[str | None, Culpri
         culprits: by term.
     """
     term, first = None, None
-    of_losses = [culprit for name, culprit in culprits.items() if name.startswith("the loss")]
+    of_losses = [culprit for name, culprit in culprits.items() if name.startswith(_LOSS)]
     for name, culprit in culprits.items():
         if culprit is None:
             continue

@@ -5,17 +5,18 @@ the first number that is not finite that counts: each such number knows the oper
 from, and only those from which the results come are named.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from fulgurite_replay.culprits import Culprit, IndexFault, Operand, as_numbers, find_example
+from fulgurite_replay.culprits import Culprit, IndexFault, Operand, find_example
 from fulgurite_replay.indices import find_outside
+from fulgurite_replay.jaxprs import find_last_uses, find_needed_variables, split_scan
 from fulgurite_replay.places import Frame, Place, PlaceFinder, find_frames, join_scopes
+from fulgurite_replay.values import Value, get_first, look_at, stack
 
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """The names under which operations hold the program that they run once."""
@@ -37,29 +38,6 @@ _LOOPS = frozenset({"scan", "while", "cond"})
 _LABEL_KEEPING = frozenset(
     {"convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze", "copy"}
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """An array in the middle of a step.
-
-    Attributes:
-        array: the array.
-        has_nan: whether an element is NaN.
-        has_inf: whether an element is infinite.
-        culprit: what made it not finite; None if it is finite.
-        label: what it is called, if it is an array of the state or of the batch.
-    """
-
-    array: Any
-    has_nan: bool = False
-    has_inf: bool = False
-    culprit: Culprit | None = None
-    label: str | None = None
-
-    @property
-    def is_finite(self) -> bool:
-        return not (self.has_nan or self.has_inf)
 
 
 @dataclass(frozen=True)
@@ -90,9 +68,10 @@ class Interpreter:
         from fulgurite_replay.interpreter import Interpreter
         from fulgurite_replay.places import PlaceFinder
 
-        program = jax.make_jaxpr(jnp.log)(jnp.float32([1, 0]))
+        numbers = [jnp.array([1.0, 0.0])]
+        program = jax.make_jaxpr(jnp.log)(*numbers)
         interpreter = Interpreter(PlaceFinder(engine.plugins), num_examples=2)
-        (culprit,) = interpreter.find_culprits(program, [jnp.float32([1, 0])], ["x"])
+        (culprit,) = interpreter.find_culprits(program, numbers, ["x"], [True])
 
     Attributes:
         index_faults: the operations so far whose indices are outside of an array.
@@ -113,24 +92,29 @@ class Interpreter:
         self.index_faults: list[IndexFault] = []
 
     def find_culprits(
-        self, program: ClosedJaxpr, arguments: Sequence[Any], labels: Sequence[str | None]
+        self,
+        program: ClosedJaxpr,
+        arguments: Sequence[Any],
+        labels: Sequence[str | None],
+        needed: Sequence[bool],
     ) -> list[Culprit | None]:
         """Return for each result of a program the operation from which it is not finite; None for a
-        finite one.
+        finite one, and for one that is not needed.
 
         Args:
             program: the traced step.
             arguments: its arrays.
             labels: what these are called.
+            needed: True for the results that are computed.
         """
         pairs = zip(arguments, labels, strict=True)
         values = [self.receive(array, label) for array, label in pairs]
-        results = self._run_closed(program, values, self._scope)
+        results = self._run_closed(program, values, self._scope, needed)
         return [value.culprit for value in results]
 
     def receive(self, array: Any, label: str | None) -> Value:
         """Return an array that the step does not make itself."""
-        value = _look_at(array, label)
+        value = look_at(array, label)
         if value.is_finite:
             return value
         kind = "nan" if value.has_nan else "inf"
@@ -139,8 +123,13 @@ class Interpreter:
         place = Place((), "step")
         return replace(value, culprit=Culprit(-1, kind, "given", place, (), operand, example))
 
-    def run(
-        self, program: Jaxpr, constants: Sequence[Value], arguments: Sequence[Value], scope: _Scope
+    def _run(
+        self,
+        program: Jaxpr,
+        constants: Sequence[Value],
+        arguments: Sequence[Value],
+        scope: _Scope,
+        needed: Sequence[bool] | None = None,
     ) -> list[Value]:
         """Return the results of a program.
 
@@ -149,10 +138,12 @@ class Interpreter:
             constants: of the program.
             arguments: of the program.
             scope: what it is within.
+            needed: True for the results that are computed, in the place of the others is nothing;
+                None for all.
         """
         values: dict[Any, Value] = dict(zip(program.constvars, constants, strict=True))
         values |= zip(program.invars, arguments, strict=True)
-        last_uses = _find_last_uses(program)
+        last_uses = find_last_uses(program)
 
         def read(variable: Any) -> Value:
             if isinstance(variable, Literal):
@@ -160,36 +151,48 @@ class Interpreter:
                 return self.receive(np.asarray(variable.val, dtype), None)
             return values[variable]
 
+        flags = [True] * len(program.outvars) if needed is None else needed
+        variables = find_needed_variables(program, flags)
         for index, equation in enumerate(program.eqns):
+            outputs = [variable in variables for variable in equation.outvars]
+            if needed is not None and not any(outputs):
+                continue
             inputs = [read(variable) for variable in equation.invars]
-            results = self._execute(program, equation, inputs, scope)
+            results = self._execute(program, equation, inputs, scope, outputs)
             values |= zip(equation.outvars, results, strict=True)
             for variable in last_uses.get(index, ()):
                 values.pop(variable, None)
-        return [read(variable) for variable in program.outvars]
+        pairs = zip(program.outvars, flags, strict=True)
+        return [read(variable) if flag else Value(None) for variable, flag in pairs]
 
     def _execute(
-        self, program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Value], scope: _Scope
+        self,
+        program: Jaxpr,
+        equation: JaxprEqn,
+        inputs: Sequence[Value],
+        scope: _Scope,
+        needed: Sequence[bool],
     ) -> list[Value]:
-        """Return the results of an operation of a program."""
+        """Return the results of an operation of a program, of the whole step those needed."""
         self._num_operations += 1
         has_program = equation.primitive.name in _CALLS | _LOOPS
-        if has_program and self._must_enter(equation, scope):
+        if has_program and self._is_whole_step(equation, scope):
+            return self._enter(equation, inputs, scope, needed)
+        if has_program and self._checks_indices:
             return self._enter(equation, inputs, scope)
         if self._checks_indices:
             self._check_indices(equation, inputs, scope)
-        outputs = [_look_at(array) for array in _bind(program, equation, inputs)]
+        outputs = [look_at(array) for array in _bind(program, equation, inputs)]
         if all(output.is_finite for output in outputs):
             return _keep_label(equation, inputs, outputs)
         if has_program and not any(value.has_nan for value in inputs):
             return self._enter(equation, inputs, scope)
         return self._blame(equation, inputs, outputs, scope)
 
-    def _must_enter(self, equation: JaxprEqn, scope: _Scope) -> bool:
-        """Return whether an operation is taken apart without a trial: the outermost ones, which are
-        the whole step, and all where operations that give finite numbers count, too."""
-        is_outermost = not scope.names and equation.primitive.name in _CALLS
-        return is_outermost or self._checks_indices
+    def _is_whole_step(self, equation: JaxprEqn, scope: _Scope) -> bool:
+        """Return whether an operation is the call of the whole step, which is taken apart without a
+        trial."""
+        return not scope.names and equation.primitive.name in _CALLS
 
     def _blame(
         self,
@@ -210,9 +213,9 @@ class Interpreter:
             if output.is_finite:
                 culprit = None
             elif output.has_nan and of_nan:
-                culprit = _get_first(of_nan)
+                culprit = get_first(of_nan)
             elif of_step:
-                culprit = _get_first(of_step)
+                culprit = get_first(of_step)
             elif culprits and not output.has_nan:
                 # An infinity that the program was given, such as a mask, and that stays one.
                 culprit = culprits[0]
@@ -261,7 +264,13 @@ class Interpreter:
         if all(str(known) != str(fault) for known in self.index_faults):
             self.index_faults.append(fault)
 
-    def _enter(self, equation: JaxprEqn, inputs: Sequence[Value], scope: _Scope) -> list[Value]:
+    def _enter(
+        self,
+        equation: JaxprEqn,
+        inputs: Sequence[Value],
+        scope: _Scope,
+        needed: Sequence[bool] | None = None,
+    ) -> list[Value]:
         """Execute the programs within an operation, operation by operation."""
         params = equation.params
         frames = find_frames(equation, scope.frames)
@@ -275,19 +284,25 @@ class Interpreter:
                 number = int(np.asarray(inputs[0].array))
                 return self._run_closed(params["branches"][number], inputs[1:], inner)
         program = next(params[name] for name in _CALLED if name in params)
-        return self._run_closed(program, inputs, inner)
+        return self._run_closed(program, inputs, inner, needed)
 
-    def _run_closed(self, program: Any, inputs: Sequence[Value], scope: _Scope) -> list[Value]:
+    def _run_closed(
+        self,
+        program: Any,
+        inputs: Sequence[Value],
+        scope: _Scope,
+        needed: Sequence[bool] | None = None,
+    ) -> list[Value]:
         """Run a program with its constants; some operations hold it without any."""
         if isinstance(program, ClosedJaxpr):
             constants = [self.receive(array, None) for array in program.consts]
-            return self.run(program.jaxpr, constants, inputs, scope)
-        return self.run(program, [], inputs, scope)
+            return self._run(program.jaxpr, constants, inputs, scope, needed)
+        return self._run(program, [], inputs, scope, needed)
 
     def _run_scan(
         self, params: dict[str, Any], inputs: Sequence[Value], scope: _Scope
     ) -> list[Value]:
-        num_constants, num_carry = _split_scan(params)
+        num_constants, num_carry = split_scan(params)
         constants = list(inputs[:num_constants])
         carry = list(inputs[num_constants : num_constants + num_carry])
         xs = inputs[num_constants + num_carry :]
@@ -307,11 +322,11 @@ class Interpreter:
             carry = results[:num_carry]
             ys_by_index[index] = results[num_carry:]
         rows = [ys_by_index[index] for index in range(length)]
-        return [*carry, *map(_stack, zip(*rows, strict=True))]
+        return [*carry, *map(stack, zip(*rows, strict=True))]
 
     def _slice(self, value: Value, index: int) -> Value:
         """Return the part of an array for one iteration; its culprit stays, if it has one."""
-        part = _look_at(value.array[index], value.label)
+        part = look_at(value.array[index], value.label)
         return part if part.is_finite else replace(part, culprit=value.culprit)
 
     def _run_while(
@@ -331,47 +346,12 @@ class Interpreter:
             index += 1
 
 
-def _get_first(culprits: Iterable[Culprit | None]) -> Culprit:
-    """Return the one that was executed first."""
-    known = [culprit for culprit in culprits if culprit is not None]
-    return min(known, key=lambda culprit: culprit.number)
-
-
 def _keep_label(equation: JaxprEqn, inputs: Sequence[Value], outputs: list[Value]) -> list[Value]:
     """Return the results, with the label of the input if they are the same numbers in another
     form."""
     if equation.primitive.name not in _LABEL_KEEPING:
         return outputs
     return [replace(output, label=inputs[0].label) for output in outputs]
-
-
-def _look_at(array: Any, label: str | None = None) -> Value:
-    """Return an array with what of it is not finite."""
-    if not jnp.issubdtype(array.dtype, jnp.inexact):
-        return Value(array, label=label)
-    if bool(jnp.isfinite(array).all()) if not _is_on_host(array) else _is_finite_on_host(array):
-        return Value(array, label=label)
-    has_nan = bool(jnp.isnan(array).any())
-    return Value(array, has_nan, bool(jnp.isinf(array).any()), label=label)
-
-
-def _is_on_host(array: Any) -> bool:
-    return isinstance(array, np.ndarray) or all(
-        device.platform == "cpu" for device in array.devices()
-    )
-
-
-def _is_finite_on_host(array: Any) -> bool:
-    # Without a program of its own for each shape.
-    numbers = as_numbers(array)
-    return numbers is None or bool(np.isfinite(numbers).all())
-
-
-def _stack(values: Sequence[Value]) -> Value:
-    """Return the results of all iterations as one array."""
-    culprits = [value.culprit for value in values if value.culprit is not None]
-    stacked = _look_at(jnp.stack([value.array for value in values]))
-    return replace(stacked, culprit=_get_first(culprits) if culprits else None)
 
 
 def _bind(program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Any]:
@@ -385,27 +365,3 @@ def _bind(program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Value]) -> list[A
         (), list(arrays), equation.outvars, [equation], equation.effects, program.debug_info
     )
     return jaxpr_as_fun(ClosedJaxpr(single, ()))(*arrays.values())
-
-
-def _find_last_uses(program: Jaxpr) -> dict[int, list[Any]]:
-    """Return the variables of which an operation is the last to need them, by its index."""
-    last: dict[Any, int] = {}
-    for index, equation in enumerate(program.eqns):
-        for variable in (*equation.invars, *equation.outvars):
-            if not isinstance(variable, Literal):
-                last[variable] = index
-    for variable in program.outvars:
-        if not isinstance(variable, Literal):
-            last.pop(variable, None)
-    uses: dict[int, list[Any]] = {}
-    for variable, index in last.items():
-        uses.setdefault(index, []).append(variable)
-    return uses
-
-
-def _split_scan(params: dict[str, Any]) -> tuple[int, int]:
-    """Return the number of constants and of carried arrays of a scan, in any version of jax."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    constants, carry, *_ = params["ft_in"].unpack()
-    return len(constants), len(carry)
