@@ -10,7 +10,7 @@ from fulgurite._src.data.iterator import BatchIterator
 from fulgurite._src.data.leaves import as_arrays
 from fulgurite._src.data.readers import BatchItem
 from fulgurite._src.data.seekable import Seed, SeekableSource
-from fulgurite._src.data.sources import get_split
+from fulgurite._src.data.sources import get_device_arrays, get_split
 from fulgurite._src.evaluation.batch_metrics import as_numbers
 from fulgurite._src.evaluation.evaluation import EvaluationResult, MetricFunctions
 from fulgurite._src.execution.flops import count_flops, count_model_flops
@@ -152,6 +152,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "SeekableSource",
     "as_arrays",
     "count_examples",
+    "get_device_arrays",
     "get_split",
     # Modules: what they are made of, their losses, their random keys, what they sow.
     "Sown",

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from fulgurite._src.tracebacks import find_user_frame
-from fulgurite.errors import CallbackError
+from fulgurite.errors import CallbackError, FulguriteError
 
 RUNTIME_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 """What JAX raises where a callback has failed: the latter by the fast path of `jax.jit`."""
@@ -60,8 +60,11 @@ def callback_error_context(where: Callable[[], str]) -> Iterator[None]:
             logger.removeFilter(recorder)
 
 
-def _translate(where: str, error: BaseException) -> tuple[CallbackError, BaseException | None]:
-    """Return the error for the user, and its cause as far as that says more."""
+def _translate(where: str, error: BaseException) -> tuple[FulguriteError, BaseException | None]:
+    """Return the error for the user, and its cause as far as that says more. One of Fulgurite, such
+    as that of a plugin's check, says where it is itself."""
+    if isinstance(error, FulguriteError):
+        return error, None
     if type(error).__name__ == _EQUINOX_ERROR:
         message = str(error).partition(_EQUINOX_ADVICE)[0]
         return CallbackError(f"{where}: {message} (eqx.error_if{_find_check(error)})"), None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
-from fulgurite_runs import RunDirectory, dumps, get_arguments, get_hyperparameters
+from fulgurite_runs import RunDirectory, dumps, get_arguments, get_hyperparameters, read_origin
 
 from fulgurite_checkpoint.listing import Columns, RunRow, format_number, list_runs
 from fulgurite_checkpoint.validation import check_list, check_object, check_text
@@ -105,9 +105,9 @@ def build_columns(columns: Columns, rows: Sequence[RunRow], names: Sequence[str]
 def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
     """Return what differs between two runs: name, and the value of each.
 
-    These are the arguments of the program, the settings of the engine and of plugins, versions,
-    devices, the program with its commit, the model, and the metrics at the newest checkpoints,
-    except for the speed, which differs between any two runs.
+    These are the arguments of the program, the run that one was forked from, the settings of the
+    engine and of plugins, versions, devices, the program with its commit, the model, and the
+    metrics at the newest checkpoints, except for the speed, which differs between any two runs.
 
     Args:
         first: the directory of a run.
@@ -116,6 +116,7 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
     runs = (first, second)
     manifests = [RunDirectory(path).read_manifest() for path in runs]
     rows = _list_differences("", *map(get_arguments, manifests))
+    rows += _list_differences("origin.", *map(read_origin, runs))
     for section in _SECTIONS:
         values = [_as_dict(manifest.get(section)) for manifest in manifests]
         rows += _list_differences(f"{section}.", *values)

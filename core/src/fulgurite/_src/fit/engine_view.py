@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult, ShouldStop
 from fulgurite._src.fit.scheduler import BoundAction
 from fulgurite._src.fit.snapshot import PathLike
+from fulgurite._src.model.output import Output
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.sharding import ShardingStrategy
 from fulgurite._src.training.nonfinite import NonFinitePolicy
@@ -51,6 +52,10 @@ class EngineView(Protocol):
 
     @property
     def predict(self) -> Callable[..., Any]: ...
+
+    def step(
+        self, state: TrainState, batch: Any, *, returns: tuple[str, ...] = ...
+    ) -> tuple[TrainState, Output]: ...
 
     def run_evaluator(
         self, name: str, state: TrainState, should_stop: ShouldStop = ...

@@ -1,0 +1,177 @@
+"""Digests of a train state: which leaf differs between two runs, and from which step on."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.plugins import as_trigger, hide_constructor_frames, leaves_with_paths
+from fulgurite_runs import RunPlugin, dumps, loads
+from jaxtyping import Array, Shaped, UInt32
+
+DIGESTS_FILE = "digests.jsonl"
+"""Where a run keeps the digests of its states: a line of JSON for each of these steps."""
+_FIELDS = ("module", "model_state", "opt_state", "key", "plugin_states")
+"""What of a train state makes the next one; the metric window and the step number do not."""
+
+Digests = dict[str, str]
+"""The digest of each array of a state, 16 hexadecimal digits, by its path."""
+
+
+def digest_state(state: fg.TrainState) -> Digests:
+    """Return the digest of each array of a train state by its path, without its metrics.
+
+    Two arrays of the same bits have the same digest, wherever they lie on the devices. A single bit
+    that differs always changes it; of other differences one in 2**64 would go unnoticed.
+
+    Args:
+        state: the state; it is waited for.
+    """
+    parts = {name: getattr(state, name) for name in _FIELDS}
+    leaves = {path: leaf for path, leaf in leaves_with_paths(parts) if isinstance(leaf, jax.Array)}
+    on_host = jax.device_get({path: _digest(_as_plain(leaf)) for path, leaf in leaves.items()})
+    return {path: f"{int(high):08x}{int(low):08x}" for path, (high, low) in on_host.items()}
+
+
+def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> str | None:
+    """Return the path of the first leaf whose digests differ, or that one of two states lacks;
+    None if there is none."""
+    for path in (*first, *second):
+        if first.get(path) != second.get(path):
+            return path
+    return None
+
+
+@hide_constructor_frames
+@dataclass(frozen=True, eq=False)
+class StateDigest(RunPlugin):
+    """Writes a digest of each array of the train state into the run's `digests.jsonl`.
+
+    `fulgurite verify` compares them with those of the steps as it executes them again, and
+    `fulgurite bisect` those of two runs. It is telemetry: no number of the run depends on it.
+
+    Example:
+        from fulgurite_replay import StateDigest
+
+        engine = fg.Engine(steps=100, run_dir="runs/a", plugins=[StateDigest(every=50)])
+
+    Args:
+        every: at which steps: an interval, or a trigger.
+    """
+
+    plugin_name = "state_digest"
+
+    every: int | fg.Trigger = 50
+
+    def __post_init__(self) -> None:
+        as_trigger(self.every)
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        """Digest the state once everything that may change it at this step has run."""
+        return [fg.ScheduledAction("write", self.every, self._write, stage="save")]
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Refuse a run without a directory."""
+        if run.run_dir is None and run.engine.fast_dev_run is None:
+            raise ConfigurationError(
+                "StateDigest has no place to write to: give Engine(run_dir=...), or --run"
+            )
+
+    def _write(self, run: fg.Run) -> None:
+        digests = digest_state(run.state)
+        if run.run_dir is None or jax.process_index() != 0:
+            return
+        run.run_dir.assert_locked()
+        line = dumps({"step": run.step, "attempt": run.attempt, "digests": digests})
+        path = run.run_dir.path / DIGESTS_FILE
+        with path.open("a+b") as file:
+            # A process that was killed may have left a line without its end.
+            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+            start = b"" if file.read() in (b"", b"\n") else b"\n"
+            file.write(start + line.encode() + b"\n")
+
+
+def read_digests(run: Path) -> dict[int, Digests]:
+    """Return the digests of a run by step, of the newest attempt that has those of the step.
+
+    Args:
+        run: its directory.
+
+    Raises:
+        CheckpointError: the file is not one of `StateDigest`.
+    """
+    path = run / DIGESTS_FILE
+    if not path.is_file():
+        return {}
+    return dict(_iter_digests(path))
+
+
+def _iter_digests(path: Path) -> Iterator[tuple[int, Digests]]:
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = loads(line)
+            step, digests = entry["step"], entry["digests"]
+        except (ValueError, TypeError, KeyError) as error:
+            # The end of a line that a killed process began, which the next attempt closed.
+            is_cut_off = not line or number == len(lines) or not line.endswith(b"}")
+            if is_cut_off:
+                continue
+            raise CheckpointError(
+                f"{path}, line {number} is not a line of StateDigest: {error!r}. Restore the file, "
+                "or remove it"
+            ) from error
+        yield step, digests
+
+
+@jax.jit
+def _digest(array: Shaped[Array, "..."]) -> tuple[UInt32[Array, ""], UInt32[Array, ""]]:
+    """Return two checksums of the bits of an array.
+
+    Sums of integers are the same in any order, so that they do not depend on how an array is
+    divided among devices. Each word is multiplied by an odd number of its own place, so that one
+    that changes always changes the sum.
+    """
+    words = _as_words(array)
+    places = jax.lax.iota(jnp.uint32, words.size)
+    return _sum_words(words, places, 0x9E3779B1), _sum_words(words, places, 0x85EBCA77)
+
+
+def _sum_words(
+    words: UInt32[Array, " words"], places: UInt32[Array, " words"], constant: int
+) -> UInt32[Array, ""]:
+    factors = (places + jnp.uint32(1)) * jnp.uint32(constant)
+    factors = (factors ^ (factors >> 15)) * jnp.uint32(0x2C1B3C6D)
+    factors = (factors ^ (factors >> 12)) | jnp.uint32(1)
+    mixed = (words ^ (words >> 16)) * jnp.uint32(constant)
+    mixed = mixed ^ (mixed >> 13)
+    return jnp.sum(mixed * factors, dtype=jnp.uint32)
+
+
+def _as_words(array: Shaped[Array, "..."]) -> UInt32[Array, " words"]:
+    """Return the bits of an array as words of 32 bits, those of smaller elements one a word."""
+    if jnp.iscomplexobj(array):
+        array = jnp.stack([jnp.real(array), jnp.imag(array)])
+    if array.dtype == jnp.bool_:
+        return array.astype(jnp.uint32).reshape(-1)
+    bits = jnp.iinfo(array.dtype).bits if _is_integer(array) else jnp.finfo(array.dtype).bits
+    if bits < 8:
+        return array.astype(jnp.float32).view(jnp.uint32).reshape(-1)
+    unsigned = {8: jnp.uint8, 16: jnp.uint16}.get(bits, jnp.uint32)
+    return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32).reshape(-1)
+
+
+def _is_integer(array: Shaped[Array, "..."]) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.integer))
+
+
+def _as_plain(leaf: jax.Array) -> jax.Array:
+    """Return the numbers of a random key, and any other array as it is."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf

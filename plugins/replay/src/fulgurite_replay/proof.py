@@ -1,0 +1,281 @@
+"""Comparing what a run has recorded with what its steps compute again."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_checkpoint import restore_state
+from fulgurite_logging import JSONLLogger, iter_records
+from fulgurite_runs import dumps, loads
+
+from fulgurite_replay.digests import Digests, digest_state, find_difference, read_digests
+from fulgurite_replay.rerun import (
+    Observer,
+    Recorded,
+    check_is_resumable,
+    find_last_step,
+    train_again,
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What is not as a run recorded it.
+
+    Example:
+        from fulgurite_replay import Difference
+
+        print(Difference(20, "checkpoint", "module.weight differs"))
+
+    Attributes:
+        step: at which it shows.
+        source: `records`, `digests` or `checkpoint`.
+        text: what differs.
+    """
+
+    step: int
+    source: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.text}"
+
+
+@dataclass
+class Proof:
+    """What a comparison of a run with its own steps has found.
+
+    Example:
+        from fulgurite_replay import Proof
+
+        proof = Proof(start=0, stop=20)
+        assert proof.is_equal
+
+    Attributes:
+        start: the step from which the steps were executed.
+        stop: the last one.
+        counts: how much was compared, by kind.
+        differences: what is not as it was recorded, by step.
+    """
+
+    start: int
+    stop: int
+    counts: dict[str, int] = field(default_factory=dict)
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether everything is as it was recorded."""
+        return not self.differences
+
+    def __str__(self) -> str:
+        steps = f"steps {self.start + 1} to {self.stop}"
+        compared = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
+        if self.is_equal:
+            return f"{steps} are as recorded ({compared})"
+        return f"{steps} are not as recorded ({compared}): {self.differences[0]}"
+
+
+def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof:
+    """Execute steps of a run again, and compare their states and exact records with those of the
+    run, bit for bit.
+
+    Compared are all records of `records.jsonl`, the digests of `StateDigest`, and every checkpoint
+    on the way.
+
+    Args:
+        recorded: the run.
+        first: the step to begin at; execution begins at the newest checkpoint that is not after it,
+            and what comes after that one is compared.
+        last: the last step; by default the newest checkpoint's.
+
+    Raises:
+        CheckpointError: the run has no checkpoint where one is needed, or there is nothing to
+            compare with.
+        ConfigurationError: the steps are none.
+    """
+    check_is_resumable(recorded.engine)
+    last = find_last_step(recorded) if last is None else last
+    if not 0 <= first < last:
+        raise ConfigurationError(
+            f"the steps {first}:{last} are none: give A:B with 0 <= A < B; the newest checkpoint "
+            "is the last step by default"
+        )
+    start = recorded.find_start(first)
+    proof = Proof(start or 0, last)
+    checkpoints = [
+        (step, path)
+        for step, path in recorded.checkpoints.list_checkpoints()
+        if proof.start < step <= last
+    ]
+    digests: dict[int, Digests] = {
+        step: values
+        for step, values in read_digests(recorded.directory.path).items()
+        if proof.start < step <= last
+    }
+    observe_at: dict[int, Callable[[fg.Run], None]] = {}
+    for step in {*digests, *dict(checkpoints)}:
+        observe_at[step] = partial(_compare_state, proof, dict(checkpoints), digests)
+    observer = Observer(observe_at, stop=last)
+    end = train_again(recorded, start, observer)
+    if end < last:
+        raise ConfigurationError(
+            f"the run has {end} steps, so that it cannot be compared up to step "
+            f"{last}: give a smaller one"
+        )
+    _compare_records(proof, recorded, observer.records)
+    if not any(proof.counts.values()):
+        raise CheckpointError(
+            f"{recorded.directory.path} has nothing to compare the steps {proof.start + 1} to "
+            f"{last} with: no exact record of 'jsonl', no digest of StateDigest, no checkpoint"
+        )
+    proof.differences.sort(key=lambda difference: difference.step)
+    return proof
+
+
+def _compare_state(
+    proof: Proof, checkpoints: dict[int, Path], digests: dict[int, Digests], run: fg.Run
+) -> None:
+    """Compare the state of a step with what the run has of it."""
+    step = run.step
+    state = run.state
+    current = digest_state(state)
+    if step in digests:
+        _count(proof, "digests")
+        path = find_difference(digests[step], current)
+        if path is not None:
+            text = f"{path} has the digest {current.get(path)}, recorded is "
+            text += f"{digests[step].get(path)}"
+            proof.differences.append(Difference(step, "digests", text))
+    if step not in checkpoints:
+        return
+    _count(proof, "checkpoints")
+    try:
+        saved = restore_state(checkpoints[step], like=state)
+    except CheckpointError as error:
+        proof.differences.append(Difference(step, "checkpoint", str(error)))
+        return
+    path = find_difference(digest_state(saved), current)
+    if path is not None:
+        text = f"{path} is not that of the checkpoint {checkpoints[step]}"
+        proof.differences.append(Difference(step, "checkpoint", text))
+
+
+def _compare_records(proof: Proof, recorded: Recorded, again: Sequence[fg.Record]) -> None:
+    """Compare the exact records of a run with those that its steps gave again, in order."""
+    try:
+        records = list(iter_records(recorded.directory.path))
+    except ConfigurationError:  # the run was not logged
+        return
+    is_whole = proof.start == 0
+    expected, actual = (
+        [
+            record
+            for record in every
+            if record.kind in JSONLLogger.kinds
+            and (proof.start < record.step <= proof.stop or (is_whole and record.step == 0))
+        ]
+        for every in (records, again)
+    )
+    _count(proof, "records", len(expected))
+    for left, right in zip_longest(expected, actual):
+        text = _compare_record(left, right)
+        if text is not None:
+            step = min(record.step for record in (left, right) if record is not None)
+            proof.differences.append(Difference(step, "records", text))
+            return
+
+
+def _compare_record(expected: fg.Record | None, actual: fg.Record | None) -> str | None:
+    """Return what differs between a record and the one that a step gave again; None if nothing
+    does."""
+    if expected is None or actual is None:
+        record = expected or actual
+        assert record is not None
+        lacking = "the run has no" if expected is None else "the step gives no"
+        return f"{lacking} record of {record.source!r} with {', '.join(record.values)}"
+    if (expected.source, expected.kind) != (actual.source, actual.kind):
+        return f"a record of {actual.source!r} instead of one of {expected.source!r}"
+    values, new_values = (loads(dumps(record.values)) for record in (expected, actual))
+    for name in {**values, **new_values}:
+        old, new = (_format(side, name) for side in (values, new_values))
+        if old != new:
+            return f"{expected.source}/{name} is {new}, recorded is {old}"
+    if expected.step != actual.step:
+        return f"a record of {expected.source!r} is of step {actual.step}, not {expected.step}"
+    return None
+
+
+def _format(values: dict[str, Any], name: str) -> str:
+    return dumps(values[name]) if name in values else "missing"
+
+
+def _count(proof: Proof, kind: str, number: int = 1) -> None:
+    proof.counts[kind] = proof.counts.get(kind, 0) + number
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two runs part.
+
+    Example:
+        from fulgurite_replay import Divergence
+
+        print(Divergence(step=50, last_equal=40, leaves=("module.weight",), num_compared=5))
+
+    Attributes:
+        step: the first step whose states differ; None if none does.
+        last_equal: the last step before it whose states are equal; None without one.
+        leaves: the paths of what differs at that step.
+        num_compared: at how many steps both have a digest.
+    """
+
+    step: int | None
+    last_equal: int | None
+    leaves: tuple[str, ...]
+    num_compared: int
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return f"equal at all {self.num_compared} steps, the last of them {self.last_equal}"
+        before = "" if self.last_equal is None else f"equal at step {self.last_equal}, "
+        others = len(self.leaves) - 1
+        more = f" and {others} more" if others else ""
+        return f"{before}different at step {self.step}: {self.leaves[0]}{more}"
+
+
+def bisect(good: Path, bad: Path) -> Divergence:
+    """Return the first step at which the states of two runs differ, by their digests.
+
+    Args:
+        good: the directory of a run with `StateDigest`.
+        bad: that of the other one, of the same program.
+
+    Raises:
+        ConfigurationError: they have no digest of a step in common.
+    """
+    digests = [read_digests(run) for run in (good, bad)]
+    steps = sorted(digests[0].keys() & digests[1].keys())
+    if not steps:
+        raise ConfigurationError(
+            f"{good} and {bad} have no digests of a common step: train both with "
+            "StateDigest(every=...) of fulgurite-replay"
+        )
+    last_equal = None
+    for step in steps:
+        leaves = tuple(_iter_differing(digests[0][step], digests[1][step]))
+        if leaves:
+            return Divergence(step, last_equal, leaves, len(steps))
+        last_equal = step
+    return Divergence(None, last_equal, (), len(steps))
+
+
+def _iter_differing(first: Digests, second: Digests) -> Iterator[str]:
+    for path in {**first, **second}:
+        if first.get(path) != second.get(path):
+            yield path

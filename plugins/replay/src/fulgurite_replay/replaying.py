@@ -1,0 +1,181 @@
+"""One step of a run executed operation by operation, in the state and on the batch that it had."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
+from fulgurite.plugins import get_device_arrays, leaves_with_paths
+from jaxtyping import Array, Bool
+
+from fulgurite_replay.examining import Examination, examine
+from fulgurite_replay.rerun import Observer, Recorded, check_is_resumable, train_again
+
+
+@dataclass
+class Replay:
+    """What a step was found to do.
+
+    Example:
+        from fulgurite_replay import Replay
+
+        print(Replay(step=38, start=30))
+
+    Attributes:
+        step: its number.
+        start: the step of the checkpoint from which the steps before it were trained; 0 for the
+            begin of the run.
+        examination: what was found operation by operation.
+        failed_when_compiled: whether the step is not finite as the run executes it.
+        batch: the batch of the step.
+        records: the exact records of the step, as far as anything is logged there.
+    """
+
+    step: int
+    start: int
+    examination: Examination = field(default_factory=Examination)
+    failed_when_compiled: bool = False
+    batch: Any = None
+    records: list[fg.Record] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"replayed from step {self.start}"]
+        examination = self.examination
+        if examination.is_expected_skip:
+            lines.append(
+                f"step {self.step} is left out: its gradients are too large for float16 and its "
+                "losses are finite, as loss scaling expects from time to time"
+            )
+        elif examination.is_clean and self.failed_when_compiled:
+            lines.append(
+                f"step {self.step} is not finite as it is compiled, and is finite operation by "
+                "operation: XLA computes it in another order or in higher precision there. Look at "
+                "sums and products of large numbers, and at what JAX_DEBUG_NANS=1 shows"
+            )
+        elif examination.is_clean:
+            lines.append(f"step {self.step} is finite here")
+        else:
+            lines += [f"step {self.step}: {line}" for line in examination.describe()]
+        return "\n".join(lines)
+
+
+def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool = False) -> Replay:
+    """Train a run up to a step, bit for bit, and execute that step operation by operation.
+
+    Args:
+        recorded: the run.
+        step: the number of the step; None for the first one after the newest checkpoint that is not
+            finite.
+        checks_indices: whether to look for indices outside of arrays as well, which make no NaN.
+
+    Raises:
+        CheckpointError: no step after the newest checkpoint fails.
+        ConfigurationError: the run does not reach that step.
+    """
+    check_is_resumable(recorded.engine)
+    if step is None:
+        step = _find_failing_step(recorded)
+    if step < 1:
+        raise ConfigurationError(f"step {step} is none: the first step is 1")
+    start = recorded.find_start(step - 1)
+    result = Replay(step, start or 0)
+    observer = Observer(
+        {step - 1: lambda run: _look_at_next_step(run, result, checks_indices=checks_indices)},
+        stop=step,
+    )
+    try:
+        train_again(recorded, start, observer)
+    except NonFiniteError as error:
+        if error.step < step:
+            raise ConfigurationError(
+                f"step {error.step} is not finite already: replay that one, --step {error.step}"
+            ) from error
+        result.failed_when_compiled = error.step == step
+    if result.batch is None:
+        raise ConfigurationError(
+            f"the run ends before step {step}: give the number of a step that it has"
+        )
+    result.records = [record for record in observer.records if record.step == step]
+    return result
+
+
+def save_batch(batch: Any, path: Path) -> None:
+    """Write the arrays of a batch by their paths into a file of NumPy, `.npz`.
+
+    Numbers that NumPy does not know, such as bfloat16, are written as float32, without loss.
+
+    Args:
+        batch: a tree of arrays.
+        path: of the file.
+    """
+    arrays = {}
+    for name, leaf in leaves_with_paths({"batch": batch}):
+        array = _as_storable(leaf)
+        if array is not None:
+            arrays[name] = array
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+
+
+def _find_failing_step(recorded: Recorded) -> int:
+    """Return the first step after the newest checkpoint that is not finite."""
+    start = max((step for step, _ in recorded.checkpoints.list_checkpoints()), default=None)
+    try:
+        end = train_again(recorded, start, Observer({}))
+    except NonFiniteError as error:
+        return error.step
+    raise CheckpointError(
+        f"every step of the run from {start or 0} to {end} is finite: name the one to look at, "
+        "--step N"
+    )
+
+
+def _look_at_next_step(run: fg.Run, result: Replay, *, checks_indices: bool) -> None:
+    """Execute the next step of a fit operation by operation.
+
+    Args:
+        run: the fit, before that step.
+        result: gets what is found.
+        checks_indices: whether to look for indices outside of arrays as well.
+    """
+    item = run.data_iterator.look_ahead(0)
+    if item is None:
+        return
+    result.batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
+    update_rule = run.update_rule.for_step(run.step, run.step_range)
+    result.examination = examine(
+        run.engine.services,
+        update_rule,
+        run.state,
+        result.batch,
+        _find_due(run),
+        checks_indices=checks_indices,
+    )
+
+
+def _find_due(run: fg.Run) -> Bool[Array, " names"]:
+    """Return what is due after the next step of a fit, in the order of `Services.due_names`."""
+    services = run.engine.services
+    step, step_range = run.step, run.step_range
+    due_names = {
+        action.name
+        for action in run.engine.actions
+        if action.trigger.next(step, step_range) == step + 1
+    }
+    log_trigger = services.settings.log_trigger
+    if log_trigger is not None and log_trigger.next(step, step_range) == step + 1:
+        due_names.add("log")
+    return jnp.asarray([name in due_names for name in services.due_names], bool)
+
+
+def _as_storable(leaf: Any) -> np.ndarray | None:
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return None
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return array if array.dtype.kind in "biufc" else array.astype(np.float32)

@@ -1,0 +1,250 @@
+"""Executing steps of a run again, from its checkpoints, without changing its directory."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import fulgurite as fg
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.plugins import RegisteredPlugin
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_runs import RunDirectory, describe_plugins
+
+_NEVER = 10**11
+"""A step that no run has."""
+Observe = Callable[[fg.Run], None]
+"""Looks at a running fit between two steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A run that was recorded, and the program that made it.
+
+    Example:
+        from fulgurite_checkpoint import Checkpointer
+        from fulgurite_replay import Recorded, verify
+
+        engine = fg.Engine(steps=20, run_dir="runs/a", plugins=[Checkpointer(every=10), "jsonl"])
+        engine.fit(model, data)
+        print(verify(Recorded(engine, model, data, "runs/a")))
+
+    Attributes:
+        engine: the engine of the run, or one that was made by the same program.
+        model: the model, as `Engine.fit` got it.
+        data: the data, likewise.
+        path: the directory of the run. Nothing is written there.
+    """
+
+    engine: fg.Engine
+    model: Any
+    data: Any
+    path: str | Path
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run's directory."""
+        return RunDirectory(self.path)
+
+    @property
+    def checkpoints(self) -> RunDirectory:
+        """The directory that holds the run's checkpoints."""
+        checkpointer = _find_checkpointer(self.engine)
+        if checkpointer is None or checkpointer.directory is None:
+            return self.directory
+        return RunDirectory(checkpointer.directory)
+
+    def find_start(self, step: int) -> int | None:
+        """Return the step of the newest checkpoint that is not after a step; None without one."""
+        steps = [saved for saved, _ in self.checkpoints.list_checkpoints() if saved <= step]
+        return max(steps, default=None)
+
+
+class _Stopped(Exception):
+    """Ends a fit at the step up to which it is observed. A request to stop would be heard one step
+    later, and `StopTraining` would run what waits for the end of training."""
+
+
+class Observer(fg.Plugin):
+    """Looks at a fit at some steps, after all that is done there, and stops it at the last of them.
+
+    Example:
+        from fulgurite_replay import Observer
+
+        observer = Observer({5: lambda run: print(run.state.module.linear.bias)})
+        fg.Engine(steps=10, plugins=[observer]).fit(model, data)
+
+    Args:
+        observe_at: what is called, by step.
+        stop: where the fit ends; by default it continues to its own end.
+        saves: whether the state is saved there.
+    """
+
+    plugin_name = "replay_observer"
+
+    def __init__(
+        self, observe_at: dict[int, Observe], stop: int | None = None, *, saves: bool = False
+    ) -> None:
+        self.observe_at = observe_at
+        self.stop = stop
+        self.saves = saves
+        self.records: list[fg.Record] = []
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        """Observe last, where the state is as the next step gets it."""
+        steps = {*self.observe_at, *([] if self.stop is None else [self.stop])} - {0}
+        if not steps:
+            return []
+        return [fg.ScheduledAction("observe", fg.At(*sorted(steps)), self._observe, stage="save")]
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Observe the step that the fit begins with: no action is due there."""
+        self._observe(run)
+
+    @fg.hookimpl
+    def log_record(self, record: fg.Record) -> None:
+        """Keep the records that the run must have, too."""
+        if record.stream == "exact":
+            self.records.append(record)
+
+    def _observe(self, run: fg.Run) -> None:
+        observe = self.observe_at.get(run.step)
+        if observe is not None:
+            observe(run)
+        if run.step != self.stop or run.step == run.step_range.stop:
+            return  # at its own end a fit ends, and saves, by itself
+        if self.saves:
+            run.save()
+        raise _Stopped
+
+
+def train_again(
+    recorded: Recorded, start: int | None, observer: Observer, save_in: Path | None = None
+) -> int:
+    """Train from a checkpoint of a run on, as the run did, and write nothing that stays; return the
+    step at which that ended.
+
+    Plugins that only write or show are left out; all others take part, so that every number is
+    that of the run.
+
+    Args:
+        recorded: the run.
+        start: the step of the checkpoint; None for the begin of the run.
+        observer: looks at the fit, and may stop it.
+        save_in: a new run directory, if the observer saves.
+    """
+    resume = None if start is None else fg.CheckpointRef(recorded.checkpoints.path, start)
+    with _make_engine(recorded.engine, observer, save_in) as engine:
+        try:
+            result = engine.fit(recorded.model, recorded.data, resume=resume)
+        except _Stopped:
+            assert observer.stop is not None
+            return observer.stop
+        return int(result.state.step)
+
+
+class _Reader(Checkpointer):
+    """A checkpointer that reads and does not save."""
+
+    @fg.hookimpl
+    def save_checkpoint(self, run: fg.Run) -> None:
+        """Save nothing: the checkpoints of the run are there already."""
+
+
+@contextmanager
+def _make_engine(
+    engine: fg.Engine, observer: Observer, save_in: Path | None
+) -> Iterator[fg.Engine]:
+    """Yield an engine that trains as another one does, observed, with a temporary directory.
+
+    Args:
+        engine: the other one.
+        observer: a plugin more.
+        save_in: a directory that stays, in which the observer saves.
+    """
+    settings = engine.services.settings
+    arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    kind = _Reader if save_in is None else Checkpointer
+    plugins = [_take_part(plugin, kind) for plugin in _list_needed_plugins(engine)]
+    with tempfile.TemporaryDirectory(prefix="fulgurite-replay-") as folder:
+        copy = object.__new__(type(engine))
+        fg.Engine.__init__(
+            copy,
+            **arguments,
+            plugins=[*plugins, observer],
+            autoload=False,
+            run_dir=str(save_in or folder),
+        )
+        # What a subclass keeps for its steps.
+        for name, value in vars(engine).items():
+            if name not in vars(copy):
+                setattr(copy, name, value)
+        copy.config = engine.config
+        copy.program_file = engine.program_file
+        yield copy
+
+
+def _list_needed_plugins(engine: fg.Engine) -> list[RegisteredPlugin]:
+    """Return the plugins of an engine without those that only write or show something."""
+    decisive = {plugin["name"] for plugin in describe_plugins(engine.plugins) if plugin["decisive"]}
+    needed = []
+    for plugin in engine.plugins.plugins.values():
+        names = engine.plugins.get_hook_names(plugin)
+        kinds = {engine.plugins.hooks[name].metadata.kind for name in names}
+        is_checkpointer = "restore_checkpoint" in names
+        is_silent = "logger" not in kinds and plugin.activation != "autoload"
+        if plugin.activation != "core" and (
+            plugin.name in decisive or is_checkpointer or is_silent
+        ):
+            needed.append(plugin)
+    return needed
+
+
+def _take_part(plugin: RegisteredPlugin, kind: type[Checkpointer]) -> Any:
+    """Return what takes part in the place of a plugin of the run: of a checkpointer one that has
+    the same options, and saves nothing on the way.
+
+    Args:
+        plugin: the plugin.
+        kind: what a checkpointer becomes.
+    """
+    checkpointer = plugin.plugin
+    if not isinstance(checkpointer, Checkpointer):
+        return checkpointer
+    options = {field.name: getattr(checkpointer, field.name) for field in fields(Checkpointer)}
+    options |= {"directory": None, "every": fg.At(_NEVER), "on_exception": False}
+    return kind(**options)
+
+
+def _find_checkpointer(engine: fg.Engine) -> Checkpointer | None:
+    for plugin in engine.plugins.plugins.values():
+        if isinstance(plugin.plugin, Checkpointer):
+            return plugin.plugin
+    return None
+
+
+def find_last_step(recorded: Recorded) -> int:
+    """Return the newest step of which a run has a checkpoint.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    steps = [step for step, _ in recorded.checkpoints.list_checkpoints()]
+    if not steps:
+        raise CheckpointError(
+            f"{recorded.checkpoints.path} holds no checkpoint: name the last step to execute"
+        )
+    return steps[-1]
+
+
+def check_is_resumable(engine: fg.Engine) -> None:
+    """Raise `ConfigurationError` if the program has no plugin that reads checkpoints."""
+    if _find_checkpointer(engine) is None:
+        raise ConfigurationError(
+            "the program has no Checkpointer, without which no step can be executed again: add "
+            "one, fg.Engine(plugins=[Checkpointer(every=...)])"
+        )

@@ -1,0 +1,126 @@
+"""What fulgurite-replay costs a run, and how long it takes to find a bad batch.
+
+All arms train the same model with `Engine.fit`, in turns, compiled before the timed region.
+
+    plain      the default Engine, with a run directory
+    digest     with StateDigest(every=50)
+    self       with SelfCheck(every=100)
+    checked    with Checked("float")
+
+The ratios are over plain. With `--find`, the transformer is trained for 200 steps with a bad batch at step
+137, and the seconds are printed that `replay` takes to name the operation.
+"""
+
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import numpy as np
+from fulgurite.errors import NonFiniteError
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_replay import Checked, Recorded, SelfCheck, StateDigest, replay
+from harness import Spread, arguments, interleaved, ratio, show, write
+from workloads import WORKLOADS, Trained, copy_arrays
+
+STEPS = 200
+ARMS = {
+    "plain": [],
+    "digest": [StateDigest(every=50)],
+    "self": [SelfCheck(every=100)],
+    "checked": [Checked("float")],
+}
+BAD_STEP = 137
+
+
+def measure_step(engine: fg.Engine, state: Any, data: Any) -> float:
+    """Return the seconds of a step, over `STEPS` of them from the initial state."""
+    state = copy_arrays(state)
+    before = perf_counter()
+    result = engine.fit(data=data, state=state, steps=STEPS, resume="never")
+    jax.block_until_ready(eqx.filter(result.module, eqx.is_array))
+    return (perf_counter() - before) / STEPS
+
+
+def measure_costs(name: str, repeats: int, folder: Path) -> dict[str, Spread]:
+    """Return the ratios of a workload."""
+    workload = WORKLOADS[name]
+    data = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
+    model = Trained(workload.model(key=jax.random.key(0)))
+    arms = {}
+    for arm, plugins in ARMS.items():
+        engine = fg.Engine(
+            steps=STEPS,
+            autoload=False,
+            plugins=[*plugins, "jsonl"],
+            run_dir=str(folder / f"{name}-{arm}"),
+        )
+        state = engine.init_state(model, data)
+        measure_step(engine, state, data)
+        arms[arm] = lambda engine=engine, state=state: measure_step(engine, state, data)
+    seconds = interleaved(arms, repeats)
+    show(
+        f"{name}: milliseconds a step",
+        {k: Spread.of([1e3 * s for s in v]) for k, v in seconds.items()},
+    )
+    return {f"{name}/{arm}": ratio(seconds, arm, "plain") for arm in ARMS if arm != "plain"}
+
+
+class Weighted(Trained):
+    """A model whose loss is divided by a number in each batch."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        """Return the loss over `divisor`."""
+        batch = dict(batch)
+        divisor = batch.pop("divisor").mean()
+        output = super().training_step(batch, ctx)
+        return output.replace(loss=output.loss / divisor)
+
+
+def measure_search(folder: Path) -> None:
+    """Print how long it takes to find what a division by zero at step 137 has made."""
+    workload = WORKLOADS["transformer"]
+    arrays = {name: array[: workload.batch_size] for name, array in workload.arrays().items()}
+    batches = [
+        {**arrays, "divisor": np.ones(workload.batch_size, np.float32)} for _ in range(STEPS)
+    ]
+    batches[BAD_STEP - 1]["divisor"] *= 0
+    path = folder / "bad"
+    engine = fg.Engine(
+        steps=STEPS,
+        autoload=False,
+        plugins=[Checkpointer(every=50), "jsonl"],
+        run_dir=str(path),
+    )
+    model = Weighted(workload.model(key=jax.random.key(0)))
+    try:
+        engine.fit(model, batches)
+    except NonFiniteError as error:
+        print(f"training ended: {error}")
+    before = perf_counter()
+    print(replay(Recorded(engine, model, batches, path), BAD_STEP))
+    print(f"{perf_counter() - before:.1f} s")
+
+
+def main() -> None:
+    """Run the arms, print the tables and write the file."""
+    parser = arguments(__doc__, repeats=5)
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["mlp_784"])
+    parser.add_argument("--find", action="store_true", help="find a bad batch of the transformer")
+    options = parser.parse_args()
+    ratios: dict[str, Spread] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        if options.find:
+            measure_search(Path(folder))
+        for name in options.models:
+            ratios |= measure_costs(name, options.repeats, Path(folder))
+    show("ratios", ratios)
+    if options.json is not None:
+        write(options.json, ratios)
+
+
+if __name__ == "__main__":
+    main()

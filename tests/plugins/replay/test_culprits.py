@@ -1,0 +1,293 @@
+"""The operation from which a step is not finite is named, and no other one."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
+from fulgurite_precision import Dynamic, Precision
+from fulgurite_replay import Culprit, Examination, Operand, examine_step
+
+X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+
+
+class Net(fg.Module):
+    """Three weights and a table, with a loss of its own."""
+
+    w: jax.Array
+    table: jax.Array
+    compute: Callable[..., Any] = eqx.field(static=True)
+    optimizer: Any = eqx.field(static=True)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(self.compute(self, batch))
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer
+
+
+def examine(
+    compute: Callable[..., Any],
+    batch: Any,
+    *plugins: Any,
+    w: Any = (1.0, 1.0, 1.0),
+    optimizer: Any = None,
+    checks_indices: bool = False,
+    **settings: Any,
+) -> Examination:
+    """Execute the first step of a net whose loss is `compute(net, batch)`."""
+    engine = fg.Engine(steps=1, autoload=False, plugins=plugins, **settings)
+    optimizer = optax.sgd(0.1) if optimizer is None else optimizer
+    net = Net(jnp.float32(w), jnp.ones((4, 2)), compute, optimizer)
+    state = engine.init_state(net, [batch])
+    return examine_step(engine, state, batch, checks_indices=checks_indices)
+
+
+def find(compute: Callable[..., Any], batch: Any, *plugins: Any, **settings: Any) -> Culprit:
+    culprit = examine(compute, batch, *plugins, **settings).culprit
+    assert culprit is not None
+    return culprit
+
+
+def assert_is_in(function: Callable[..., Any], culprit: Culprit) -> None:
+    """Check that the line of the user is one of a function."""
+    frame = culprit.place.user_frame
+    assert frame is not None
+    lines, first = inspect.getsourcelines(function)
+    assert frame.file == __file__ and first <= frame.line < first + len(lines)
+
+
+def test_overflow_in_the_loss_is_named_and_not_what_it_becomes() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        powers = jnp.exp(100 * net.w)  # infinite in float32
+        return jnp.log(powers / powers.sum()).sum()
+
+    culprit = find(compute, {"x": X})
+    assert (culprit.kind, culprit.operation) == ("inf", "exp")
+    assert culprit.place.part == "forward pass"
+    assert culprit.inputs == (Operand(None, "float32", (3,), 100.0, 100.0),)
+    assert_is_in(compute, culprit)
+
+
+def test_gradient_of_where_and_sqrt_at_zero_is_the_division_in_the_backward_pass() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.where(net.w > 0, jnp.sqrt(net.w), 0.0).sum()
+
+    examination = examine(compute, {"x": X}, w=(0.0, 1.0, 4.0))
+    culprit = examination.culprit
+    assert culprit is not None and examination.term == "the gradient of w"
+    assert (culprit.kind, culprit.operation) == ("inf", "div")
+    assert culprit.place.part == "backward pass"
+    # 0.5 / sqrt(w), which is 0 in the first place.
+    assert [(operand.low, operand.high) for operand in culprit.inputs] == [(0.5, 0.5), (0.0, 2.0)]
+    assert_is_in(compute, culprit)
+
+
+def test_infinities_and_nan_that_nothing_uses_are_not_reported() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        masked = jnp.where(jnp.array([True, False, True]), net.w, -jnp.inf)
+        safe = jnp.where(net.w > 0, net.w, 1.0)
+        unused = jax.lax.stop_gradient(jnp.where(net.w < 9, 1.0, jnp.log(-net.w)))
+        return jax.nn.softmax(masked)[0] + jnp.where(net.w > 0, jnp.sqrt(safe), 0.0) @ unused
+
+    assert examine(compute, {"x": X}, w=(0.0, 1.0, 4.0)).is_clean
+
+
+def test_a_row_that_is_masked_as_a_whole_is_reported_where_nan_is_made() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return jax.nn.softmax(jnp.where(batch["x"] > 3, net.w, -jnp.inf), axis=1).sum()
+
+    culprit = find(compute, {"x": X})
+    assert (culprit.kind, culprit.operation) == ("nan", "sub")
+    assert culprit.example == (0, 2)
+    assert_is_in(compute, culprit)
+
+
+def test_iteration_of_a_scan_is_named() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        def body(carry: Any, index: Any) -> Any:
+            return jnp.sqrt(carry - index), carry
+
+        return jax.lax.scan(body, 4 * net.w[0], jnp.arange(5.0))[0]
+
+    culprit = find(compute, {"x": X})
+    # sqrt(4) = 2, sqrt(2 - 1) = 1, sqrt(1 - 2)
+    assert culprit.place.loops == ("scan iteration 2 of 5",)
+    assert culprit.operation == "sqrt" and culprit.inputs[0].low == -1
+    assert_is_in(compute, culprit)
+
+
+def test_loops_conditions_and_checkpoints_are_taken_apart() -> None:
+    @jax.checkpoint
+    def shrink(value: Any) -> Any:
+        return jax.lax.while_loop(lambda v: v > 0.3, lambda v: v / 2, value)
+
+    def compute(net: Net, batch: Any) -> Any:
+        value = jax.lax.stop_gradient(shrink(jax.lax.stop_gradient(net.w[0])))  # 0.25
+        chosen = jax.lax.cond(value < 0.3, lambda v: jnp.log(v - v), lambda v: v, value)
+        return net.w.sum() + chosen
+
+    culprit = find(compute, {"x": X})
+    assert (culprit.operation, culprit.inputs[0].high) == ("log", 0.0)
+    assert_is_in(compute, culprit)
+
+
+def test_optimizer_is_named_and_not_the_loss() -> None:
+    examination = examine(
+        lambda net, batch: jnp.sum(net.w * 0), {"x": X}, optimizer=optax.adam(1e-3, eps=0.0)
+    )
+    culprit = examination.culprit
+    assert culprit is not None and examination.term == "the update of w"
+    assert (culprit.operation, culprit.place.part) == ("div", "optimizer")
+    frame = culprit.place.library_frame
+    assert culprit.place.user_frame is None and frame is not None and "optax" in frame.file
+
+
+def test_nan_in_the_data_is_named_with_its_example() -> None:
+    batch = {"x": np.array([[1, 2, 3], [4, np.nan, 6]], np.float32)}
+    culprit = find(lambda net, batch: (net.w * batch["x"]).sum(), batch)
+    assert culprit.is_given and culprit.example == (1, 2)
+    assert culprit.output == Operand("batch.x", "float32", (2, 3), 1.0, 6.0, num_nan=1)
+
+
+def test_index_outside_of_an_embedding_is_found_where_indices_are_looked_at() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return net.table[batch["index"]].sum()
+
+    batch = {"index": np.array([0, 1, 9], np.int32)}
+    assert examine(compute, batch).is_clean
+    fault, backward = examine(compute, batch, checks_indices=True).index_faults
+    assert (fault.index, fault.axis, fault.shape, fault.label) == (9, 0, (4, 2), "module.table")
+    assert fault.example == (2, 3)
+    assert (fault.operation, backward.operation) == ("gather", "scatter-add")
+    assert examine(compute, {"index": np.array([0, 3, -4], np.int32)}, checks_indices=True).is_clean
+
+
+def test_label_outside_of_the_classes_is_found() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        logits = net.w * batch["x"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return losses.mean()
+
+    culprit = find(compute, {"x": X, "label": np.array([2, 7], np.int32)})
+    assert (culprit.operation, culprit.example) == ("gather", (1, 2))
+    assert culprit.inputs[1].high == 7
+    assert_is_in(compute, culprit)
+
+
+class LogPenalty:
+    """Adds a loss term that is infinite where a weight is 1."""
+
+    @fg.hookimpl
+    def loss_terms(self, module: Any) -> Any:
+        return {"penalty": jnp.log(module.w - 1).sum()}
+
+
+class Normalize:
+    """Divides by zero after the update."""
+
+    @fg.hookimpl
+    def after_update(self, module: Any, plugin_state: Any) -> Any:
+        return eqx.tree_at(lambda module: module.w, module, module.w / (0 * module.table.sum())), (
+            plugin_state
+        )
+
+
+@pytest.mark.parametrize(
+    ("plugin", "operation", "part"),
+    [
+        (LogPenalty(), "log", "plugin 'log_penalty', hook loss_terms"),
+        (Normalize(), "div", "plugin 'normalize', hook after_update"),
+    ],
+)
+def test_plugin_and_hook_are_named(plugin: Any, operation: str, part: str) -> None:
+    culprit = find(lambda net, batch: net.w.sum() + net.table.sum(), {"x": X}, plugin)
+    assert (culprit.operation, culprit.place.part) == (operation, part)
+    frame = culprit.place.user_frame
+    assert frame is not None and frame.function.startswith(type(plugin).__name__)
+
+
+def test_microbatch_of_an_accumulation_is_named() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.mean(jnp.sqrt(net.w * batch["x"]).sum(1)) + net.table.sum()
+
+    x = np.ones((8, 3), np.float32)
+    x[5] = -1
+    culprit = find(compute, {"x": x}, GradientAccumulation(4))
+    assert culprit.operation == "sqrt"
+    # Of four microbatches of two examples each it is the second of number 1 or of number 2.
+    assert culprit.place.loops[-1] in ("scan iteration 1 of 4", "scan iteration 2 of 4")
+    assert culprit.example == (1, 2)
+    assert_is_in(compute, culprit)
+
+
+def test_phase_of_a_gan_is_named() -> None:
+    class Pair(fg.Module):
+        generator: jax.Array
+        critic: jax.Array
+
+        def losses(self, batch: Any, ctx: fg.Context) -> Any:
+            return {
+                "critic": lambda: jnp.sum(self.critic * batch["x"]),
+                "generator": lambda: jnp.sum(jnp.log(self.generator - 1)),
+            }
+
+    phases = MultiOptimizer(
+        critic=Phase(optax.sgd(0.1), "critic"), generator=Phase(optax.sgd(0.1), "generator")
+    )
+    engine = fg.Engine(steps=1, autoload=False, plugins=[phases])
+    state = engine.init_state(Pair(jnp.ones(3), jnp.ones(3)), [{"x": X}])
+    examination = examine_step(engine, state, {"x": X})
+    assert examination.term == "the loss term 'generator/loss'"
+    culprit = examination.culprit
+    assert culprit is not None and culprit.operation == "log"
+    assert_is_in(Pair.losses, culprit)
+
+
+def test_overflow_of_float16_is_reported_and_an_expected_skip_is_not() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.sum((net.w * batch["x"]) ** 2) * 1e3 + net.table.sum()
+
+    batch = {"x": 30 * X}
+    # (30 * 6) ** 2 * 1e3 is no number of float16; scaled gradients of it are skipped.
+    culprit = find(compute, batch, Precision("fp16", scale=Dynamic(initial=2.0)))
+    assert culprit.kind == "inf" and culprit.output is not None
+    assert culprit.output.dtype == "float16"
+    small = {"x": np.array([[1, 2, 3]], np.float32)}
+
+    def compute_scaled(net: Net, batch: Any) -> Any:
+        return jnp.sum(net.w * batch["x"]) + net.table.sum()
+
+    # The loss is 14 and the gradients 1 to 3: those times 2**15 are infinite in float16.
+    scaled = Precision("fp16", scale=Dynamic(2.0**15))
+    examination = examine(compute_scaled, small, scaled, on_nonfinite="skip")
+    assert examination.is_clean and examination.is_expected_skip
+    assert not examine(compute_scaled, small, scaled).is_clean
+
+
+def test_overflow_of_bfloat16_is_named_with_its_dtype() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        large = (net.w * 1e20).astype(jnp.bfloat16)
+        return jnp.sum(large * large).astype(jnp.float32)
+
+    culprit = find(compute, {"x": X})
+    assert (culprit.operation, culprit.kind) == ("mul", "inf")
+    assert culprit.output is not None and culprit.output.dtype == "bfloat16"
+
+
+def test_a_report_reads_as_sentences() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.log(net.w * batch["x"] - 1).sum()
+
+    text = "\n".join(examine(compute, {"x": X}).describe())
+    start = "the loss is not finite\n  infinity made by log in the forward pass\n  at "
+    assert text.startswith(f"{start}{__file__}:")
+    assert "  input 0: float32[2, 3] in [0, 5]\n" in text
+    assert text.endswith("the first example concerned has the index 0 of 2")

@@ -1,0 +1,172 @@
+"""What a run recorded is compared with what its steps compute again."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite_averaging import EMA, Average
+from fulgurite_checkpoint import Checkpointer, restore_state, save_state
+from fulgurite_replay import (
+    Recorded,
+    StateDigest,
+    bisect,
+    digest_state,
+    read_digests,
+    verify,
+)
+from fulgurite_runs import dumps
+from fulgurite_testing import TinyModel, tiny_data
+
+
+def make_engine(run_dir: Path) -> fg.Engine:
+    """Return an engine for 12 steps that saves, logs, digests and averages."""
+    return fg.Engine(
+        steps=12,
+        log_every=2,
+        run_dir=str(run_dir),
+        autoload=False,
+        plugins=[
+            Checkpointer(every=4, max_to_keep=None),
+            "jsonl",
+            StateDigest(every=3),
+            Average(EMA(0.9)),
+        ],
+    )
+
+
+def make_recorded(run_dir: Path, data: Any = None) -> Recorded:
+    return Recorded(make_engine(run_dir), TinyModel, data or tiny_data(), run_dir)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a run of 12 steps."""
+    path = tmp_path_factory.mktemp("proof") / "run"
+    make_engine(path).fit(TinyModel, tiny_data())
+    return path
+
+
+def list_files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_untouched_run_is_equal_and_stays_as_it_is(run_dir: Path) -> None:
+    before = list_files(run_dir)
+    proof = verify(make_recorded(run_dir), 5)
+    assert proof.is_equal
+    assert (proof.start, proof.stop) == (4, 12)
+    # Records at 6, 8, 10 and 12, digests at 6, 9 and 12, checkpoints at 8 and 12.
+    assert proof.counts == {"records": 4, "digests": 3, "checkpoints": 2}
+    assert list_files(run_dir) == before
+
+
+def test_an_altered_record_and_a_flipped_bit_are_found_with_their_steps(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    lines = (run / "records.jsonl").read_text().splitlines(keepends=True)
+    index = next(index for index, line in enumerate(lines) if '"step":6' in line.replace(" ", ""))
+    lines[index] = lines[index].replace('"accuracy"', '"accuracy2"')
+    (run / "records.jsonl").write_text("".join(lines))
+    engine = make_engine(tmp_path / "unused")
+    saved = run / "checkpoints" / "step-8"
+    state = restore_state(saved, like=engine.init_state(TinyModel, tiny_data()))
+    bits = np.array(state.module.linear.weight).view(np.uint32)
+    bits[1, 2] ^= 1 << 7
+    weight = jnp.asarray(bits.view(np.float32))
+    state = eqx.tree_at(lambda state: state.module.linear.weight, state, weight)
+    shutil.rmtree(saved)
+    save_state(state, tmp_path / "flipped")
+    shutil.copytree(tmp_path / "flipped" / "checkpoints" / "step-8", saved)
+    proof = verify(make_recorded(run), 4)
+    record, checkpoint = proof.differences
+    assert (record.step, record.source) == (6, "records")
+    assert "train/accuracy" in record.text
+    assert (checkpoint.step, checkpoint.source) == (8, "checkpoint")
+    assert "module.linear.weight" in checkpoint.text
+    assert str(proof).startswith("steps 5 to 12 are not as recorded")
+
+
+def test_another_batch_order_is_found_at_the_first_step_that_was_recorded(run_dir: Path) -> None:
+    data = tiny_data()
+    reordered = fg.ArrayData(data.arrays, 4, shuffle=True, seed=1)
+    proof = verify(make_recorded(run_dir, reordered), 0, 4)
+    assert [difference.step for difference in proof.differences][:2] == [2, 3]
+
+
+def test_steps_that_the_run_does_not_have_are_refused(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the steps 8:8 are none"):
+        verify(make_recorded(run_dir), 8, 8)
+    with pytest.raises(CheckpointError, match="holds no checkpoint: name the last step"):
+        verify(make_recorded(tmp_path / "none"))
+    engine = fg.Engine(steps=2, autoload=False)
+    with pytest.raises(ConfigurationError, match="has no Checkpointer"):
+        verify(Recorded(engine, TinyModel, tiny_data(), run_dir))
+
+
+def write_digests(run: Path, digests: dict[int, dict[str, str]]) -> None:
+    run.mkdir()
+    lines = [dumps({"step": step, "attempt": 1, "digests": digests[step]}) for step in digests]
+    (run / "digests.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_bisect_names_the_first_step_and_array_that_differ(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    write_digests(good, {10: {"a": "0", "b": "1"}, 20: {"a": "2", "b": "3"}, 25: {}})
+    write_digests(bad, {10: {"a": "0", "b": "1"}, 20: {"a": "2", "b": "4", "c": "5"}, 30: {}})
+    assert str(bisect(good, bad)) == "equal at step 10, different at step 20: b and 1 more"
+    assert str(bisect(good, good)) == "equal at all 3 steps, the last of them 25"
+    write_digests(tmp_path / "short", {5: {}})
+    with pytest.raises(ConfigurationError, match="have no digests of a common step"):
+        bisect(good, tmp_path / "short")
+
+
+def test_digests_of_a_run_are_those_of_its_states_and_survive_a_line_cut_off(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    digests = read_digests(run_dir)
+    assert list(digests) == [3, 6, 9, 12]
+    engine = make_engine(tmp_path / "unused")
+    like = engine.init_state(TinyModel, tiny_data())
+    state = restore_state(run_dir / "checkpoints" / "step-12", like=like)
+    assert digest_state(state) == digests[12]
+    assert "module.linear.weight" in digests[12]
+    text = (run_dir / "digests.jsonl").read_text()
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    lines = text.splitlines()
+    (cut / "digests.jsonl").write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]))
+    assert list(read_digests(cut)) == [3, 9, 12]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "int8", "uint16", "int32", "bool"]
+)
+def test_each_flipped_bit_changes_the_digest(dtype: str) -> None:
+    array = np.zeros(5, jnp.dtype(dtype)) + np.arange(5).astype(jnp.dtype(dtype))
+    base = make_digest(array)
+    assert make_digest(array.copy()) == base
+    size = array.dtype.itemsize
+    for bit in [0] if dtype == "bool" else range(8 * size):
+        flipped = array.copy()
+        raw = flipped.view(np.uint8)
+        raw[3 * size + bit // 8] ^= 1 << (bit % 8)
+        assert make_digest(flipped) != base, bit
+    # The same numbers in other places.
+    assert make_digest(np.roll(np.arange(5), 1)) != make_digest(np.arange(5))
+
+
+def make_digest(array: np.ndarray) -> str:
+    """Return the digest of an array, as the weight of a module."""
+    nothing: Any = None
+    module = {"weight": jnp.asarray(array)}
+    state = fg.TrainState(nothing, module, None, None, jax.random.key(0), nothing, nothing, {})
+    return next(value for path, value in digest_state(state).items() if "weight" in path)

@@ -1,0 +1,127 @@
+"""A step of a run is executed again, operation by operation, as it was."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fulgurite.errors import ConfigurationError, NonFiniteError
+from fulgurite_checkpoint.commands import compare
+from fulgurite_cli import build_experiment, load_experiment
+from fulgurite_logging import iter_records
+from fulgurite_replay import Recorded, replay
+from fulgurite_replay.commands import bisect, fork as fork_command, replay as replay_command, verify
+
+PROGRAM = Path(__file__).parent / "replayed.py"
+
+
+def build(run_dir: Path, *overrides: str) -> Recorded:
+    experiment = build_experiment(load_experiment(str(PROGRAM)), overrides, run_dir=str(run_dir))
+    experiment.engine.run_dir = str(run_dir)
+    return Recorded(experiment.engine, experiment.model, experiment.data, run_dir)
+
+
+@pytest.fixture(scope="module")
+def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NonFiniteError]:
+    """Return a run that ends at step 38, whose batch has a negative weight, and its error."""
+    path = tmp_path_factory.mktemp("replay") / "run"
+    recorded = build(path)
+    with pytest.raises(NonFiniteError) as caught:
+        recorded.engine.fit(recorded.model, recorded.data)
+    return path, caught.value
+
+
+def test_the_error_names_the_command(failed_run: tuple[Path, NonFiniteError]) -> None:
+    path, error = failed_run
+    assert error.step == 38
+    assert f"To see which operation made it: fulgurite replay {path} --step 38" in error.__notes__
+
+
+def test_replay_names_operation_line_numbers_and_example(
+    failed_run: tuple[Path, NonFiniteError],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, _ = failed_run
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    out = tmp_path / "batch.npz"
+    arguments = [str(path), "--program", str(PROGRAM), "--step", "38", "--out", str(out)]
+    assert replay_command(arguments) == 1
+    text = capsys.readouterr().out
+    lines = PROGRAM.read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "jnp.sqrt" in text)
+    expected = [
+        "replayed from step 30",
+        "step 38: the loss is not finite",
+        "NaN made by sqrt in the forward pass",
+        f"{PROGRAM}:{line}, in Weighted.training_step",
+        "input 0: batch.weight: float32[8] in [-1, ",
+        "the first example concerned has the index 5 of 8",
+    ]
+    positions = [text.index(part) for part in expected]
+    assert positions == sorted(positions)
+    with np.load(out) as batch:
+        assert batch["batch.weight"][5] == -1 and batch["batch.x"].shape == (8, 3)
+    assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_the_replayed_records_are_those_of_the_run(
+    failed_run: tuple[Path, NonFiniteError],
+) -> None:
+    path, _ = failed_run
+    result = replay(build(path), 35)
+    assert result.examination.is_clean and not result.failed_when_compiled
+    assert str(result) == "replayed from step 30\nstep 35 is finite here"
+    recorded = [record.values for record in iter_records(path) if record.step == 35]
+    assert [record.values for record in result.records] == recorded
+    assert "loss" in recorded[0]
+
+
+def test_the_first_bad_step_is_found_without_its_number(
+    failed_run: tuple[Path, NonFiniteError],
+) -> None:
+    path, _ = failed_run
+    result = replay(build(path))
+    assert (result.start, result.step) == (30, 38)
+    with pytest.raises(ConfigurationError, match="step 38 is not finite already"):
+        replay(build(path), 40)
+    with pytest.raises(ConfigurationError, match="step 0 is none"):
+        replay(build(path), 0)
+
+
+def test_verify_and_bisect_are_commands(
+    failed_run: tuple[Path, NonFiniteError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = failed_run
+    assert verify([str(path), "20:30", "--program", str(PROGRAM)]) == 0
+    # A checkpoint, a digest and ten records.
+    assert "steps 21 to 30 are as recorded (1 digests, 1 checkpoints, 10 records)" in (
+        capsys.readouterr().out
+    )
+    assert verify([str(path), "20-30", "--program", str(PROGRAM)]) == 2
+    assert "'20-30' are not steps: give A:B" in capsys.readouterr().err
+    assert bisect([str(path), str(path)]) == 0
+    assert "equal at all 3 steps" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_a_fork_continues_from_any_step_with_other_settings(
+    failed_run: tuple[Path, NonFiniteError],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, _ = failed_run
+    new = tmp_path / "new"
+    arguments = [str(path), "is_bad=false", "--step", "35", "--out", str(new)]
+    with pytest.warns(UserWarning, match="the argument is_bad was True and is False"):
+        assert fork_command([*arguments, "--program", str(PROGRAM)]) == 0
+    assert f"{new}: step 50" in capsys.readouterr().out
+    # The run without the bad batch, from its beginning.
+    whole = build(tmp_path / "whole", "is_bad=false")
+    whole.engine.fit(whole.model, whole.data)
+    expected = [record.values for record in iter_records(tmp_path / "whole") if record.step > 35]
+    assert [record.values for record in iter_records(new) if record.step > 35] == expected
+    assert compare([str(path), str(new)]) == 1
+    table = capsys.readouterr().out
+    assert "origin.step" in table and "is_bad" in table
+    assert fork_command([*arguments, "--program", str(PROGRAM)]) == 2
+    assert "holds a run: give a new directory for the fork" in capsys.readouterr().err

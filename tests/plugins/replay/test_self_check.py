@@ -1,0 +1,86 @@
+"""A device that computes a wrong number is noticed, and the run continues with the right one."""
+
+from typing import Any
+
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite_replay import CorruptionError, SelfCheck
+from fulgurite_testing import TinyModel, assert_same_bits, tiny_data
+
+
+class FlipBit:
+    """Flips a bit of one gradient of step 12, in some of the calls of that step.
+
+    Args:
+        bits: which bit in which call; none in the others.
+    """
+
+    def __init__(self, bits: dict[int, int]) -> None:
+        self.bits = bits
+        self.num_calls = 0
+
+    def flip(self, count: Any, bias: Any) -> Any:
+        if int(count) != 11:
+            return bias
+        bit = self.bits.get(self.num_calls)
+        self.num_calls += 1
+        words = np.array(bias).view(np.uint32)
+        if bit is not None:
+            words[1] ^= np.uint32(1 << bit)
+        return words.view(np.float32)
+
+    @fg.hookimpl
+    def gradient_transform(self, key: Any) -> optax.GradientTransformation:
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            leaves, structure = jax.tree.flatten(updates)
+            leaves[-1] = jax.pure_callback(self.flip, leaves[-1], state, leaves[-1])
+            return jax.tree.unflatten(structure, leaves), state + 1
+
+        return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+
+def train(bits: dict[int, int], *plugins: Any) -> tuple[fg.FitResult, FlipBit]:
+    flip = FlipBit(bits)
+    engine = fg.Engine(steps=14, autoload=False, plugins=[flip, *plugins], log_every=7)
+    return engine.fit(TinyModel, tiny_data()), flip
+
+
+@pytest.fixture(scope="module")
+def clean() -> fg.TrainState:
+    result, flip = train({})
+    assert flip.num_calls == 1
+    return result.state
+
+
+@pytest.mark.parametrize(
+    ("call", "which"), [(1, "the step of the run was wrong"), (0, "its repetition was wrong")]
+)
+def test_a_flipped_bit_is_caught_at_its_step_and_leaves_no_trace(
+    clean: fg.TrainState, call: int, which: str
+) -> None:
+    # The step is made beforehand, then by the fit, then a third time.
+    result, flip = train({call: 20}, SelfCheck(every=4))
+    assert flip.num_calls == 3
+    assert_same_bits(result.state.module, clean.module)
+    assert_same_bits(result.state.opt_state, clean.opt_state)
+    (message,) = [text for text in result.messages if "gave two results" in text]
+    assert "step 12 gave two results: module.linear.bias differed on cpu:0" in message
+    assert which in message
+
+
+def test_three_results_end_the_run() -> None:
+    with pytest.raises(
+        CorruptionError, match=r"step 12 was made three times .* module.linear.bias"
+    ):
+        train({0: 20, 1: 21, 2: 22}, SelfCheck(every=12))
+
+
+def test_a_clean_run_says_nothing_and_keeps_its_bits(clean: fg.TrainState) -> None:
+    result, flip = train({}, SelfCheck(every=fg.At(1, 12, 14)))
+    assert flip.num_calls == 2
+    assert_same_bits(result.state.module, clean.module)
+    assert not any("gave two results" in text for text in result.messages)
