@@ -234,7 +234,7 @@ class Patience:
         self.every = every
 
     @fg.hookimpl
-    def register_evaluators(self):
+    def register_evaluations(self):
         return [fg.Evaluation("validation", self.data)]
 
     @fg.hookimpl

@@ -108,7 +108,7 @@ class Evaluating:
         self.results: list[tuple[int, str, dict[str, Any]]] = []
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return list(self.specs)
 
     @fg.hookimpl

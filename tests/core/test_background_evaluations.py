@@ -27,7 +27,7 @@ def test_an_evaluation_is_compiled_behind_the_steps_before_it(compiler: Compiler
     assert compiler.events.count("compile") == 2
     assert result.timings.calls["compile"] == 2
     # Another model of these shapes, and another engine, by the same executables.
-    assert engine.evaluate(result, engine.evaluators["val"].data, name="val") == {"updates": 8.0}
+    assert engine.evaluate(result, engine.evaluations["val"].data, name="val") == {"updates": 8.0}
     make_engine(Evaluating(*evaluating.specs, trigger=8), acting).fit(Counting, DATA)
     assert compiler.events.count("compile") == 2
 
@@ -214,7 +214,7 @@ def compile_in_order(lowered, *arguments):
 
 class Evaluations:
     @fg.hookimpl
-    def register_evaluators(self):
+    def register_evaluations(self):
         return [fg.Evaluation(name, tiny_data()) for name in ("first", "second")]
 
     @fg.hookimpl

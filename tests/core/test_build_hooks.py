@@ -158,14 +158,14 @@ def test_gradient_transforms_are_chained_before_the_optimizer(
     assert names == ["default", "default"]
 
 
-@pytest.mark.hook("register_evaluators", "on_evaluate_end")
+@pytest.mark.hook("register_evaluations", "on_evaluate_end")
 def test_evaluators_are_run_by_name() -> None:
     calls: list[Any] = []
     answers: list[Any] = []
     spec = fg.Evaluation("test", numbers([2, 4], [9]), metrics={"mean": lambda preds, batch: preds})
     evaluators = plugin(
         "evaluating",
-        register_evaluators=lambda self: [
+        register_evaluations=lambda self: [
             spec,
             fg.Evaluation("short", numbers([2, 4], [9]), num_batches=1, metrics=spec.metrics),
         ],

@@ -66,7 +66,7 @@ class Evaluator:
     calls: Calls
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return [fg.Evaluation("test", numbers([0], [0]))]
 
     @fg.hookimpl

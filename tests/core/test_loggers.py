@@ -185,7 +185,7 @@ def test_record_is_independent_of_later_changes_to_its_values() -> None:
 def test_changing_evaluation_metrics_does_not_change_their_record() -> None:
     class Greedy:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluation]:
+        def register_evaluations(self) -> list[fg.Evaluation]:
             return [fg.Evaluation("test", numbers([0]))]
 
         @fg.hookimpl
@@ -211,7 +211,7 @@ def test_time_driven_records_are_telemetry() -> None:
 
     class Specs:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluation]:
+        def register_evaluations(self) -> list[fg.Evaluation]:
             return [fg.Evaluation("test", numbers([0]))]
 
     clocked, logger = Act(fg.Every(2) | fg.FirstStepsAfterStart(1), act, "evaluate"), Logger()
@@ -304,7 +304,7 @@ def test_steps_per_second_are_telemetry_from_the_second_window_on() -> None:
 def test_an_evaluation_that_is_not_exact_is_telemetry() -> None:
     class Evaluating:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluation]:
+        def register_evaluations(self) -> list[fg.Evaluation]:
             return [
                 fg.Evaluation("exact", numbers([0])),
                 fg.Evaluation("loose", numbers([0]), exact=False),

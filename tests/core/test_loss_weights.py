@@ -246,7 +246,7 @@ def test_a_loss_that_is_no_mean_is_refused_by_accumulation_in_each_fit_of_an_eng
 def test_a_message_of_an_evaluation_in_a_fit_is_one_of_the_fit() -> None:
     class Evaluation:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluation]:
+        def register_evaluations(self) -> list[fg.Evaluation]:
             return [fg.Evaluation("test", [X, X])]
 
         @fg.hookimpl
@@ -254,7 +254,7 @@ def test_a_message_of_an_evaluation_in_a_fit_is_one_of_the_fit() -> None:
             return [fg.ScheduledAction("look", fg.Every(1), self.evaluate, "evaluate")]
 
         def evaluate(self, run: fg.Run) -> None:
-            run.engine.run_evaluator("test", run.state)
+            run.engine.run_evaluation("test", run.state)
 
     result = fit(mean_of_tokens, [X], steps=3, plugins=[Evaluation()])
     (message,) = result.messages

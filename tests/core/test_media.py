@@ -130,7 +130,7 @@ def test_an_evaluation_shows_the_media_of_its_first_batch():
     @dataclass(frozen=True, eq=False)
     class Evaluating(Show):
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluation]:
+        def register_evaluations(self) -> list[fg.Evaluation]:
             return [fg.Evaluation("test", regression(12, 4))]
 
         @fg.hookimpl

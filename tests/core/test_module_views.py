@@ -14,7 +14,7 @@ from models import Act, Linear, regression
 def test_module_views_are_evaluated_by_name() -> None:
     data = regression(24, 8)
     spec = fg.Evaluation("averaged", data, module_view="averaged")
-    evaluating = plugin("evaluating", register_evaluators=lambda self: [spec])
+    evaluating = plugin("evaluating", register_evaluations=lambda self: [spec])
     answers: list[Any] = []
     act = Act(fg.At(6), lambda run: answers.append(run.evaluate("averaged")))
     engine(Averaging(), evaluating, act, steps=9).fit(Linear(), data)

@@ -221,7 +221,7 @@ def test_arguments_may_be_left_out() -> None:
     methods = {
         "on_fit_start": lambda self: observed.append("start"),
         "on_evaluate_end": lambda self, metrics: observed.append(metrics),
-        "register_evaluators": lambda self: [fg.Evaluation("test", numbers([1]))],
+        "register_evaluations": lambda self: [fg.Evaluation("test", numbers([1]))],
     }
     engine(plugin("brief", **methods), Act(fg.At(2), evaluate), steps=2).fit(
         Counting(), numbers([0])
@@ -573,7 +573,7 @@ def test_none_is_no_answer_to_an_exclusive_hook() -> None:
 # --- answers that are merged ----------------------------------------------------------------------
 
 STREAM = {"register_rng_streams": lambda self: [fg.RngStream("noise", train=True)]}
-EVALUATOR = {"register_evaluators": lambda self: [fg.Evaluation("test", numbers([0]))]}
+EVALUATOR = {"register_evaluations": lambda self: [fg.Evaluation("test", numbers([0]))]}
 TERM = {"loss_terms": lambda self, module: {"l2": jnp.sum(module.weight**2)}}
 VIEW = {"module_views": lambda self, state: {"averaged": state.module}}
 
@@ -598,7 +598,7 @@ def test_two_plugins_that_declare_one_evaluator_clash() -> None:
 
 def test_one_plugin_that_declares_an_evaluator_twice_clashes_with_itself() -> None:
     twice = plugin(
-        "twice", register_evaluators=lambda self: EVALUATOR["register_evaluators"](self) * 2
+        "twice", register_evaluations=lambda self: EVALUATOR["register_evaluations"](self) * 2
     )
     with pytest.raises(PluginError, match=r"Evaluation 'test'.*'twice'"):
         engine(twice)
@@ -631,7 +631,7 @@ def test_two_plugins_with_the_same_view_clash() -> None:
 # --- answers that cannot be used ------------------------------------------------------------------
 
 WRONG = {
-    "register_evaluators": lambda self: ["test"],
+    "register_evaluations": lambda self: ["test"],
     "register_rng_streams": lambda self: ["noise"],
     "register_actions": lambda self: fg.ScheduledAction("look", 1, trouble),
     "sharding_strategy": lambda self: "everywhere",
@@ -645,9 +645,9 @@ WRONG = {
 }
 NO_ANSWERS: list[tuple[str, Any, str]] = [
     (
-        "register_evaluators",
+        "register_evaluations",
         [fg.ScheduledAction("test", 1, evaluate)],
-        "hook register_evaluators: return a list of Eval",
+        "hook register_evaluations: return a list of Eval",
     ),
     (
         "register_rng_streams",
@@ -725,7 +725,7 @@ def test_invalid_answer_is_an_error_naming_plugin_and_hook(hook: str) -> None:
 @pytest.mark.parametrize(
     "hook",
     [
-        "register_evaluators",
+        "register_evaluations",
         "register_rng_streams",
         "register_actions",
         "loss_terms",
@@ -765,7 +765,8 @@ BUILD = {
 
 
 @pytest.mark.parametrize(
-    "hook", ["register_rng_streams", "sharding_strategy", "register_evaluators", "register_actions"]
+    "hook",
+    ["register_rng_streams", "sharding_strategy", "register_evaluations", "register_actions"],
 )
 def test_a_failure_at_construction_is_blamed(hook: str) -> None:
     with pytest.raises(Trouble) as caught:

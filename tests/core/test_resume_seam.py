@@ -173,7 +173,7 @@ class Evaluator:
             yield batch
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         # Its passes are counted.
         data = fg.DataSource(self, prefetch=0)
         return [fg.Evaluation(self.name, data, check_at_start=False)]

@@ -487,7 +487,7 @@ def test_timings_say_where_the_time_went() -> None:
             sum(range(1000))
 
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluation]:
+        def register_evaluations(self) -> list[fg.Evaluation]:
             return [fg.Evaluation("test", numbers([0]))]
 
         @fg.hookimpl

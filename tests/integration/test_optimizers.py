@@ -60,7 +60,7 @@ class Test:
     """An evaluation at every second step."""
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return [fg.Evaluation("test", points())]
 
     @fg.hookimpl

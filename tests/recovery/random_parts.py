@@ -56,7 +56,7 @@ class Tally:
     plugin_name: str = field(default="tally", init=False)
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return [fg.Evaluation(self.plugin_name, self.data)]
 
     @fg.hookimpl

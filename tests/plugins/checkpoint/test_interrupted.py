@@ -43,7 +43,7 @@ class Trying:
         self.look = look
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return [fg.Evaluation("val", fg.DataSource(self.data, prefetch=0))]
 
     @fg.hookimpl

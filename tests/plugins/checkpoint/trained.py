@@ -109,7 +109,7 @@ class Scores:
         return iter([np.full(1, self.used_scores[-1], np.float32)])
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         # Each pass over it takes a score.
         data = fg.DataSource(self, prefetch=0)
         return [fg.Evaluation(self.name, data, check_at_start=False)]

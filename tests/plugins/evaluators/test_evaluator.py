@@ -583,7 +583,7 @@ def test_training_ignores_standalone_evaluators() -> None:
     ]
     trainer = engine(*plugins, steps=2)
     assert trainer.fit(Counting, ZERO).metrics.keys() == {"train"}
-    assert list(trainer.evaluators) == ["every", "last"] and [
+    assert list(trainer.evaluations) == ["every", "last"] and [
         plugin.group for plugin in plugins
     ] == [
         "default",

@@ -323,7 +323,7 @@ def test_checkpoint_by_step_uses_the_arguments_of_the_run(trained: Path, capsys)
         assert results["slow"]["step"] == number and results["slow"]["metrics"]["scale"] == 2
         weights = fg.CheckpointRef(trained, number)
         along = experiment.engine.evaluate(
-            experiment.model, experiment.engine.evaluators["along"].data, weights=weights
+            experiment.model, experiment.engine.evaluations["along"].data, weights=weights
         )
         assert along == results["along"]["metrics"]
     assert sorted(path for path in trained.rglob("*")) == before

@@ -801,7 +801,7 @@ def test_confusion_matrix_shows_itself_in_evaluations_B19() -> None:
     batch = {"guess": np.array([0, 1, 1, 1]), "label": np.array([0, 0, 1, 1])}
     engine = fg.Engine(plugins=[Evaluator("test", [batch])], autoload=False)
     state = engine.init_state(Fixed(jnp.ones(1)), [batch])
-    result = engine.run_evaluator("test", state)
+    result = engine.run_evaluation("test", state)
     assert result.metrics["confusion/all"].tolist() == [[1, 1], [0, 2]]
     pixels = result.media["confusion/all"].pixels
     # Of the first class a half each, of the second all are right.

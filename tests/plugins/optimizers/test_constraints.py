@@ -236,7 +236,7 @@ def test_updates_become_smaller_on_a_plateau() -> None:
 
     class Test:
         @fg.hookimpl
-        def register_evaluators(self) -> list[fg.Evaluation]:
+        def register_evaluations(self) -> list[fg.Evaluation]:
             return [fg.Evaluation("test", ONE)]
 
         @fg.hookimpl

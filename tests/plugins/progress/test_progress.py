@@ -482,7 +482,7 @@ class Watching:
             yield batch
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return [fg.Evaluation("test", fg.DataSource(self, prefetch=0))]
 
     @fg.hookimpl

@@ -229,7 +229,7 @@ class Evaluations:
     """Runs the evaluation `repeating` and `fresh` every two steps."""
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return [
             fg.Evaluation("repeating", BATCHES),
             fg.Evaluation("fresh", BATCHES, new_rng_each_time=True),

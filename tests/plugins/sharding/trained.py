@@ -114,7 +114,7 @@ class Evaluating:
         self.every = every
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return [fg.Evaluation("test", data(shuffle=False))]
 
     @fg.hookimpl

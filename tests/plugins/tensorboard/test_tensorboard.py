@@ -71,7 +71,7 @@ class Showing:
         ]
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         return [fg.Evaluation("test", BATCHES[:2])]
 
     def evaluate(self, run: fg.Run) -> None:

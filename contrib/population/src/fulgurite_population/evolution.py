@@ -121,7 +121,7 @@ class Evolution:
 
     def _check_exists(self, run: fg.Run, source: str, name: str) -> None:
         if source != "train":
-            evaluator = run.engine.evaluators.get(source)
+            evaluator = run.engine.evaluations.get(source)
             if evaluator is None or not evaluator.check_at_start:
                 check_metric_exists(run, self.monitor, "Evolution")
                 return  # what a function measures is known when it has run

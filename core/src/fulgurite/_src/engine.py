@@ -73,11 +73,11 @@ SET_ONCE = frozenset(
         "actions",
         "device",
         "sharding",
-        "evaluators",
+        "evaluations",
         "services",
         "_programs",
         "_manual_loop",
-        "_evaluations",
+        "_evaluation_service",
     }
 )
 """Attributes that only the constructor may set; a subclass that reused one would change the
@@ -202,8 +202,8 @@ class Engine(GuardedEngine):
         self.services = _build_services(self, settings)
         self._programs = ProgramCache(self.services)
         self._manual_loop = ManualLoop(self.services, self._programs)
-        self._evaluations = EvaluationService(self.services)
-        self.evaluators: dict[str, Evaluation] = self._evaluations.evaluators
+        self._evaluation_service = EvaluationService(self.services)
+        self.evaluations: dict[str, Evaluation] = self._evaluation_service.evaluations
         note_engine(self.plugins)  # not before: an engine that could not be built has none
 
     @_entry_point
@@ -263,7 +263,7 @@ class Engine(GuardedEngine):
             resume=resume,
             init_from=init_from,
         )
-        return run_fit(self, self._programs, self._evaluations, request)
+        return run_fit(self, self._programs, self._evaluation_service, request)
 
     @_entry_point
     def init_state(self, model: Any, data: Any) -> TrainState:
@@ -383,7 +383,7 @@ class Engine(GuardedEngine):
         spec = Evaluation(
             name, get_split(data, "evaluations", name), num_batches, metrics=metrics, losses=losses
         )
-        return self._evaluations.evaluate(_unwrap_result(model), spec)
+        return self._evaluation_service.evaluate(_unwrap_result(model), spec)
 
     @_entry_point
     def evaluate_step(
@@ -408,7 +408,7 @@ class Engine(GuardedEngine):
             losses: as of `evaluate`, the same at each step.
         """
         spec = Evaluation(name, [batch], metrics=metrics, losses=losses)
-        return self._evaluations.add_to_totals(_unwrap_result(model), spec, totals)
+        return self._evaluation_service.add_to_totals(_unwrap_result(model), spec, totals)
 
     @_entry_point
     @hint_at_arguments(DATA_ARGUMENTS, "Engine.predict")
@@ -433,7 +433,7 @@ class Engine(GuardedEngine):
         """
         model = model if weights is None else self.load_weights(model, weights)
         spec = Evaluation("predict", get_split(data, "predict"), num_batches)
-        return self._evaluations.predict(_unwrap_result(model), spec, callback)
+        return self._evaluation_service.predict(_unwrap_result(model), spec, callback)
 
     @_entry_point
     def load_weights(self, model: Any, weights: CheckpointSource) -> TrainState:
@@ -448,20 +448,20 @@ class Engine(GuardedEngine):
         return load_weights(self, model, weights)
 
     @_entry_point
-    def run_evaluator(
+    def run_evaluation(
         self, name: str, state: TrainState, should_stop: ShouldStop = never_stop
     ) -> EvaluationResult:
         """Return what an evaluation of a plugin gives for a state.
 
         Args:
-            name: of an evaluation that a plugin declared in `register_evaluators`.
+            name: of an evaluation that a plugin declared in `register_evaluations`.
             state: the train state; the evaluation chooses its weights.
             should_stop: called before each batch; True gives up.
 
         Raises:
             EvaluationInterrupted: `should_stop()` was true.
         """
-        return self._evaluations.run_evaluator(name, state, should_stop)
+        return self._evaluation_service.run_evaluation(name, state, should_stop)
 
     @_entry_point
     def get_metric_types(self, state: TrainState, source: str = "train") -> dict[str, type]:
@@ -470,9 +470,9 @@ class Engine(GuardedEngine):
 
         Args:
             state: a train state, as `init_state` or a fit gives it.
-            source: `train`, or an evaluation that a plugin declared in `register_evaluators`.
+            source: `train`, or an evaluation that a plugin declared in `register_evaluations`.
         """
-        return self._evaluations.get_metric_types(state, source)
+        return self._evaluation_service.get_metric_types(state, source)
 
     @_entry_point
     def get_module_view(self, state: TrainState, name: str) -> Any:

@@ -131,7 +131,7 @@ def configure_optimizers(module: PyTree) -> dict[str, OptimizerSpec] | None:
 
 
 @hookspec("build", Combine.BY_NAME, list[Evaluation], _ENGINE_BUILT)
-def register_evaluators() -> list[Evaluation] | None:
+def register_evaluations() -> list[Evaluation] | None:
     """Declare evaluations, which `run.evaluate(name)` runs."""
 
 

@@ -159,21 +159,21 @@ class Evaluator(fg.Plugin):
         return self._evaluate_standard(state)
 
     def compute(
-        self, state: fg.TrainState, engine: EngineView, run_evaluator: RunEvaluator
+        self, state: fg.TrainState, engine: EngineView, run_evaluation: RunEvaluator
     ) -> EvaluationResult:
         """Return what the evaluation gives for a state, without reporting it.
 
         Args:
             state: the train state; `module_view` chooses its weights.
             engine: the engine that has this plugin.
-            run_evaluator: runs the standard evaluation: `engine.run_evaluator`, or
-                `run.run_evaluator` during training.
+            run_evaluation: runs the standard evaluation: `engine.run_evaluation`, or
+                `run.run_evaluation` during training.
 
         Raises:
             EvaluationInterrupted: training is to stop.
         """
         if not self._is_custom:
-            return run_evaluator(self.name, state)
+            return run_evaluation(self.name, state)
         media: dict[str, Any] = {}
 
         def evaluate_standard(state: fg.TrainState) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Evaluator(fg.Plugin):
                     f"evaluator {self.name!r} has no data to evaluate the module on: give it data, "
                     "or do without super().evaluate"
                 )
-            result = run_evaluator(self.name, state)
+            result = run_evaluation(self.name, state)
             media.update(result.media)
             return result.metrics
 
@@ -197,7 +197,7 @@ class Evaluator(fg.Plugin):
         return EvaluationResult(result.metrics, {**media, **result.media})
 
     @fg.hookimpl
-    def register_evaluators(self) -> list[fg.Evaluation]:
+    def register_evaluations(self) -> list[fg.Evaluation]:
         """Return the standard evaluation, if there is data for it."""
         if self.data is None:
             return []
@@ -248,7 +248,7 @@ class Evaluator(fg.Plugin):
                 run.timings.time(failure_name),
                 error_context(lambda: f"evaluator {self.name!r}, step {run.step}"),
             ):
-                result = self.compute(state, run.engine, run.run_evaluator)
+                result = self.compute(state, run.engine, run.run_evaluation)
         except EvaluationInterrupted:
             raise
         except Exception as error:

@@ -153,7 +153,7 @@ class Follower:
         for name in names:
             evaluator = self._evaluators[name]
             try:
-                result = evaluator.compute(state, engine, engine.run_evaluator)
+                result = evaluator.compute(state, engine, engine.run_evaluation)
             except Exception:
                 self._note_failure(step, commit, [name], "failed")
                 continue

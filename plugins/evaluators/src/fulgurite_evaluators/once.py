@@ -42,7 +42,7 @@ def evaluate_checkpoint(
     engine = experiment.engine
     evaluators = find_evaluators(engine)
     # Other plugins may have evaluations as well.
-    names = list(dict.fromkeys([*evaluators, *engine.evaluators]))
+    names = list(dict.fromkeys([*evaluators, *engine.evaluations]))
     if not names:
         raise ConfigurationError(
             "the program has no evaluator: add Evaluator('test', data) to its plugins"
@@ -57,9 +57,9 @@ def evaluate_checkpoint(
         for name in names:
             try:
                 if name in evaluators:
-                    result = evaluators[name].compute(state, engine, engine.run_evaluator)
+                    result = evaluators[name].compute(state, engine, engine.run_evaluation)
                 else:
-                    result = engine.run_evaluator(name, state)
+                    result = engine.run_evaluation(name, state)
             except Exception as error:
                 report(name, trained_steps, error)
                 has_succeeded = False

@@ -103,7 +103,7 @@ def _find_data(experiment: Experiment, evaluator_name: str | None) -> tuple[Any,
                 f"{did_you_mean(evaluator_name, evaluators)}"
             )
         evaluator = evaluators[evaluator_name]
-        return experiment.engine.evaluators[evaluator_name].data, evaluator.module_view
+        return experiment.engine.evaluations[evaluator_name].data, evaluator.module_view
     data = experiment.data() if callable(experiment.data) else experiment.data
     if not hasattr(data, "predict"):
         names = ", ".join(evaluators) or "none"

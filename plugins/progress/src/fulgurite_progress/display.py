@@ -90,7 +90,7 @@ class Display:
     def log(self, record: fg.Record) -> None:
         """Take the numbers of an exact record into the line, unless they are of an evaluation,
         which has a line of its own."""
-        if record.stream != "exact" or record.source in self._run.engine.evaluators:
+        if record.stream != "exact" or record.source in self._run.engine.evaluations:
             return
         prefix = "" if record.source == "train" else f"{record.source}/"
         for name, value in self._select_metrics(record.values).items():

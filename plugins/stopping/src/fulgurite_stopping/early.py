@@ -309,7 +309,7 @@ class EarlyStopping(fg.Plugin):
         """Return the mode that the class of the metric tells."""
         source, _, name = self.monitor.partition("/")
         types = {}
-        if source == "train" or source in run.engine.evaluators:
+        if source == "train" or source in run.engine.evaluations:
             types = run.engine.get_metric_types(run.state, source)
         # A metric of several numbers has one class for all of them.
         metric_type = types.get(name) or types.get(name.rpartition("/")[0])

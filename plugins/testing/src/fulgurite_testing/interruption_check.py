@@ -96,7 +96,7 @@ class InterruptingRun(fg.Run):
     def __init__(self, run: fg.Run) -> None:
         vars(self).update(vars(run))
 
-    def run_evaluator(self, name: str, state: fg.TrainState) -> EvaluationResult:
+    def run_evaluation(self, name: str, state: fg.TrainState) -> EvaluationResult:
         """Run an evaluation that ends before its first batch, as after a signal.
 
         Args:
@@ -104,7 +104,7 @@ class InterruptingRun(fg.Run):
             state: the train state to evaluate.
         """
         self.request_stop("interrupted")
-        return super().run_evaluator(name, state)
+        return super().run_evaluation(name, state)
 
     def _interrupt(self, *_: Any, **__: Any) -> NoReturn:
         raise Interruption("the action is interrupted at its first record")

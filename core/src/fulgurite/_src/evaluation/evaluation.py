@@ -21,12 +21,12 @@ ShouldStop = Callable[[], bool]
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A named evaluation, declared by a plugin in `register_evaluators`.
+    """A named evaluation, declared by a plugin in `register_evaluations`.
 
     Example:
         class TestSet:
             @fg.hookimpl
-            def register_evaluators(self):
+            def register_evaluations(self):
                 return [fg.Evaluation("test", data)]
 
 

@@ -32,7 +32,7 @@ class EvaluationService:
     A model is a module, a pair of a module and its state, or a train state.
 
     Attributes:
-        evaluators: the evaluations that plugins declared, by name.
+        evaluations: the evaluations that plugins declared, by name.
 
     Args:
         services: what the engine provides.
@@ -43,80 +43,80 @@ class EvaluationService:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self.evaluators = _register_evaluators(services.plugins)
-        self._runners = RecentCache[EvaluationRunner](16 + len(self.evaluators))
+        self.evaluations = _register_evaluations(services.plugins)
+        self._runners = RecentCache[EvaluationRunner](16 + len(self.evaluations))
         self._prediction_runner: PredictionRunner | None = None
 
-    def evaluate(self, model: Any, evaluator: Evaluation) -> dict[str, Any]:
-        """Return the metrics of a model over one epoch of the evaluator's data."""
+    def evaluate(self, model: Any, evaluation: Evaluation) -> dict[str, Any]:
+        """Return the metrics of a model over one epoch of the evaluation's data."""
         target = self._as_target(model)
-        num_batches = self._services.settings.limit_batches(evaluator.num_batches)
-        runner = self._get_runner(evaluator)
-        return runner.evaluate(target, evaluator.data, num_batches).compute()
+        num_batches = self._services.settings.limit_batches(evaluation.num_batches)
+        runner = self._get_runner(evaluation)
+        return runner.evaluate(target, evaluation.data, num_batches).compute()
 
     def add_to_totals(
-        self, model: Any, evaluator: Evaluation, totals: EvaluationTotals | None
+        self, model: Any, evaluation: Evaluation, totals: EvaluationTotals | None
     ) -> EvaluationTotals:
-        """Return the totals with those of a model over the evaluator's data.
+        """Return the totals with those of a model over the evaluation's data.
 
         Args:
             model: the model.
-            evaluator: of all the totals.
+            evaluation: of all the totals.
             totals: so far; None begins an evaluation.
 
         Raises:
             ConfigurationError: the totals are those of another kind of evaluation.
         """
-        runner = self._get_runner(evaluator)
+        runner = self._get_runner(evaluation)
         if totals is not None and runner is not self._get_runner(totals.evaluation):
             raise ConfigurationError(
-                f"evaluate_step of evaluation {evaluator.name!r} got totals of "
+                f"evaluate_step of evaluation {evaluation.name!r} got totals of "
                 f"{totals.evaluation.name!r}, or of other metrics and losses: give each evaluation "
                 "totals of its own"
             )
-        return runner.evaluate(self._as_target(model), evaluator.data, None, totals=totals)
+        return runner.evaluate(self._as_target(model), evaluation.data, None, totals=totals)
 
     def predict(
         self,
         model: Any,
-        evaluator: Evaluation,
+        evaluation: Evaluation,
         callback: Callable[[PyTree[np.ndarray]], None] | None,
     ) -> PyTree[np.ndarray]:
-        """Return the predictions of a model for every example of the evaluator's data.
+        """Return the predictions of a model for every example of the evaluation's data.
 
         Args:
             model: the model.
-            evaluator: its data and number of batches are looked at.
+            evaluation: its data and number of batches are looked at.
             callback: called with the predictions of each batch instead; nothing is returned.
         """
         target = self._as_target(model)
-        num_batches = self._services.settings.limit_batches(evaluator.num_batches)
+        num_batches = self._services.settings.limit_batches(evaluation.num_batches)
         if self._prediction_runner is None:
             self._prediction_runner = PredictionRunner(self._services)
-        return self._prediction_runner.predict(target, evaluator.data, num_batches, callback)
+        return self._prediction_runner.predict(target, evaluation.data, num_batches, callback)
 
-    def run_evaluator(
+    def run_evaluation(
         self, name: str, state: TrainState, should_stop: ShouldStop
     ) -> EvaluationResult:
         """Return what an evaluation of a plugin gives for a state; the arguments are those of
-        `Engine.run_evaluator`."""
-        evaluator = self._get_evaluator(name)
-        target = self._view_target(evaluator, state)
-        num_batches = self._services.settings.limit_batches(evaluator.num_batches)
-        runner = self._get_runner(evaluator)
-        return runner.evaluate(target, evaluator.data, num_batches, should_stop).get_result()
+        `Engine.run_evaluation`."""
+        evaluation = self._get_evaluation(name)
+        target = self._view_target(evaluation, state)
+        num_batches = self._services.settings.limit_batches(evaluation.num_batches)
+        runner = self._get_runner(evaluation)
+        return runner.evaluate(target, evaluation.data, num_batches, should_stop).get_result()
 
-    def check_evaluators(self, state: TrainState, queue: CompilationQueue | None) -> None:
+    def check_evaluations(self, state: TrainState, queue: CompilationQueue | None) -> None:
         """Trace the evaluations of plugins by shape, for a state.
 
         Args:
             state: to evaluate.
             queue: where they are to be compiled behind other work; None if they are not.
         """
-        for name, evaluator in self.evaluators.items():
-            if evaluator.check_at_start:
+        for name, evaluation in self.evaluations.items():
+            if evaluation.check_at_start:
                 with error_context(lambda name=name: f"evaluator {name!r}, before the first step"):
-                    self._trace_metric_types(evaluator, state, queue)
+                    self._trace_metric_types(evaluation, state, queue)
 
     def get_metric_types(self, state: TrainState, source: str) -> dict[str, type]:
         """Return the class of each metric that a source of records gives, by name; the arguments
@@ -124,48 +124,48 @@ class EvaluationService:
         if source == "train":
             metrics = state.metric_window.values.by_name
             return {name: type(metric) for name, metric in metrics.items()}
-        return self._trace_metric_types(self._get_evaluator(source), state)
+        return self._trace_metric_types(self._get_evaluation(source), state)
 
     def _trace_metric_types(
-        self, evaluator: Evaluation, state: TrainState, queue: CompilationQueue | None = None
+        self, evaluation: Evaluation, state: TrainState, queue: CompilationQueue | None = None
     ) -> dict[str, type]:
         """Trace an evaluation by shape, and return the types of its metrics by name."""
-        target = self._view_target(evaluator, state)
-        return self._get_runner(evaluator).trace_metric_types(target, evaluator.data, queue)
+        target = self._view_target(evaluation, state)
+        return self._get_runner(evaluation).trace_metric_types(target, evaluation.data, queue)
 
     def _as_target(self, model: Any) -> EvalTarget:
         return as_eval_target(model, make_root_key(self._services.settings.seed))
 
-    def _view_target(self, evaluator: Evaluation, state: TrainState) -> EvalTarget:
+    def _view_target(self, evaluation: Evaluation, state: TrainState) -> EvalTarget:
         """Return a state as what an evaluation looks at, by the weights that it chooses."""
-        state = apply_module_view(self._services.plugins, state, evaluator.module_view)
+        state = apply_module_view(self._services.plugins, state, evaluation.module_view)
         return as_eval_target(state, state.key)
 
-    def _get_runner(self, evaluator: Evaluation) -> EvaluationRunner:
+    def _get_runner(self, evaluation: Evaluation) -> EvaluationRunner:
         """Return what runs evaluations of this kind, built at its first use."""
         key = (
-            evaluator.name,
-            evaluator.new_rng_each_time,
-            _sign_functions(evaluator.metrics),
-            _sign_functions(evaluator.losses),
+            evaluation.name,
+            evaluation.new_rng_each_time,
+            _sign_functions(evaluation.metrics),
+            _sign_functions(evaluation.losses),
         )
-        return self._runners.get_or_build(key, lambda: EvaluationRunner(self._services, evaluator))
+        return self._runners.get_or_build(key, lambda: EvaluationRunner(self._services, evaluation))
 
-    def _get_evaluator(self, name: str) -> Evaluation:
-        if name not in self.evaluators:
+    def _get_evaluation(self, name: str) -> Evaluation:
+        if name not in self.evaluations:
             raise PluginError(
-                f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluators)}"
+                f"no evaluator is called {name!r}. {did_you_mean(name, self.evaluations)}"
             )
-        return self.evaluators[name]
+        return self.evaluations[name]
 
 
-def _register_evaluators(plugins: PluginManager) -> dict[str, Evaluation]:
-    evaluators = plugins.hooks.register_evaluators.collect_by_name()
-    if "train" in evaluators:
+def _register_evaluations(plugins: PluginManager) -> dict[str, Evaluation]:
+    evaluations = plugins.hooks.register_evaluations.collect_by_name()
+    if "train" in evaluations:
         raise PluginError(
             "an evaluator is called 'train', which is the source of training's records: rename it"
         )
-    return evaluators
+    return evaluations
 
 
 def _sign_functions(functions: MetricFunctions | None) -> tuple[Any, ...] | None:

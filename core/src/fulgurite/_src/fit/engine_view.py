@@ -44,7 +44,7 @@ class EngineView(Protocol):
     plugins: PluginManager
     sharding: ShardingStrategy
     actions: list[BoundAction]
-    evaluators: dict[str, Evaluation]
+    evaluations: dict[str, Evaluation]
     services: Services
 
     @property
@@ -57,7 +57,7 @@ class EngineView(Protocol):
         self, state: TrainState, batch: Any, *, returns: tuple[str, ...] = ...
     ) -> tuple[TrainState, Output]: ...
 
-    def run_evaluator(
+    def run_evaluation(
         self, name: str, state: TrainState, should_stop: ShouldStop = ...
     ) -> EvaluationResult: ...
 

@@ -83,10 +83,10 @@ class Loop:
         """Check the evaluations, open the loggers, and tell the plugins that the fit begins."""
         fit = self.fit
         engine = fit.engine
-        if engine.evaluators and fit.progress.should_train:
+        if engine.evaluations and fit.progress.should_train:
             with fit.timings.time("check"):
                 queue = fit.compilations if may_compile_ahead(engine) else None
-                fit.evaluations.check_evaluators(fit.state.read(), queue)
+                fit.evaluations.check_evaluations(fit.state.read(), queue)
         if fit.resumed_from is not None:
             self._note_newly_due(fit.resumed_from)
             fit.call_event("on_restore", run=self.run, step=self.step)

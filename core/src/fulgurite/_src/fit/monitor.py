@@ -53,7 +53,7 @@ def check_metric_exists(run: Run, monitor: str, where: str) -> None:
         return
     registered = run.engine.plugins.plugins.values()
     is_certain = all(map(_reports_under_its_name, registered))
-    evaluator = run.engine.evaluators.get(source)
+    evaluator = run.engine.evaluations.get(source)
     # What an evaluator that is not traced before the first step measures is known when it has run.
     if evaluator is not None and evaluator.check_at_start and is_certain:
         types = run.engine.get_metric_types(run.state, source)
@@ -62,7 +62,7 @@ def check_metric_exists(run: Run, monitor: str, where: str) -> None:
                 f"{where}: evaluator {source!r} measures no {monitor!r}. "
                 f"{did_you_mean(name, types)}"
             )
-    evaluators = {*run.engine.evaluators}
+    evaluators = {*run.engine.evaluations}
     evaluators |= {
         plugin.name.partition(":")[2]
         for plugin in registered
@@ -158,7 +158,7 @@ def find_module_view(engine: EngineView, monitor: str) -> str:
     """
     source = _get_source(monitor)
     registered = engine.plugins.plugins.get(f"evaluator:{source}")
-    evaluator = engine.evaluators.get(source)
+    evaluator = engine.evaluations.get(source)
     # An evaluator with a function of its own chooses the weights itself.
     for owner in (registered and registered.plugin, evaluator):
         view = getattr(owner, "module_view", None)

@@ -168,25 +168,27 @@ class Run(RunView):
             self.timings.time(f"evaluate.{name}"),
             error_context(lambda: f"evaluator {name!r}, step {self.step}"),
         ):
-            result = self.run_evaluator(name, state)
-        is_exact = self.engine.evaluators[name].exact
+            result = self.run_evaluation(name, state)
+        is_exact = self.engine.evaluations[name].exact
         stream = "exact" if is_exact else "telemetry"
         self.report_evaluation(name, result.metrics, result.media, stream=stream)
         return dict(result.metrics)
 
-    def run_evaluator(self, name: str, state: TrainState) -> EvaluationResult:
+    def run_evaluation(self, name: str, state: TrainState) -> EvaluationResult:
         """Return what the evaluation `name` gives for a state, without reporting it. It is given up
         between two batches, or in a wait for one, if training is to stop.
 
         Args:
-            name: of an evaluation that a plugin declared in `register_evaluators`.
+            name: of an evaluation that a plugin declared in `register_evaluations`.
             state: the train state to evaluate.
 
         Raises:
             EvaluationInterrupted: training is to stop; let it through.
         """
         try:
-            return self._fit.evaluations.run_evaluator(name, state, self._fit.should_give_up_action)
+            return self._fit.evaluations.run_evaluation(
+                name, state, self._fit.should_give_up_action
+            )
         except WaitAbandoned as wait:
             self._fit.abandoned_wait = wait
             if self._fit.should_give_up_action():
