@@ -214,7 +214,7 @@ class _Noter:
         seconds = self._classifier.add_up(run.timings.seconds)
         seconds["start"] += clock.before_fit
         seconds["other"] += self._unbooked
-        # Of what goes on now, the seconds are added to the timings when it ends.
+        # The seconds of what is active now are added to the timings when it ends.
         active_names = list(run.timings.active_names)
         current = self._classifier.get_bucket(active_names[-1]) if active_names else "steps"
         seconds[current] += max(0.0, elapsed - sum(seconds.values()))
