@@ -41,6 +41,7 @@ from fulgurite_optimizers import (
 )
 from fulgurite_precision import Precision
 from fulgurite_progress import ProgressBar
+from fulgurite_replay import Checked, ReplayHint, SelfCheck, StateDigest, read_digests
 from fulgurite_rng import Rng
 from fulgurite_sharding import FSDP, DataParallel, Sharding, TensorParallel
 from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
@@ -131,6 +132,14 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
         {},
     ),
     "summaries": (lambda: Summaries(every=2, hidden=Histogram("interms.linear")), {}),
+    "replay_hint": (ReplayHint, {}),
+    "checked": (Checked, {}),
+    "self_check": (lambda: SelfCheck(every=3), {}),
+    "state_digest": (
+        lambda: StateDigest(every=3),
+        # The file grows with each attempt, and the newest digest of a step counts.
+        {"content": lambda path: read_digests(path.parent)},
+    ),
     "rng": (Rng, {}),
     "early_stopping": (
         lambda: EarlyStopping("test/loss", patience=2, restore_best=True),
