@@ -28,7 +28,7 @@ from fulgurite._src.execution.debugging import (
     is_jit_disabled,
 )
 from fulgurite._src.execution.executables import Compilation, CompilationQueue
-from fulgurite._src.execution.flat_state import VectorPacking
+from fulgurite._src.execution.flat_state import VectorPacking, get_wide_dtype
 from fulgurite._src.execution.step_parts import list_argument_specs
 from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.columns import find_columns
@@ -240,7 +240,7 @@ class EvaluationProgramCache(Generic[AnyProgram]):
         # By target, the shapes of the batches that its programs were compiled for.
         self._batch_specs: dict[Any, dict[Any, Any]] = {}
         self._begun: dict[Any, tuple[Compilation, jax.stages.Traced]] = {}
-        self._executables: dict[Any, jax.stages.Compiled] = {}
+        self._executables: dict[Any, Callable[..., Any]] = {}
 
     def get(self, target: EvalTarget, batch: Any) -> AnyProgram:
         """Return the program for a target and batches of this structure."""
@@ -291,7 +291,9 @@ class EvaluationProgramCache(Generic[AnyProgram]):
             return jitted
         key = target.key, *_sign_arguments(arguments)
         if key not in self._executables:
-            self._executables[key] = self._compile(key, target, index, jitted, arguments, patience)
+            executable = self._compile(key, target, index, jitted, arguments, patience)
+            # An executable takes numbers of less than a byte in a layout of its own; jit converts.
+            self._executables[key] = jitted if _has_narrow_numbers(arguments) else executable
         # JAX finds the line of the user only for what it compiles where it is called.
         return jitted if is_debugging_numbers() else self._executables[key]
 
@@ -331,6 +333,11 @@ class EvaluationProgramCache(Generic[AnyProgram]):
         with self._services.timings.time("compile", calls=0):
             traced = jitted.trace(*arguments)
             return Compilation(traced.lower(), arguments), traced
+
+
+def _has_narrow_numbers(arguments: tuple[Any, ...]) -> bool:
+    """Return whether a program gets numbers of less than a byte."""
+    return any(get_wide_dtype(leaf.dtype) is not None for leaf in jax.tree.leaves(arguments))
 
 
 def _sign_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -345,7 +345,7 @@ def _plan_leaves(
         spec = leaves[index]
         is_packed = spec.shape == () or index in packed_whole
         key_impl = _get_key_impl(spec) if _is_key(spec) else None
-        wide_dtype = _get_wide_dtype(spec.dtype)
+        wide_dtype = get_wide_dtype(spec.dtype)
         plans.append(LeafPlan(index, spec, is_packed, sharding, key_impl, wide_dtype))
     return plans
 
@@ -395,7 +395,7 @@ def _get_raw_spec(plan: LeafPlan) -> Any:
     return plan.spec
 
 
-def _get_wide_dtype(dtype: Any) -> Any:
+def get_wide_dtype(dtype: Any) -> Any:
     """Return a dtype of whole bytes that holds every number of `dtype`; None if that has them."""
     if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
         return jnp.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.uint8

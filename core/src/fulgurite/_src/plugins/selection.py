@@ -45,6 +45,7 @@ _KNOWN_DISTRIBUTIONS = {
         "null",
         "python",
     ),
+    "monitor": ("alert", "devices", "goodput", "throughput"),
     "optimizers": (
         "gradient_accumulation",
         "gradient_clip",
@@ -52,7 +53,9 @@ _KNOWN_DISTRIBUTIONS = {
         "reduce_on_plateau",
     ),
     "precision": ("precision",),
+    "profiler": ("profile", "programs"),
     "progress": ("progress",),
+    "replay": ("checked", "replay_hint", "self_check", "state_digest"),
     "rng": ("rng",),
     "sharding": ("data_parallel", "fsdp", "sharding", "tensor_parallel"),
     "stopping": ("early_stopping", "spike_detection", "time_limit"),
