@@ -40,7 +40,7 @@ class HuggingFace(Dataset):
         columns: those of an example; all by default.
 
     Raises:
-        ConfigurationError: it is no such dataset: a `DatasetDict` has several, of which to choose
+        ConfigurationError: it is another kind of dataset: a `DatasetDict` has several, of which to choose
             one, and an `IterableDataset` no index, see `from_huggingface`.
     """
 
