@@ -118,7 +118,7 @@ class DataModule:
                     self.prepare()
             except Exception as error:
                 failure = error
-        # The others wait here, and learn of a failure instead of waiting for ever.
+        # The others wait here, and learn of a failure instead of waiting without end.
         have_failed = _gather(failure is not None)
         if failure is not None:
             raise failure

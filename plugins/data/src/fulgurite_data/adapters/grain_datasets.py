@@ -39,8 +39,8 @@ def from_grain(dataset: Any, *, prefetch: int = 2) -> fg.DataSource:
         return fg.DataSource(dataset, resume="exact", prefetch=prefetch)
     if not isinstance(dataset, grain.MapDataset | grain.IterDataset | grain.DataLoader):
         raise ConfigurationError(
-            f"from_grain: {type(dataset).__name__} is no MapDataset, IterDataset, DataLoader or "
-            "iterator of grain"
+            "from_grain: give a MapDataset, an IterDataset, a DataLoader or an iterator of grain, "
+            f"not a {type(dataset).__name__}"
         )
     return fg.DataSource(GrainPasses(dataset), resume="exact", prefetch=prefetch)
 

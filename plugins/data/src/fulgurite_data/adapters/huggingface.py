@@ -40,8 +40,8 @@ class HuggingFace(Dataset):
         columns: those of an example; all by default.
 
     Raises:
-        ConfigurationError: it is no such dataset: a `DatasetDict` has several, of which to choose
-            one, and an `IterableDataset` no index, see `from_huggingface`.
+        ConfigurationError: it is another kind of dataset: a `DatasetDict` has several, of which to
+            choose one, and an `IterableDataset` no index, see `from_huggingface`.
     """
 
     def __init__(self, dataset: Any, *, columns: Sequence[str] | None = None) -> None:

@@ -38,7 +38,7 @@ def from_tfdata(
     """
     if not hasattr(dataset, "as_numpy_iterator"):
         raise ConfigurationError(
-            f"from_tfdata: {type(dataset).__name__} is no tf.data.Dataset: it has no "
+            f"from_tfdata: give a tf.data.Dataset, not a {type(dataset).__name__}, which has no "
             "as_numpy_iterator()"
         )
     if resume is None:

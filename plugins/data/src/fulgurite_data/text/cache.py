@@ -148,7 +148,7 @@ class _Workers:
         """
         results = {}
         total = sum(len(self._job.list_documents(shard)) for shard in shards)
-        # tqdm shows nothing where it is told None and the standard error is no terminal.
+        # With None, tqdm shows a bar only where the standard error is a terminal.
         disable = None if self._progress else True
         with tqdm(total=total, desc=title, unit=" documents", disable=disable) as bar:
             for shard, result in self._iter_results(function, shards, arguments):
