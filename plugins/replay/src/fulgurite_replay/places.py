@@ -102,12 +102,9 @@ class PlaceFinder:
 
     def __init__(self, plugins: PluginManager) -> None:
         self._hooks: dict[tuple[str, str], str] = {}
-        for name in {
-            name for plugin in plugins.plugins.values() for name in _list(plugins, plugin)
-        }:
-            for implementation in plugins.hooks[name].implementations:
-                plugin = implementation.plugin
-                code = getattr(implementation.function, "__code__", None)
+        for name, caller in plugins.hooks.items():
+            for plugin in caller.plugins:
+                code = getattr(caller.get_function(plugin), "__code__", None)
                 if code is None or plugin.activation == "core":
                     continue
                 text = f"plugin {plugin.name!r}, hook {name}"
@@ -160,10 +157,6 @@ class PlaceFinder:
 def join_scopes(scope: str, equation: JaxprEqn) -> str:
     """Return the name stack of an operation after that of those within which it is."""
     return f"{scope}/{equation.source_info.name_stack}"
-
-
-def _list(plugins: PluginManager, plugin: Any) -> list[str]:
-    return sorted(plugins.get_hook_names(plugin))
 
 
 def find_frames(equation: JaxprEqn, outer_frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
