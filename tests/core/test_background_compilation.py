@@ -177,6 +177,7 @@ fg.Engine(steps=8, plugins=[fg.LambdaPlugin(on_fit_start=begin)], autoload=False
 """
 
 
+@pytest.mark.full
 def test_a_process_that_ends_while_xla_compiles_ends_as_it_would_otherwise() -> None:
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False

@@ -230,6 +230,7 @@ has_ended.set()
 """
 
 
+@pytest.mark.full
 def test_a_process_ends_after_the_program_that_xla_has_begun_with() -> None:
     """Neither evaluation is needed: the fit does not wait for the first, and drops the second."""
     process = subprocess.run(

@@ -198,6 +198,7 @@ def test_a_metric_of_two_kinds_is_an_error_before_the_first_step() -> None:
         fg.Engine(steps=2, autoload=False).fit(Torn, DATA)
 
 
+@pytest.mark.full
 def test_evaluations_merge_the_metrics_of_both_structures() -> None:
     engine = fg.Engine(autoload=False)
     model = TwoTasks(key=jax.random.key(2))

@@ -162,6 +162,7 @@ def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(
     assert results[0].metrics["test"] == results[2].metrics["test"]  # both of step 12
 
 
+@pytest.mark.full
 def test_one_executable_per_shape_and_none_compiled_again_by_another_fit() -> None:
     events = Events()
     engine = fg.Engine(steps=4, plugins=[events])
@@ -348,6 +349,7 @@ def test_nothing_is_compiled_after_the_first_dispatches() -> None:
     assert snapshots[0] and snapshots[1] == snapshots[-1]
 
 
+@pytest.mark.full
 def test_metrics_are_compiled_into_the_step_alone() -> None:
     """What closed a window, and what took the numbers apart at the end, were programs of their own
     that grew with the number of metrics, and no timing knew of them."""

@@ -83,6 +83,7 @@ def test_fit_is_a_flat_jit_loop_written_by_hand() -> None:
     assert result.metrics["train"]["accuracy"] == pytest.approx(right / num_examples, abs=1e-6)
 
 
+@pytest.mark.full
 def test_fit_is_init_batches_and_step_bit_for_bit() -> None:
     data = classes(shuffle=True)
     whole = fg.Engine(steps=11, seed=5).fit(Classifier, data)
@@ -730,6 +731,7 @@ print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.gets
 """
 
 
+@pytest.mark.full
 def test_signals_end_training_between_steps_and_a_second_one_at_once() -> None:
     arguments = [sys.executable, "-c", STOPPED, str(Path(__file__).parent)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:

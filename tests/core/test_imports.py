@@ -45,6 +45,7 @@ def test_the_core_imports_only_its_dependencies():
     assert not strangers
 
 
+@pytest.mark.full
 def test_importing_the_core_imports_nothing_heavy():
     program = "import sys, fulgurite; print(*{name.partition('.')[0] for name in sys.modules})"
     run = subprocess.run(

@@ -75,6 +75,7 @@ def make_computed(key: Any) -> Layers:
     return Layers(make_head(head_key), rest)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [make_loop, make_scanned, make_various, make_computed])
 def test_a_state_has_the_arrays_of_the_function_called_by_hand(
     make: Callable[[Any], Layers],

@@ -197,6 +197,7 @@ DIFFERENT = ("key", "again", "third", "named", "other name", "ambient", "of keys
 DIFFERENT += ("fresh", "second of fresh", "other fresh", "fresh of fresh")
 
 
+@pytest.mark.full
 def test_keys_differ_by_step_stream_and_pass() -> None:
     history = fg.Engine(steps=3, log_every=1).fit(Drawing, numbers([0])).history
     draws = [float(value) for name in DIFFERENT for value in history[f"train/{name}"]]
@@ -246,6 +247,7 @@ def test_two_draws_of_a_step_pass_the_check_of_jax_for_reused_keys() -> None:
     assert 0.25 < result.metrics["train"]["equal"] < 0.75  # 64 pairs of fair coins
 
 
+@pytest.mark.full
 def test_a_plugin_has_keys_of_its_own_and_changes_no_other() -> None:
     class Noise:
         def __init__(self, instance: str) -> None:

@@ -283,6 +283,7 @@ def run_folds(number: int, mode: str) -> tuple[int, list[str], str]:
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
 )
@@ -403,6 +404,7 @@ fg.Engine(steps=2, plugins=[Act(fg.At(1), fork)], autoload=False).fit(Counting, 
 """
 
 
+@pytest.mark.full
 def test_a_process_that_is_forked_within_a_fit_is_ended_by_sigterm() -> None:
     """Who waits for it after SIGTERM, such as a pool of processes, would wait forever. Ctrl-C
     comes to it as well, and is the fit's."""

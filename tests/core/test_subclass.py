@@ -34,6 +34,7 @@ class Halving(fg.Engine):
         )
 
 
+@pytest.mark.full
 def test_subclass_has_equal_bits_by_fit_fused_fit_and_step() -> None:
     data = classes(48, shuffle=True)
     fitted = Halving(steps=10).fit(Classifier, data)

@@ -87,6 +87,7 @@ class Scale(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 def test_start_of_a_fit_compiles_its_step_and_nothing_for_keys_and_numbers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -100,6 +100,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nothing_that_a_terminal_obeys_is_printed_of_a_run(
     folder: Path, hostile: str, capsys: pytest.CaptureFixture[str]

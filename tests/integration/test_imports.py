@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 # What some distribution needs for a part of what it does.
@@ -48,6 +50,7 @@ def list_imports(program: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_importing_a_distribution_imports_nothing_that_is_not_used_yet() -> None:
     paths = [*ROOT.glob("plugins/*/src/*/__init__.py"), *ROOT.glob("contrib/*/src/*/__init__.py")]
     names = sorted(path.parent.name for path in paths)

@@ -74,6 +74,7 @@ def fit(folder: Path, steps: int) -> fg.FitResult:
     return engine.fit(Named(jnp.ones(())), [np.ones(2, np.float32)] * 8, resume="auto")
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.* is left out of the records:UserWarning")
 def test_a_name_that_cannot_be_written_costs_its_own_value_alone(tmp_path: Path) -> None:
     for steps in (4, 8):  # the second fit resumes

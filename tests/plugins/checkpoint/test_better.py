@@ -54,6 +54,7 @@ def test_each_checkpoint_records_the_best_by_a_comparison_of_all_before(tmp_path
     assert any(message in str(entry) for entry in result.messages)
 
 
+@pytest.mark.full
 def test_the_best_is_exact_though_others_were_removed_and_the_run_was_killed(
     tmp_path: Path,
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_length_that_does_not_fit_the_range_is_damage(
         read_checkpoint(entry, "full")
 
 
+@pytest.mark.full
 def test_the_checkpoint_before_one_of_another_position_is_used(
     trained_run: Path, undisturbed: list[bytes], tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_the_checkpoint_before_one_of_another_position_is_used(
     assert collect_result(run, result) == undisturbed
 
 
+@pytest.mark.full
 def test_a_pending_action_that_was_not_due_is_reported(trained_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(trained_run, run)

@@ -17,6 +17,7 @@ def test_history_that_fits_is_read_back_whole() -> None:
     assert list(decode_history(loads(text))) == records
 
 
+@pytest.mark.full
 def test_a_history_of_many_scalars_is_read_back_without_its_oldest_records() -> None:
     """10,000 records of 200 scalars were 85 MiB, and no run could resume from that checkpoint."""
     records = make_records(10_000, 200, "block/gradient_norm")

@@ -73,6 +73,7 @@ def test_a_rate_in_the_state_stays_and_the_message_names_both_values(tmp_path: P
     assert float(result.module.weight) == -2.5 and message in result.messages
 
 
+@pytest.mark.full
 def test_a_rate_of_the_program_is_taken_where_resume_says_so(tmp_path: Path) -> None:
     """Two updates by 0.5 and two by 0.25; from then on it is the checkpoint's."""
     train(tmp_path, inject(0.5), 2)
@@ -123,6 +124,7 @@ def test_what_the_functions_of_an_optimizer_hold_is_the_programs_and_said(
     assert program != read_manifest(tmp_path, 1)["hyperparameters"]["program"]
 
 
+@pytest.mark.full
 def test_an_unchanged_program_resumes_without_a_warning(tmp_path: Path) -> None:
     """Also where an action has changed the rate in the state: then the message tells."""
 
@@ -149,6 +151,7 @@ def test_a_start_without_a_step_does_not_hide_the_change(tmp_path: Path) -> None
             train(tmp_path, inject(0.25), steps)
 
 
+@pytest.mark.full
 def test_runs_are_compared_by_the_hyperparameters_that_ran(tmp_path: Path) -> None:
     for name in ("a", "b"):
         train(tmp_path / name, inject(0.5), 2)

@@ -89,6 +89,7 @@ def test_a_host_state_that_could_not_be_read_again_is_an_error_at_the_first_save
     assert steps_in(tmp_path / "run") == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("state", ["x" * 260_000, [1.25] * 13_000, list(range(25_000))])
 def test_what_is_just_within_the_limits_can_be_written_and_read(
     state: Any, small: None, tmp_path: Path

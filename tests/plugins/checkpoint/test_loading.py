@@ -50,6 +50,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "head"
 
 
+@pytest.mark.full
 def test_the_model_of_a_run_is_loaded_with_its_state_bit_for_bit(tmp_path: Path) -> None:
     engine = fg.Engine(steps=2, run_dir=tmp_path, plugins=[Checkpointer(), Average()])
     result = engine.fit(NET, regression())

@@ -59,6 +59,7 @@ def test_checkpoints_that_do_not_know_their_run_are_read(tmp_path: Path) -> None
     assert float(counting(tmp_path / "run", directory=shared, resume="auto").module.weight) == -5
 
 
+@pytest.mark.full
 def test_a_run_that_was_moved_is_continued_by_naming_its_checkpoints(tmp_path: Path) -> None:
     shared, moved = tmp_path / "shared", tmp_path / "moved"
     options: dict[str, Any] = {"directory": shared, "max_to_keep": 2}
@@ -110,6 +111,7 @@ counting(shared.parent / "run", kill, directory=shared, steps=6, async_save=Fals
 """
 
 
+@pytest.mark.full
 def test_the_lock_of_a_killed_run_is_free_for_its_next_start(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(shared)]

@@ -154,6 +154,7 @@ class Shown:
         self.saved.append(step)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("background", [True, False])
 def test_loggers_are_told_where_the_best_is(tmp_path: Path, background: bool) -> None:
     shown = Shown()
@@ -439,6 +440,7 @@ def test_what_is_known_of_a_library_is_part_of_the_error() -> None:
     assert get_resume_hint([]) == ""
 
 
+@pytest.mark.full
 def test_iterator_can_only_restart(tmp_path: Path) -> None:
     class Kept(Stream):
         def get_state(self) -> Any:

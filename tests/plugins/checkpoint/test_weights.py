@@ -45,6 +45,7 @@ def test_engines_and_results_say_what_to_do_instead_of_pickling_them(use: Any) -
         use(result)
 
 
+@pytest.mark.full
 def test_a_batch_of_another_dtype_is_told_of() -> None:
     batches = list(regression())[:3]
     half = {**batches[2], "x": batches[2]["x"].astype(np.float16)}

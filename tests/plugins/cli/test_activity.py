@@ -70,6 +70,7 @@ def test_what_is_over_at_once_and_other_processes_are_silent(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.full
 def test_a_program_says_what_it_waits_for_before_its_fit(tmp_path: Path) -> None:
     """Each part waits for a line of input, which it gets once it was named."""
     program = tmp_path / "waiting.py"

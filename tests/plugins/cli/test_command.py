@@ -339,6 +339,7 @@ except BaseException:
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_during_imports_exits_with_130(tmp_path: Path):
     file = tmp_path / "program.py"
     file.write_text(SLOW_PROGRAM)

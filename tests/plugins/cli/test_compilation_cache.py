@@ -90,6 +90,7 @@ def list_names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
+@pytest.mark.full
 def test_second_start_compiles_nothing_and_trains_to_the_same_bits(tmp_path: Path) -> None:
     directory = tmp_path / "cache" / "fulgurite" / "compiled"
     without = train(tmp_path, FULGURITE_COMPILATION_CACHE="off")
@@ -105,6 +106,7 @@ def test_second_start_compiles_nothing_and_trains_to_the_same_bits(tmp_path: Pat
     assert cold.stdout.splitlines()[-1] == "None"
 
 
+@pytest.mark.full
 def test_damaged_and_foreign_entries_are_told_once_and_written_again(tmp_path: Path) -> None:
     directory = tmp_path / "cache" / "fulgurite" / "compiled"
     whole = train(tmp_path)
@@ -123,6 +125,7 @@ def test_damaged_and_foreign_entries_are_told_once_and_written_again(tmp_path: P
     assert again.stdout == whole.stdout
 
 
+@pytest.mark.full
 def test_cache_of_an_engine_or_of_jax_holds(tmp_path: Path) -> None:
     directory = tmp_path / "cache" / "fulgurite" / "compiled"
     mine = tmp_path / "mine"

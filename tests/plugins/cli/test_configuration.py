@@ -621,6 +621,7 @@ def test_a_program_with_arguments_returns_no_configuration(
     assert "one that returns a configuration has no arguments" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_run_begins_anew_or_with_the_weights_of_another(tmp_path: Path) -> None:
     def configure() -> Any:
         cfg = experiment()

@@ -433,6 +433,7 @@ def test_experiment_with_a_run_argument_receives_the_run_directory(tmp_path: Pat
     assert program.model == (3, str(tmp_path)) and program.engine.config == {"steps": 3}
 
 
+@pytest.mark.full
 def test_values_of_secret_arguments_never_leave_memory(tmp_path: Path) -> None:
     """Neither by the manifest nor by the command line, records or a message."""
     program = tmp_path / "program.py"

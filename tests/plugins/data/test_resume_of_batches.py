@@ -39,6 +39,7 @@ def test_every_position_continues_with_the_same_batches():
     check_source(build_batches, num_batches=26)
 
 
+@pytest.mark.full
 def test_a_run_resumes_with_the_bits_of_one_that_never_stopped(tmp_path: Path):
     def fit(folder: str, steps: int) -> Any:
         engine = fg.Engine(steps=steps, run_dir=tmp_path / folder, plugins=[Checkpointer(every=5)])

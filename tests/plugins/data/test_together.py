@@ -114,6 +114,7 @@ def make_model() -> Sum:
     return Sum(jnp.zeros(()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", ["cycle", "max"])
 def test_run_resumes_with_the_bits_of_one_that_never_stopped(tmp_path: Path, length: Any):
     def fit(folder: str, steps: int) -> Any:
@@ -157,6 +158,7 @@ class Distances(Sum):
         return fg.Output(losses=losses, weight=weight)
 
 
+@pytest.mark.full
 def test_what_the_errors_about_unequal_batches_say_is_what_can_be_done():
     first = [np.array([1.0, 2.0]), np.array([3.0, 5.0])]
     second = [np.arange(4.0), 7 + np.arange(4.0)]
@@ -226,6 +228,7 @@ def test_stages_resume_at_every_position():
     check_source(build_source)
 
 
+@pytest.mark.full
 def test_run_in_stages_resumes_in_the_middle_of_one(tmp_path: Path):
     def fit(folder: str, steps: int) -> Any:
         first = fg.ArrayData({"a": np.arange(6.0)}, 2, shuffle=True)

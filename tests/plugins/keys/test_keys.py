@@ -151,6 +151,7 @@ CROSS_ENTROPY = SoftmaxCrossEntropy(logits="preds.logits", labels="batch.label")
 ACCURACY = keyed(fg.metrics.Accuracy.from_logits, "preds.logits", "batch.label")
 
 
+@pytest.mark.full
 def test_a_run_by_keys_is_the_one_by_hand() -> None:
     class ByHand(Net):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:

@@ -237,6 +237,7 @@ def test_a_second_adapter_is_trained_beside_the_first():
     assert np.asarray(second.body.adapters["second"].up).any()
 
 
+@pytest.mark.full
 def test_several_plugins_train_the_adapters_of_each():
     """By hand: the two low-rank changes are parameters of one optimizer. Their layers have different
     ranks and scales, and the adapters that the model came with stay as they are."""
@@ -373,6 +374,7 @@ class Stack(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 def test_dropout_in_a_scan_takes_the_keys_of_the_caller():
     data = fg.DataSource([np.ones((1, 8), np.float32)] * 4)
 
@@ -423,6 +425,7 @@ def test_adapters_of_a_sharded_transformer_resume_with_the_same_bits(tmp_path: P
     assert records[0] == records[1]
 
 
+@pytest.mark.full
 def test_adapters_of_a_complex_layer_are_complex():
     """After a step from zero, `up` is the step against the gradient by its two parts."""
 

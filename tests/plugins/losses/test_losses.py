@@ -64,6 +64,7 @@ def test_binary_cross_entropy_of_extreme_logits_is_finite() -> None:
     assert zero == pytest.approx(0.693147, abs=1e-6)
 
 
+@pytest.mark.full
 def test_gradient_of_binary_cross_entropy_and_of_a_masked_example() -> None:
     logits = jnp.array([5, 1e-6, 0, 0, -1e-6, -5])
     labels = jnp.array([1, 0, 1, 0, 0, 1])
@@ -110,6 +111,7 @@ def test_cross_entropy_of_probabilities() -> None:
     assert loss(weight=weight, reduction="weighted_mean") == pytest.approx(1.739762, abs=1e-6)
 
 
+@pytest.mark.full
 def test_adaptive_power_loss_and_its_gradient() -> None:
     loss = partial(losses.adaptive_power_loss, near=3, far=1, middle=10)
     errors = jnp.array([0, 0.1, -0.1, 10, -1000])
@@ -448,6 +450,7 @@ def test_label_that_is_not_a_class_gives_nan_and_is_fine_where_masked() -> None:
     assert masked == pytest.approx(float(np.nanmean(values)))
 
 
+@pytest.mark.full
 def test_classes_of_probability_zero_have_finite_losses_and_gradients() -> None:
     logits = jnp.array([[1.0, -jnp.inf, 0]])
     value, gradient = jax.value_and_grad(losses.softmax_cross_entropy)(logits, jnp.array([0]))

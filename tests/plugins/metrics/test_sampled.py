@@ -64,6 +64,7 @@ def test_sample_of_objects_on_the_host_is_that_of_the_same_ids_B6() -> None:
         SampledObjects.from_values(["a", "b"], [1], size=2)
 
 
+@pytest.mark.full
 def test_samples_are_added_to_and_those_of_objects_say_what_they_hold() -> None:
     ids = np.random.default_rng(1).permutation(12)
     for key in (jax.random.key(7), None):

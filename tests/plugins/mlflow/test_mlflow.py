@@ -281,6 +281,7 @@ def test_records_of_the_time_without_a_server_are_sent_later(
     assert read_metrics(store, run_id)["train/loss"] == expected
 
 
+@pytest.mark.full
 def test_the_command_says_what_is_wrong(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert run_mlflow([str(folder)]) == 2
     assert "logged with 'jsonl'" in capsys.readouterr().err

@@ -132,6 +132,7 @@ def test_what_had_not_arrived_before_a_kill_is_sent_by_the_resumed_run(
     assert len(result.history["train/loss"]) == 20
 
 
+@pytest.mark.full
 def test_a_full_queue_ends_the_logger_and_not_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

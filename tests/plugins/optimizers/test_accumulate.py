@@ -110,6 +110,7 @@ class Steep(Distance):
         return optax.sgd(1e30)
 
 
+@pytest.mark.full
 def test_nonfinite_remainder_is_not_applied() -> None:
     saved: list[int] = []
     plugin = type(

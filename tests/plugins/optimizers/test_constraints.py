@@ -87,6 +87,7 @@ def constrained(*plugins: Any) -> tuple[Any, Any]:
     return module.rows.tolist(), module.other.tolist()
 
 
+@pytest.mark.full
 def test_constraints_hold_after_every_update() -> None:
     """Before them the rows are 3, 4 and 0, 0 and -2, 0; the rest is -0.5, 2."""
     rows, other = [[3, 4], [0, 0], [-2, 0]], [-0.5, 2]

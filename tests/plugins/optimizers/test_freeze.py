@@ -303,6 +303,7 @@ def test_statistics_of_a_frozen_part_stay(plugin: Freeze, changes: tuple[bool, b
         assert int(result.model_state.get(norms[0].batch_counter)) == 2
 
 
+@pytest.mark.full
 def test_training_that_begins_or_ends_within_an_accumulation_is_told() -> None:
     """The encoder's first gradient was (g3 + g4) / 4, half as large, without a word."""
     accumulation = GradientAccumulation(4, "steps")

@@ -85,6 +85,7 @@ def test_each_optimizer_begins_where_the_previous_one_ends() -> None:
     assert np.abs(train_by_hand(others, BATCHES)["weight"] - result.module.weight).max() > 1e-3
 
 
+@pytest.mark.full
 def test_a_line_search_after_adam_converges_as_in_a_plain_loop() -> None:
     optimizers = {0: optax.adam(0.1), 5: optax.lbfgs()}
     batches = BATCHES[:1] * 12

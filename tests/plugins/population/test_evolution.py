@@ -50,6 +50,7 @@ def read_momentum(state):
     return np.asarray(optax.tree.get(state.opt_state, "momentum"))
 
 
+@pytest.mark.full
 def test_each_hyperparameter_has_a_factor_of_its_own():
     vary = {"momentum": [0.5] * 8, "kind": [10] * 8}
     factors = (0.5, 1.5, 2.0, 3.0)

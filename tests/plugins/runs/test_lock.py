@@ -459,6 +459,7 @@ if child == 0:
 """
 
 
+@pytest.mark.full
 def test_a_forked_process_has_no_lock_and_keeps_its_own_files(tmp_path: Path):
     """Also where a worker forks in turn, and where it leaves the block that holds the run."""
     command = [sys.executable, "-c", FORK, str(tmp_path / "run"), str(tmp_path / "file")]
