@@ -54,7 +54,7 @@ class Display:
         self._thread: threading.Thread | None = None
         self._cell = CellLine() if console.is_jupyter else None
         self._refresh = refresh
-        self._compile_seconds = run.timings.seconds.get("compile", 0.0)
+        self._compile_seconds = self._get_compile_seconds()
         if console.is_interactive:
             # rich prints what the program prints above the line, unless it goes somewhere else,
             # such as into a file.
@@ -131,11 +131,15 @@ class Display:
         """
         from fulgurite_progress.summary import format_cost
 
-        # The time of an evaluation's program counts as that of the evaluation.
-        total = self._run.timings.seconds.get("compile", 0.0)
+        # Waited for, or behind other work.
+        total = self._get_compile_seconds()
         seconds = total - self._compile_seconds
         self._compile_seconds = total
         self.console.print(format_cost(name, compiled, jaxpr, seconds or None))
+
+    def _get_compile_seconds(self) -> float:
+        timings = self._run.timings
+        return timings.seconds.get("compile", 0.0) + timings.background_seconds.get("compile", 0.0)
 
     def build_line(self) -> Line:
         """Return what is known at this moment; nothing is read from the device."""
