@@ -125,6 +125,8 @@ def test_weights_that_are_no_fractions_keep_to_their_proportions():
     [
         (lambda a, b: mix({"web": a, "code": b}, [1, 0]), r"weight of source 1 \(code\) is 0"),
         (lambda a, b: mix([a, b], [1, -1]), r"weight of source 1 \(1\) is -1"),
+        (lambda a, b: mix([a, b], [1, np.inf]), r"source 1 \(1\) is inf; it must be a finite"),
+        (lambda a, b: mix([a, b], [np.nan, 1]), r"source 0 \(0\) is nan; it must be a finite"),
         (lambda a, b: mix([a, b], [1]), "1 weights and 2 sources"),
         (lambda a, b: mix({"web": a}, {"code": 1}), "weights are for code.*sources are web"),
         (lambda a, b: mix({"web": a, "none": a.skip(9)}), r"source 1 \(none\) is empty"),
@@ -144,14 +146,43 @@ def test_what_cannot_be_mixed_is_refused_at_once(build: Any, message: str):
 
 
 def test_examples_of_several_structures_are_refused_with_both():
-    mixed = mix([Arrays({"x": np.arange(4)}), Arrays({"y": np.arange(4)})])
     with pytest.raises(DataError, match="several structures.*'x'.*'y'"):
-        mixed.read([0, 1])
+        mix([Arrays({"x": np.arange(4)}), Arrays({"y": np.arange(4)})])
+
+
+def test_sources_of_several_dtypes_are_refused_before_a_batch_is_read():
+    bytes_, floats = np.full(300, 200, np.uint8), np.zeros(20, np.float32)
+    with pytest.raises(
+        DataError, match=r"mix: data\['x'\] is uint8 in source a, and float32 in .*b"
+    ):
+        mix({"a": Arrays({"x": bytes_}), "b": Arrays({"x": floats})}, [15, 1])
+
+    def convert(example: Any) -> Any:
+        return {"x": np.float32(example["x"])}
+
+    mixed = mix([Arrays({"x": bytes_}).map(convert), Arrays({"x": floats})], [15, 1])
+    batches = [*mixed.batch(4)]
+    assert {batch["x"].dtype for batch in batches} == {np.dtype(np.float32)}
+    assert batches[0]["x"].tolist() == [200] * 4
+    assert batches[3]["x"].tolist() == [200, 200, 200, 0]
+    # Strings of other lengths, and lists without a number, are of one kind.
+    strings = mix([Arrays(np.array(["a", "bcd"])), Arrays(np.array(["ef", "g"]))])
+    assert strings.read([0, 1, 2]).tolist() == ["a", "ef", "bcd"]
+
+
+def test_a_schedule_is_refused_for_batches_of_another_size():
+    mixed = mix([count_from(0, 9), count_from(0, 9)], schedule={0: [1, 1]}, batch_size=4)
+    assert mixed.batch(4).read(0).tolist() == [0, 0, 1, 1]
+    for dataset in (mixed, mixed.map(lambda number: number)):
+        with pytest.raises(ConfigurationError, match=r"size is 8, and mix.*batch_size=4"):
+            dataset.batch(8)
 
 
 def test_an_error_in_a_mixture_names_source_and_example():
     def fail(example: Any) -> Any:
-        raise ValueError("broken")
+        if example == 2:
+            raise ValueError("broken")
+        return example
 
     mixed = mix({"good": count_from(0, 9), "bad": count_from(0, 9).map(fail)})
     with pytest.raises(ValueError, match="broken") as caught:

@@ -111,3 +111,11 @@ def test_a_map_on_the_device_is_part_of_the_step_of_training():
     assert -2.0 < float(noisy.fit(Sum(jnp.zeros(())), batches).module.weight) < -1.0
     with pytest.raises(ConfigurationError, match="MapOnDevice: function"):
         MapOnDevice(3)  # type: ignore[arg-type]
+
+
+def test_statistics_of_another_shape_are_refused_with_stage_and_array():
+    statistics = compute_statistics(Arrays({"x": np.eye(3)}), "x")
+    other = Arrays({"x": np.ones((4, 2))}).normalize(statistics)
+    message = r"normalize\(x, .*data\['x'\] has examples of shape \(2,\).*of shape \(3,\)"
+    with pytest.raises(ConfigurationError, match=message):
+        other.get(0)

@@ -134,3 +134,49 @@ def test_a_file_shorter_than_a_window_is_an_error(tmp_path: Path):
     assert len(Tokens(paths).window(13)) == 1
     with pytest.raises(DataError, match="14 tokens, and a window with its targets takes 15"):
         Tokens(paths).window(14)
+
+
+@pytest.mark.parametrize(
+    ("document", "dtype", "message"),
+    [
+        ([-1, 2], "uint16", r"document 1 has the token -1.*a token is not negative"),
+        ([5, 2**16], "uint16", r"has the token 65536.*0 to 65535: .*dtype='uint32'"),
+        ([2**32], "uint16", r"has the token 4294967296.*tokens are int32"),
+        ([2**31], "uint32", r"has the token 2147483648.*0 to 2147483647: tokens are int32"),
+        ([1.5], "uint16", r"document 1 holds float64, such as .*1\.5.*a token is an integer"),
+        ([True], "uint16", "document 1 holds bool"),
+        ("abc", "uint16", "document 1 holds <U3, such as .*abc.*Turn text into tokens"),
+        ([[1], [2, 3]], "uint16", "document 1 cannot be an array"),
+    ],
+)
+def test_what_is_no_token_is_not_written(tmp_path: Path, document: Any, dtype: Any, message: str):
+    with pytest.raises(DataError, match=message):
+        write_tokens(tmp_path / "a.bin", [[1], document], dtype=dtype)
+    assert not (tmp_path / "a.bin").exists()
+
+
+def test_files_of_tokens_have_a_dtype_of_integers(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="write_tokens: dtype is float32"):
+        write_tokens(tmp_path / "a.bin", [[1]], dtype="float32")
+    path = write_tokens(tmp_path / "a.bin", [[], [2**31 - 1]], dtype="uint32")
+    assert Tokens(path, dtype="uint32").get(1)["tokens"].tolist() == [2**31 - 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "token"),
+    [
+        ("a.npy", np.array([2**40 + 7, 3, 9]), 2**40 + 7),
+        ("a.npy", np.array([3, 2**31 + 5, 9], np.uint32), 2**31 + 5),
+        ("a.npy", np.array([3, 9, -5], np.int16), -5),
+        ("a.bin", np.array([3, -5, 9], np.int32), -5),
+    ],
+)
+def test_tokens_that_int32_does_not_hold_are_refused_when_read(
+    tmp_path: Path, name: str, tokens: np.ndarray, token: int
+):
+    path = tmp_path / name
+    np.save(path, tokens) if name == "a.npy" else tokens.tofile(path)
+    dataset = Tokens(path, dtype="int32")
+    for broken in (dataset, dataset.window(2), dataset.pack(3)):
+        with pytest.raises(DataError, match=f"has the token {token}, and tokens are int32"):
+            [*broken.batch(1)]

@@ -87,10 +87,16 @@ class Grouped(BatchNode):
 
     Raises:
         DataError: there is no batch.
+        ConfigurationError: a mixture has a schedule for batches of another size.
     """
 
     def __init__(self, parent: Node, size: int, remainder: str) -> None:
         self.follow(parent, f"batch({size}, {remainder!r})")
+        if parent.batch_size not in (None, size):
+            raise ConfigurationError(
+                f"batch: size is {size}, and mix(schedule=..., batch_size={parent.batch_size}) "
+                "counts steps of another size, so that weights would change at other steps"
+            )
         self.parent = parent
         self.size = size
         self.remainder = remainder
@@ -209,9 +215,13 @@ class MappedBatches(BatchNode):
     def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
         batch = self.parent.read_batch(number, at, process)
         with error_context(lambda: f"in {self.stages[-1]}, of {self.parent.trace(number, at)}"):
-            if isinstance(batch, fg.Batch):
-                return replace(batch, value=self.function(batch.value))
-            return self.function(batch)
+            value = self.function(batch.value if isinstance(batch, fg.Batch) else batch)
+        if value is None:
+            raise DataError(
+                f"{self.stages[-1]} returned None for {self.parent.trace(number, at)}: return the "
+                "changed batch"
+            )
+        return replace(batch, value=value) if isinstance(batch, fg.Batch) else value
 
     def check_process(self, process: ProcessShard) -> None:
         self.parent.check_process(process)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, as_int, error_context
+from fulgurite.errors import ConfigurationError, as_int
 from jax.tree_util import keystr
 
 from fulgurite_data.examples import (
@@ -14,8 +14,6 @@ from fulgurite_data.examples import (
     as_ragged,
     find_rows,
     merge_rows,
-    split_rows,
-    stack_rows,
 )
 from fulgurite_data.indexing import ENDLESS, IndexMap
 from fulgurite_data.passes import Pass
@@ -32,9 +30,11 @@ class Node:
         stages: one line for each stage, from the source on: what decides which examples these are.
         num_threads: how many threads batches are to be read by; 0 for none.
         num_processes: likewise processes.
+        batch_size: how many examples a batch must have; None for any number.
     """
 
     length: int
+    batch_size: int | None = None
     is_fixed: bool = True
     level: int = 0
     stages: tuple[str, ...] = ()
@@ -178,49 +178,6 @@ class Indexed(Node):
             for order, epoch in zip(orders, epochs, strict=True)
         ]
         return merge_rows(parts, orders, lambda: self.stages[-1])
-
-
-class Mapped(Node):
-    """The examples of another node, each changed by a function.
-
-    Args:
-        parent: the other node.
-        function: called with an example, and with a `numpy.random.Generator` if `has_rng`.
-        name: what errors and the identity of the dataset call it.
-        has_rng: whether it draws random numbers.
-    """
-
-    def __init__(
-        self, parent: Node, function: Callable[..., Any], name: str, has_rng: bool
-    ) -> None:
-        self.follow(parent, f"map({name}{', rng=True' if has_rng else ''})")
-        self.parent = parent
-        self.function = function
-        self.name = name
-        self.has_rng = has_rng
-        self.length = parent.length
-        self.is_fixed = parent.is_fixed and not has_rng
-        self.level = parent.level + has_rng
-
-    def read(self, indices: np.ndarray, at: Pass) -> Any:
-        examples = split_rows(self.parent.read(indices, at))
-        key = at.make_key(self.parent.level) if self.has_rng else 0
-        results = []
-        for index, example in zip(indices.tolist(), examples, strict=True):
-            with error_context(lambda index=index: self._describe(index, at)):
-                if self.has_rng:
-                    # A key of its own for each example: 4 us, where a SeedSequence takes 20.
-                    rng = np.random.Generator(np.random.Philox(key=[key, index]))
-                    results.append(self.function(example, rng))
-                else:
-                    results.append(self.function(example))
-        return stack_rows(results, lambda: self.stages[-1])
-
-    def trace(self, index: int, at: Pass) -> str:
-        return self.parent.trace(index, at)
-
-    def _describe(self, index: int, at: Pass) -> str:
-        return f"in {self.stages[-1]}, of {self.parent.trace(index, at)}"
 
 
 def measure_lengths(rows: Any, leaf: str | None, stages: tuple[str, ...]) -> np.ndarray:

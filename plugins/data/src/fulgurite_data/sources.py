@@ -1,6 +1,6 @@
 """Where examples come from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ class Items(Dataset):
         batch = dataset.shuffle().batch(5).read(0)
 
     Args:
-        items: the sequence. Item `n` must be the same whenever it is read.
+        items: the sequence. Item `n` must be the same whenever it is read, and its arrays have the
+            dtypes of those of item 0.
         name: what errors call it; by default its class.
     """
 
@@ -105,9 +106,9 @@ class Tokens(Dataset):
 
 
 class Images(Dataset):
-    """The images in a folder, `{"image": uint8 (height, width, channels)}`. With a folder for each
-    class in it, `label` is the number of the class, int32, in the order of the names. Needs the
-    extra `images`.
+    """The images in a folder, `{"image": uint8 (height, width, channels)}`, upright as their EXIF
+    says. With a folder for each class in it, `label` is the number of the class, int32, in the
+    order of the names. Needs the extra `images`.
 
     Example:
         from fulgurite_data import Images
@@ -123,10 +124,14 @@ class Images(Dataset):
         folder: of the images. Folders in it are looked through as well.
         size: (height, width) that images are scaled to; without, all of a batch must have one size.
         mode: `RGB`, `L` for grey, `RGBA`.
-        threads: how many threads decode, see `Dataset.map`.
+        classes: the names of the folders, in the order of their labels, such as those of the
+            training set for a test set that lacks some; by default all folders, sorted.
+        threads: how many threads decode, see `Dataset.map`. A `map` of these images may ask for
+            threads too, not for processes.
 
     Raises:
-        DataError: the folder is missing, or has no images.
+        DataError: the folder is missing, or has no images; a folder in it has none, or is not in
+            `classes`.
     """
 
     node: ImageNode
@@ -137,9 +142,10 @@ class Images(Dataset):
         *,
         size: tuple[int, int] | None = None,
         mode: str = "RGB",
+        classes: Sequence[str] | None = None,
         threads: int = 0,
     ) -> None:
-        node = ImageNode(Path(folder), size, mode)
+        node = ImageNode(Path(folder), size, mode, classes)
         node.use_workers(threads, 0)
         super().__init__(node)
 
@@ -196,6 +202,8 @@ class JSONLines(Dataset):
     Args:
         paths: of one file or several.
         columns: which keys of the lines to read; all by default, and then each line has the same.
+        dtypes: of the numbers under some keys. Those of the others are int64, float64 or bool, as
+            in the first line, and a line with another one is an error: 1 is an integer, 1.0 is not.
 
     Raises:
         DataError: a file is missing or empty.
@@ -206,8 +214,9 @@ class JSONLines(Dataset):
         paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
         columns: Sequence[str] | None = None,
+        dtypes: Mapping[str, DTypeLike] | None = None,
     ) -> None:
-        super().__init__(JSONLinesNode(_as_paths(paths), columns))
+        super().__init__(JSONLinesNode(_as_paths(paths), columns, dtypes))
 
 
 class ArrayRecords(Dataset):
