@@ -239,8 +239,9 @@ class Dataset:
 
         Examples are dictionaries of arrays of one length. A row has them one after the other, zeros
         at the end, and three arrays more: `segments`, int32 `(length,)`, counts the examples of the
-        row from 1, 0 for padding; `positions`, int32, counts from 0 within each; `mask`, bool, is
-        False for padding. Asks all examples for their lengths, here and now.
+        row from 1, 0 for padding; `positions`, int32, counts from 0 within each, or within its part
+        that is in this row; `mask`, bool, is False for padding. Asks all examples for their
+        lengths, here and now.
 
         Args:
             length: of a row.
