@@ -261,8 +261,7 @@ def test_trained_tokenizer_gives_back_the_text(tmp_path):
 
 
 def test_documents_that_are_no_sequence_are_refused(tmp_path: Path):
-    tokenizer: Any = None
     with pytest.raises(ConfigurationError, match=r"is a generator; .*list\(documents\)"):
-        tokenize((text for text in "ab"), tokenizer, tmp_path)  # type: ignore[arg-type]
+        tokenize((text for text in "ab"), Bytes(), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="is a str; it must be a sequence of documents"):
-        tokenize("abc", tokenizer, tmp_path)
+        tokenize("abc", Bytes(), tmp_path)

@@ -175,8 +175,11 @@ def test_tokens_that_int32_does_not_hold_are_refused_when_read(
     tmp_path: Path, name: str, tokens: np.ndarray, token: int
 ):
     path = tmp_path / name
-    np.save(path, tokens) if name == "a.npy" else tokens.tofile(path)
+    if path.suffix == ".npy":
+        np.save(path, tokens)
+    else:
+        tokens.tofile(path)
     dataset = Tokens(path, dtype="int32")
     for broken in (dataset, dataset.window(2), dataset.pack(3)):
         with pytest.raises(DataError, match=f"has the token {token}, and tokens are int32"):
-            [*broken.batch(1)]
+            list(broken.batch(1))
