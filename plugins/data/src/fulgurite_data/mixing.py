@@ -223,6 +223,8 @@ def mix(
     all have the same arrays, of the same dtypes.
 
     Example:
+        from fulgurite_data import Arrays, mix
+
         web, code = Arrays(np.arange(300)), Arrays(np.arange(100))
         mixed = mix({"web": web, "code": code}, {"web": 3, "code": 1})
 
@@ -281,6 +283,8 @@ def zip_datasets(
     """Return examples that are dictionaries, or tuples, of an example of each of several datasets.
 
     Example:
+        from fulgurite_data import Arrays, zip_datasets
+
         pairs = zip_datasets({"x": Arrays(np.arange(6)), "y": Arrays(np.ones(3))}, length="cycle")
         pairs.get(5)  # {"x": 5, "y": 1.0}
 

@@ -111,6 +111,8 @@ class Images(Dataset):
     order of the names. Needs the extra `images`.
 
     Example:
+        from pathlib import Path
+
         from fulgurite_data import Images
         from PIL import Image
 
@@ -193,6 +195,8 @@ class JSONLines(Dataset):
     """The lines of files of JSON, memory-mapped, as what each line holds.
 
     Example:
+        from pathlib import Path
+
         from fulgurite_data import JSONLines
 
         Path("lines.jsonl").write_text('{"x": [1, 2], "label": 0}\\n{"x": [3], "label": 1}\\n')
