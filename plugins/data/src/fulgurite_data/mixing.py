@@ -14,6 +14,7 @@ from fulgurite.errors import (
 
 from fulgurite_data.dataset import Dataset
 from fulgurite_data.examples import merge_rows
+from fulgurite_data.identity import Identity
 from fulgurite_data.indexing import ENDLESS
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
@@ -42,6 +43,19 @@ class Joined(Node):
         self.stages = (*lines, stage)
         self.num_threads = max(parent.num_threads for parent in self.parents)
         self.num_processes = max(parent.num_processes for parent in self.parents)
+
+    def identify(self) -> Identity:
+        if self._identity is None:
+            found = [parent.identify() for parent in self.parents]
+            lines = [
+                " ".join((name, *parent.lines))
+                for name, parent in zip(self.names, found, strict=True)
+            ]
+            changing = [mark for parent in found for mark in parent.changing]
+            unseen = [what for parent in found for what in parent.unseen]
+            identity = Identity(tuple(lines), tuple(changing), tuple(unseen))
+            self._identity = identity.extend(self.stages[-1], self.look())
+        return self._identity
 
     def read_parent(self, number: int, indices: np.ndarray, at: Pass, rounds: int) -> Any:
         """Return examples of a parent, counted through its repetitions.

@@ -12,6 +12,7 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, DataError
 
 from fulgurite_data.arrow import read_column
+from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.examples import merge_rows, stack_rows, take_rows
 from fulgurite_data.extras import import_extra
 from fulgurite_data.identity import hash_text
@@ -64,6 +65,9 @@ class ParquetNode(Node):
             f"Parquet({self.paths[0].name}, {len(paths)} files, {self.length} rows {digest}, "
             f"{', '.join(self._get_columns(0))})",
         )
+
+    def look(self) -> Mark:
+        return look_at_files(self.paths, self.columns)
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         numbers = np.searchsorted(self.bounds, indices, side="right") - 1
@@ -151,6 +155,9 @@ class JSONLinesNode(Node):
         self.stages = (
             f"JSONLines({self.paths[0].name}, {len(paths)} files, {self.length} lines {digest})",
         )
+
+    def look(self) -> Mark:
+        return look_at_files(self.paths, self.columns)
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         return stack_rows(
