@@ -113,8 +113,11 @@ def test_rows_planned_for_other_lengths_are_refused(tmp_path: Path, how: Any):
     items[7] = {"x": np.full(6, 1)}
     stale = Items(Sequence(items)).pack(6, how=how, path=tmp_path / "items.npz")
     assert stale.get(0)["x"].tolist() == [1] * 6
-    with pytest.raises(DataError, match=r"example 7 of Sequence has 6 elements, and 3 when"):
+    with pytest.raises(
+        DataError, match=r"example 7 of Sequence has 6 elements, and 3 when"
+    ) as raised:
         stale.get(3)
+    assert "items.npz" in raised.value.__notes__[0]
 
 
 class Sequence:

@@ -25,7 +25,9 @@ _BUDGET = 2**20
 """Bytes of a source that are looked at."""
 _BLOCKS = 64
 """Places of a large array, and files of many, that are looked at."""
-_MAX_ITEMS = 1024
+_MIN_BLOCK = 512
+"""Bytes of a block, where there is room for more than two."""
+_MAX_ITEMS = 256
 """Items of a list that are looked at."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...), np.dtype)
 _SAID_BY_REPR = (PurePath, operator.itemgetter, operator.attrgetter, operator.methodcaller)
@@ -315,13 +317,14 @@ def _sample(array: np.ndarray, budget: int) -> Iterator[np.ndarray]:
         yield array
         return
     row_bytes = array.nbytes // len(array)
-    share = budget // _BLOCKS
+    num_blocks = min(max(budget // _MIN_BLOCK, 2), _BLOCKS)
+    share = budget // num_blocks
     if row_bytes > share and array.ndim > 1:
-        for number in choose_rows(len(array)):
+        for number in choose_rows(len(array), num_blocks):
             yield from _sample(array[number].reshape(-1), share)
         return
     size = max(share // row_bytes, 1)
-    for start in choose_rows(len(array) - size + 1):
+    for start in choose_rows(len(array) - size + 1, num_blocks):
         yield array[start : start + size]
 
 

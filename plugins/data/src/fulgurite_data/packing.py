@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, DataError
+from fulgurite.errors import ConfigurationError, DataError, error_context
 
 from fulgurite_data.examples import find_rows
 from fulgurite_data.nodes import Node, check_fixed, iter_chunks
@@ -156,6 +156,8 @@ class Packed(Node):
         self.parent = parent
         self.size = size
         self.mask_first = mask_first
+        place = "" if path is None else f", planned in {path}"
+        self.source_of_plan = f"in {self.stages[-1]}{place}"
 
         def make_plan() -> dict[str, np.ndarray]:
             lengths = find_lengths(parent, length_of)
@@ -180,9 +182,10 @@ class Packed(Node):
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         pieces = self.plan.find_pieces(indices)
-        values = self.parent.read_pieces(
-            pieces.examples, pieces.starts, pieces.lengths, pieces.planned, at
-        )
+        with error_context(lambda: self.source_of_plan):
+            values = self.parent.read_pieces(
+                pieces.examples, pieces.starts, pieces.lengths, pieces.planned, at
+            )
         self._check_keys(values)
         shape = (len(indices), self.size)
         # Where in the rows, laid one after the other, each element goes.
