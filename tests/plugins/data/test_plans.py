@@ -152,7 +152,7 @@ def test_files_of_equal_sizes_with_other_bytes_are_other_data(tmp_path: Path):
     first = [dataset.batch(1).get_identity() for dataset in write(1)]
     other = [dataset.batch(1).get_identity() for dataset in write(7)]
     again = [dataset.batch(1).get_identity() for dataset in write(1)]
-    assert all(one != two for one, two in zip(first, other, strict=True))
+    assert all(lines != others for lines, others in zip(first, other, strict=True))
     assert again == first
 
 

@@ -46,13 +46,13 @@ class Joined(Node):
 
     def identify(self) -> Identity:
         if self._identity is None:
-            found = [parent.identify() for parent in self.parents]
+            identities = [parent.identify() for parent in self.parents]
             lines = [
                 " ".join((name, *parent.lines))
-                for name, parent in zip(self.names, found, strict=True)
+                for name, parent in zip(self.names, identities, strict=True)
             ]
-            changing = [mark for parent in found for mark in parent.changing]
-            unseen = [what for parent in found for what in parent.unseen]
+            changing = [mark for parent in identities for mark in parent.changing]
+            unseen = [what for parent in identities for what in parent.unseen]
             identity = Identity(tuple(lines), tuple(changing), tuple(unseen))
             self._identity = identity.extend(self.stages[-1], self.look())
         return self._identity

@@ -50,11 +50,11 @@ def compute_statistics(
     if not names:
         raise ConfigurationError("compute_statistics: name at least one array")
     line = f"compute_statistics({', '.join(names)}, {per})"
-    found = node.identify().extend(line, Mark())
-    identity = found.list_for_file()
+    whole = node.identify().extend(line, Mark())
+    identity = whole.list_for_file()
     if path is not None:
         where = f"compute_statistics, path={str(path)!r}"
-        check_seen(found, where, "leave path= out, and use Statistics.save and Statistics.load")
+        check_seen(whole, where, "leave path= out, and use Statistics.save and Statistics.load")
         if Path(path).exists():
             return _load(path, identity)
     moments = _sum_up(node, names, per)
