@@ -37,14 +37,44 @@ def test_a_mixture_has_its_proportions_from_the_first_example_on(weights: Any, e
 def test_a_pass_ends_with_the_first_source_that_does_or_restarts_it():
     sources = {"a": count_from(0, 10), "b": count_from(100, 10), "c": count_from(200, 3)}
     weights = {"c": 1, "a": 2, "b": 1}
-    first = [0, 100, 1, 200, 2, 101, 3, 201, 4, 102, 5, 202]
+    first = [0, 100, 1, 200, 2, 101, 3, 201, 4, 102, 5, 202, 6, 103, 7]
     assert read_all(mix(sources, weights)) == first
     restarted = read_all(mix(sources, weights, exhausted="restart"))
-    assert restarted[:16] == [*first, 6, 103, 7, 200]
+    assert restarted[:16] == [*first, 200]
     # Until each was read to its end: b has every fourth place, its last example the 38th.
     assert restarted[-1] == 109
     assert len(restarted) == 38
     assert restarted[::2] == [n % 10 for n in range(19)]
+
+
+def count_by_hand(sizes: list[int], weights: list[int]) -> int:
+    """Return how many places there are before one whose source is used up, place by place."""
+    used, place = [0] * len(sizes), 0
+    while True:
+        # The first source has the ceiling of its share, the others what is left, by the same rule.
+        left, total, shares = place + 1, sum(weights), []
+        for weight in weights[:-1]:
+            shares.append(-(-left * weight // total))
+            left -= shares[-1]
+            total -= weight
+        used = [*shares, left]
+        if any(count > size for count, size in zip(used, sizes, strict=True)):
+            return place
+        place += 1
+
+
+def test_a_pass_ends_before_the_first_example_that_is_not_there():
+    assert len(mix([count_from(0, 1000)] * 3, [1, 2, 7])) == 1429
+    assert len(mix([count_from(0, 22), count_from(0, 4)], [3, 4])) == 8
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        number = int(rng.integers(2, 5))
+        sizes, weights = (rng.integers(1, top, number).tolist() for top in (30, 9))
+        divisor = int(np.gcd.reduce(weights))
+        weights = [weight // divisor for weight in weights]
+        mixed = mix([count_from(0, size) for size in sizes], weights)
+        assert len(mixed) == count_by_hand(sizes, weights)
+        assert mixed.read(np.arange(len(mixed))).shape == (len(mixed),)
 
 
 def test_sources_that_restart_are_shuffled_again():

@@ -33,12 +33,12 @@ def test_documents_are_read_from_several_shards(tmp_path: Path):
 
 def test_windows_of_a_memory_map_come_with_the_tokens_that_follow(tmp_path: Path):
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    windows = Tokens(tmp_path / "a.bin").window(10)
+    windows = Tokens(tmp_path / "a.bin", has_offsets=False).window(10)
     assert len(windows) == 9
     last = windows.get(8)
     assert last["tokens"].tolist() == [*range(80, 90)]
     assert last["targets"].tolist() == [*range(81, 91)]
-    plain = Tokens(tmp_path / "a.bin").window(10, stride=5, targets=False)
+    plain = Tokens(tmp_path / "a.bin", has_offsets=False).window(10, stride=5, targets=False)
     assert len(plain) == 19
     assert plain.get(18)["tokens"].tolist() == [*range(90, 100)]
 
@@ -60,7 +60,10 @@ def test_files_of_every_dtype_give_the_same_tokens(tmp_path: Path, dtype: Any):
     values.tofile(tmp_path / "a.bin")
     np.save(tmp_path / "b.npy", values)
     for path in ("a.bin", "b.npy"):
-        assert Tokens(tmp_path / path, dtype=dtype).window(8).get(5)["targets"][-1] == 48
+        assert (
+            Tokens(tmp_path / path, dtype=dtype, has_offsets=False).window(8).get(5)["targets"][-1]
+            == 48
+        )
     with pytest.raises(ConfigurationError, match="uint16, uint32 or int32"):
         Tokens(tmp_path / "a.bin", dtype="int64")
 
@@ -70,7 +73,7 @@ def test_a_file_is_never_read_as_a_whole(tmp_path: Path):
     with path.open("wb") as file:
         file.truncate(2 * 10**9)  # sparse: it takes no room
     tracemalloc.start()
-    batches = Tokens(path).window(1024).shuffle().batch(32)
+    batches = Tokens(path, has_offsets=False).window(1024).shuffle().batch(32)
     assert len(batches) == 30518
     assert batches.read(20_000)["tokens"].shape == (32, 1024)
     assert tracemalloc.get_traced_memory()[1] < 2_000_000
@@ -99,6 +102,10 @@ def test_a_missing_or_truncated_file_is_named_at_once(tmp_path: Path):
     paths[1].write_bytes(content[:-4])
     with pytest.raises(DataError, match=r"b\.bin has 4 tokens.*end at 6.*b\.offsets\.npy"):
         Tokens(paths)
+    (tmp_path / "a.offsets.npy").unlink()
+    with pytest.raises(DataError, match=r"a\.offsets\.npy, which says.*missing.*has_offsets=False"):
+        Tokens(paths[0])
+    assert len(Tokens(paths[0], has_offsets=False)) == 1
     with pytest.raises(ConfigurationError, match="at least one file"):
         Tokens([])
 

@@ -9,10 +9,14 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, error_context
 from jax.tree_util import keystr
 
+from fulgurite_data.content import Mark, choose_rows, look_at
 from fulgurite_data.dtypes import StackedNode
 from fulgurite_data.identity import describe_function
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
+
+_NUM_SEEN = 8
+"""Items of a sequence of another kind than a list that are read to tell it from others."""
 
 
 class ArrayNode(Node):
@@ -47,6 +51,10 @@ class ArrayNode(Node):
             for path, leaf in jax.tree_util.tree_leaves_with_path(self.arrays)
         )
         self.stages = (f"Arrays({self.length} of {kinds})",)
+
+    def look(self) -> Mark:
+        leaves = jax.tree_util.tree_leaves_with_path(self.arrays)
+        return look_at([(keystr(path), leaf) for path, leaf in leaves])
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         # A copy also where they are consecutive: functions of the user may write to it.
@@ -91,6 +99,15 @@ class ItemNode(StackedNode):
         self.length = len(items)
         self.name = name or describe_function(type(items))
         self.stages = (f"Items({self.name}, {self.length})",)
+
+    def look(self) -> Mark:
+        if type(self.items) in (list, tuple):
+            return look_at(self.items)
+        numbers = choose_rows(self.length, _NUM_SEEN)
+        first, second = (look_at([self._read(number) for number in numbers]) for _ in range(2))
+        if first != second:
+            return Mark(unseen=("an item that differs from read to read",))
+        return first
 
     def read_examples(self, indices: np.ndarray, at: Pass) -> list[Any]:
         numbers = indices.tolist()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, check_one_of
 
+from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.examples import stack_rows
 from fulgurite_data.extras import import_extra
 from fulgurite_data.identity import hash_text
@@ -86,6 +87,9 @@ class ImageNode(Node):
         self.stages = (
             f"Images({folder.name}, {self.length} files {digest}, size={size}, {mode!r})",
         )
+
+    def look(self) -> Mark:
+        return look_at_files([self.folder / path for path in self.paths])
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         examples = [self._decode(index) for index in indices.tolist()]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from fulgurite.errors import DataError, error_context
 
+from fulgurite_data.content import Mark, look_at
 from fulgurite_data.dtypes import StackedNode
 from fulgurite_data.examples import split_rows
 from fulgurite_data.nodes import Node
@@ -36,6 +37,9 @@ class Mapped(StackedNode):
         self.batch_size = parent.batch_size
         self.is_fixed = parent.is_fixed and not has_rng
         self.level = parent.level + has_rng
+
+    def look(self) -> Mark:
+        return look_at(self.function)
 
     def read_examples(self, indices: np.ndarray, at: Pass) -> list[Any]:
         examples = split_rows(self.parent.read(indices, at))

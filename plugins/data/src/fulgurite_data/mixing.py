@@ -15,6 +15,7 @@ from fulgurite.errors import (
 from fulgurite_data.dataset import Dataset
 from fulgurite_data.dtypes import check_equal_dtypes
 from fulgurite_data.examples import merge_rows
+from fulgurite_data.identity import Identity
 from fulgurite_data.indexing import ENDLESS
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass, start_pass
@@ -43,6 +44,19 @@ class Joined(Node):
         self.stages = (*lines, stage)
         self.num_threads = max(parent.num_threads for parent in self.parents)
         self.num_processes = max(parent.num_processes for parent in self.parents)
+
+    def identify(self) -> Identity:
+        if self._identity is None:
+            identities = [parent.identify() for parent in self.parents]
+            lines = [
+                " ".join((name, *parent.lines))
+                for name, parent in zip(self.names, identities, strict=True)
+            ]
+            changing = [mark for parent in identities for mark in parent.changing]
+            unseen = [what for parent in identities for what in parent.unseen]
+            identity = Identity(tuple(lines), tuple(changing), tuple(unseen))
+            self._identity = identity.extend(self.stages[-1], self.look())
+        return self._identity
 
     def read_parent(self, number: int, indices: np.ndarray, at: Pass, rounds: int) -> Any:
         """Return examples of a parent, counted through its repetitions.

@@ -11,9 +11,8 @@ from numpy.typing import DTypeLike
 
 from fulgurite_data.arrays import ArrayNode, ItemNode
 from fulgurite_data.dataset import Dataset, check_window
-from fulgurite_data.identity import describe_function
 from fulgurite_data.images import ImageNode
-from fulgurite_data.records import DecodedRecords
+from fulgurite_data.records import RecordNode
 from fulgurite_data.tables import JSONLinesNode, ParquetNode
 from fulgurite_data.tokens import TokenNode, TokenWindows
 
@@ -70,8 +69,9 @@ class Tokens(Dataset):
     Args:
         paths: of one file or several. A `.npy` file is an array of integers of one axis, a `.bin`
             file nothing but numbers. Where documents begin stands beside it in `NAME.offsets.npy`,
-            int64 numbers from 0 to the number of tokens; without such a file it is one document.
+            int64 numbers from 0 to the number of tokens.
         dtype: of the numbers in `.bin` files: uint16, uint32 or int32.
+        has_offsets: False for files that are one document each, with no such file beside them.
 
     Raises:
         DataError: a file is missing, empty or truncated.
@@ -84,8 +84,9 @@ class Tokens(Dataset):
         paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
         dtype: DTypeLike = "uint16",
+        has_offsets: bool = True,
     ) -> None:
-        super().__init__(TokenNode(_as_paths(paths), dtype))
+        super().__init__(TokenNode(_as_paths(paths), dtype, has_offsets))
 
     @property
     def num_tokens(self) -> int:
@@ -253,10 +254,7 @@ class ArrayRecords(Dataset):
         decode: Callable[[bytes], Any],
     ) -> None:
         check_callable(decode, "ArrayRecords: decode")
-        files = _as_paths(paths)
-        records = DecodedRecords(files, decode)
-        name = f"{files[0].name}, {len(files)} files, {describe_function(decode)}"
-        super().__init__(ItemNode(records, name))
+        super().__init__(RecordNode(_as_paths(paths), decode))
 
 
 def as_dataset(source: Any, where: str) -> Dataset:

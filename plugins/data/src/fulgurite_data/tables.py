@@ -13,6 +13,7 @@ from fulgurite.errors import ConfigurationError, DataError
 from numpy.typing import DTypeLike
 
 from fulgurite_data.arrow import find_dtype, read_column
+from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.dtypes import StackedNode
 from fulgurite_data.examples import merge_rows, take_rows
 from fulgurite_data.extras import import_extra
@@ -67,6 +68,9 @@ class ParquetNode(Node):
             f"Parquet({self.paths[0].name}, {len(paths)} files, {self.length} rows {digest}, "
             f"{', '.join(self._get_columns(0))})",
         )
+
+    def look(self) -> Mark:
+        return look_at_files(self.paths, self.columns)
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         numbers = np.searchsorted(self.bounds, indices, side="right") - 1
@@ -180,6 +184,9 @@ class JSONLinesNode(StackedNode):
         if self.dtypes:
             listed = ", ".join(f"{name}: {dtype}" for name, dtype in self.dtypes.items())
             self.stages = (f"{self.stages[0]} as {listed}",)
+
+    def look(self) -> Mark:
+        return look_at_files(self.paths, self.columns)
 
     def read_examples(self, indices: np.ndarray, at: Pass) -> list[Any]:
         return [self._convert(index, at) for index in indices.tolist()]

@@ -11,6 +11,7 @@ from fulgurite.errors import ConfigurationError, DataError
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike
 
+from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.examples import Ragged
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
@@ -26,21 +27,24 @@ class TokenShard:
     Args:
         path: a `.npy` file, or a `.bin` file of nothing but numbers.
         dtype: of the numbers in a `.bin` file.
+        has_offsets: whether a file beside it says where documents begin.
 
     Raises:
         DataError: the file is missing, empty or truncated, or its documents do not fit.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
+    def __init__(self, path: Path, dtype: np.dtype, has_offsets: bool = True) -> None:
         self.path = path
         self.dtype = dtype
         self.tokens = _map_tokens(path, dtype)
-        self.offsets = _load_offsets(path, len(self.tokens))
+        self.has_offsets = has_offsets
+        num_tokens = len(self.tokens)
+        self.offsets = _load_offsets(path, num_tokens) if has_offsets else np.array([0, num_tokens])
         self._windows: dict[int, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return where the file is: a process maps it itself."""
-        return {"path": self.path, "dtype": self.dtype}
+        return {"path": self.path, "dtype": self.dtype, "has_offsets": self.has_offsets}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         TokenShard.__init__(self, **state)
@@ -125,13 +129,14 @@ class TokenNode(Node):
     Args:
         paths: the files.
         dtype: of the numbers in `.bin` files.
+        has_offsets: as of `TokenShard`.
     """
 
-    def __init__(self, paths: Sequence[Path], dtype: DTypeLike) -> None:
+    def __init__(self, paths: Sequence[Path], dtype: DTypeLike, has_offsets: bool = True) -> None:
         kind = _check_dtype("Tokens", dtype)
         if not paths:
             raise ConfigurationError("Tokens: give the path of at least one file")
-        self.shards = [TokenShard(path, kind) for path in paths]
+        self.shards = [TokenShard(path, kind, has_offsets) for path in paths]
         self.stream = TokenStream(self.shards)
         counts = [len(shard.offsets) - 1 for shard in self.shards]
         self.documents = np.cumsum([0, *counts])
@@ -146,6 +151,11 @@ class TokenNode(Node):
             f"{len(self.stream)} tokens, {digest})",
         )
 
+    def look(self) -> Mark:
+        return look_at_files(
+            [shard.path for shard in self.shards], [shard.offsets for shard in self.shards]
+        )
+
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         starts, lengths = self.find_spans(indices)
         tokens = self.convert(self.stream.read_spans(starts, lengths))
@@ -155,9 +165,16 @@ class TokenNode(Node):
         return self.find_spans(indices)[1]
 
     def read_pieces(
-        self, indices: np.ndarray, starts: np.ndarray, lengths: np.ndarray, at: Pass
+        self,
+        indices: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        planned: np.ndarray,
+        at: Pass,
     ) -> Any:
-        firsts = self.find_spans(indices)[0] + starts
+        firsts, totals = self.find_spans(indices)
+        self.check_planned(indices, totals, planned, at)
+        firsts += starts
         # Pieces that follow one another in the files are one span.
         begins = np.flatnonzero(np.append(True, firsts[1:] != (firsts + lengths)[:-1]))
         sizes = np.add.reduceat(lengths, begins)
@@ -344,11 +361,13 @@ def _map_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 def _load_offsets(path: Path, num_tokens: int) -> np.ndarray:
-    """Return where the documents of a file begin, and the end of the last: one document for a file
-    that does not say."""
+    """Return where the documents of a file begin, and the end of the last."""
     offsets_path = _get_offsets_path(path)
     if not offsets_path.exists():
-        return np.array([0, num_tokens])
+        raise DataError(
+            f"{offsets_path}, which says where the documents of {path.name} begin, is missing. If "
+            "the file is one document, say Tokens(..., has_offsets=False)"
+        )
     try:
         offsets = np.load(offsets_path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
