@@ -64,7 +64,7 @@ def make_token_arms(folder: Path) -> Arms:
         for _ in range(10):
             file.write(rng.integers(0, 50_000, NUM_TOKENS // 10, dtype=np.uint16).tobytes())
     windows = Windows(path)
-    ours = fd.Tokens(path).window(SIZE).shuffle().batch(BATCH, remainder="drop")
+    ours = fd.Tokens(path, has_offsets=False).window(SIZE).shuffle().batch(BATCH, remainder="drop")
     order = np.random.default_rng(0).permutation(len(windows))
 
     def by_hand() -> Batches:
@@ -163,7 +163,7 @@ class Far:
 def measure_seeks(folder: Path, repeats: int) -> dict[str, Spread]:
     """Return milliseconds to a first batch and to a batch far away, and kilobytes."""
     firsts, resumes, memories = [], [], []
-    windows = fd.Tokens(folder / "tokens.bin").window(16, stride=1)
+    windows = fd.Tokens(folder / "tokens.bin", has_offsets=False).window(16, stride=1)
     position = {"epoch": 0, "batch": 10**6}
     for seed in range(repeats):
         start = perf_counter()

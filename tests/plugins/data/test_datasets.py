@@ -320,3 +320,36 @@ def test_a_dataset_is_no_source_of_batches():
         fg.DataSource(count_to(10))
     with pytest.raises(DataError, match="not all of 0 to 10"):
         count_to(10).read([0, 10])
+
+
+def test_a_map_that_returns_several_dtypes_is_refused_in_any_batch():
+    def halve(example: Any) -> Any:
+        number = int(example["x"])
+        return {"x": number / 2 if number % 2 else number // 2}
+
+    halves = count_to(6).map(halve)
+    assert halves.read([0, 2, 4])["x"].tolist() == [0, 1, 2]
+    message = r"map\(halve\): data\['x'\] is float64 in example 3 of Arrays, and int64 in example 0"
+    for order in ([3], [3, 5], [0, 3]):
+        with pytest.raises(DataError, match=message):
+            halves.read(order)
+    with pytest.raises(DataError, match=r"float64 in example 1 of list, and int64 in example 0"):
+        Items([{"x": 1}, {"x": 1.5}]).batch(1).read(1)
+    with pytest.raises(
+        DataError, match=r"several structures: example 1 .*'y'.*example 0 has .*'x'"
+    ):
+        Items([{"x": 1}, {"y": 1}]).batch(1).read(1)
+
+
+def test_a_function_that_forgets_to_return_is_named():
+    with pytest.raises(DataError, match=r"map\(<lambda>\) returned None for example 0 of Arrays"):
+        count_to(9).map(lambda example: None).batch(4).read(0)
+    with pytest.raises(DataError, match=r"map\(<lambda>\) returned None for batch 1 of batch\(4"):
+        count_to(9).batch(4).map(lambda batch: None).read(1)
+    with pytest.raises(DataError, match="example 1 of list in .* is None, which holds no array"):
+        Items([{"x": 1}, None]).read([1])
+
+
+def test_a_fit_of_examples_says_what_makes_batches():
+    with pytest.raises(ConfigurationError, match=r"not Arrays.*: .*\.batch\(size\) makes batches"):
+        fg.DataSource(count_to(4))

@@ -74,6 +74,53 @@ def test_what_is_wrong_with_images_is_named(tmp_path: Path):
         Images(tmp_path, mode="HSV")
 
 
+def write_pixel(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (3, 2)).save(path)
+
+
+def test_a_folder_without_images_is_refused_unless_classes_are_named(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / ".cache").mkdir()
+    for name in ("b/1.png", "c/2.png"):
+        write_pixel(tmp_path / name)
+    with pytest.raises(DataError, match=r"a has no images.*remove it, or give Images\(classes=\)"):
+        Images(tmp_path)
+    images = Images(tmp_path, classes=["a", "c", "d", "b"])
+    assert images.classes == ["a", "c", "d", "b"]
+    assert images.batch(2).read(0)["label"].tolist() == [3, 1]
+    others = Images(tmp_path, classes=["a", "b", "c"]).batch(2)
+    assert others.get_identity() != images.batch(2).get_identity()
+    with pytest.raises(DataError, match="the folder c with images, and classes are a, b"):
+        Images(tmp_path, classes=["a", "b"])
+    with pytest.raises(ConfigurationError, match="must be the different names of folders"):
+        Images(tmp_path, classes="abc")
+    with pytest.raises(DataError, match="images in no folder, and classes are a"):
+        Images(tmp_path / "b", classes=["a"])
+
+
+def test_images_of_more_than_a_byte_are_refused(tmp_path: Path):
+    Image.fromarray(np.array([[0, 256], [1000, 65535]], np.uint16)).save(tmp_path / "a.png")
+    Image.fromarray(np.array([[0.5, 3.0]], np.float32)).save(tmp_path / "b.tiff")
+    images = Images(tmp_path, mode="L")
+    for number, name in enumerate(("a.png", "b.tiff")):
+        with pytest.raises(DataError, match=f"{name} is of Pillow's mode .*larger than a byte"):
+            images.get(number)
+
+
+@pytest.mark.parametrize("size", [None, (8, 6)])
+def test_images_are_upright_as_their_exif_says(tmp_path: Path, size: Any):
+    pixels = np.zeros((6, 8, 3), np.uint8)
+    pixels[:, 4:] = 255  # the right half
+    exif = Image.Exif()
+    exif[0x0112] = 6  # held so that its left side was up: turn it clockwise to see it
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    image = Images(tmp_path, size=size).get(0)["image"]
+    assert image.shape == (8, 6, 3)
+    assert (image[:4] == 0).all()
+    assert (image[4:] == 255).all()
+
+
 def write_tables(folder: Path) -> tuple[list[Path], list[dict[str, Any]]]:
     """Write two Parquet files of several groups of rows, and return their rows."""
     rows = [
@@ -174,6 +221,84 @@ def test_what_is_wrong_with_a_line_is_named(tmp_path: Path):
         JSONLines(tmp_path / "gone.jsonl")
     with pytest.raises(ConfigurationError, match="at least one file"):
         JSONLines([])
+
+
+def write_lines(path: Path, values: list[Any]) -> Path:
+    path.write_text("".join(json.dumps({"x": value}) + "\n" for value in values))
+    return path
+
+
+def test_lines_of_several_dtypes_are_refused_or_made_one(tmp_path: Path):
+    path = write_lines(tmp_path / "a.jsonl", [1, 2, 3.5])
+    message = r"data\['x'\] is float64 in line 3 of .*a\.jsonl, and int64 in example 0.*dtypes="
+    for order in ([2], [1, 2], [2, 0]):
+        with pytest.raises(DataError, match=message):
+            JSONLines(path).read(order)
+    floats = JSONLines(path, dtypes={"x": "float32"})
+    assert [batch["x"].tolist() for batch in floats.batch(1)] == [[1], [2], [3.5]]
+    assert floats.read([0])["x"].dtype == np.float32
+    assert floats.batch(1).get_identity() != JSONLines(path).batch(1).get_identity()
+    with pytest.raises(
+        DataError, match=r"'x' in line 3 of .*a\.jsonl is 3\.5, which int32 does not"
+    ):
+        JSONLines(path, dtypes={"x": "int32"}).get(2)
+
+
+def test_lists_of_json_without_a_number_have_the_dtype_of_others(tmp_path: Path):
+    lists = JSONLines(write_lines(tmp_path / "a.jsonl", [[1, 2], [], [3]]))
+    assert lists.read([1])["x"].dtype == np.int64
+    empty = write_lines(tmp_path / "b.jsonl", [[], [1, 2]])
+    with pytest.raises(DataError, match=r"example 0 .*data\['x'\] is an empty list") as caught:
+        JSONLines(empty).read([1])
+    assert "dtypes=" in "".join(caught.value.__notes__)
+    rows = JSONLines(empty, dtypes={"x": "int32"}).read([0, 1])["x"]
+    assert [row.tolist() for row in rows.split()] == [[], [1, 2]]
+    assert rows.values.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (2**40, "int32", "1099511627776, which int32 does not hold"),
+        (-1, "uint8", "-1, which uint8 does not hold"),
+        (None, "int32", "None, and not of numbers"),
+        ("7", "int32", "'7', and not of numbers"),
+        ([[1], [2, 3]], "int32", "cannot be an array"),
+        (2, "bool", "2, which bool does not hold"),
+    ],
+)
+def test_a_number_that_a_dtype_does_not_hold_is_refused(
+    tmp_path: Path, value: Any, dtype: str, message: str
+):
+    path = write_lines(tmp_path / "a.jsonl", [1, value])
+    with pytest.raises(DataError, match=f"'x' in line 2 of .*{message}"):
+        JSONLines(path, dtypes={"x": dtype}).get(1)
+
+
+def test_dtypes_of_lines_are_of_keys_and_of_numbers(tmp_path: Path):
+    path = write_lines(tmp_path / "a.jsonl", [1])
+    with pytest.raises(DataError, match="line 1 of .* lacks some of y"):
+        JSONLines(path, dtypes={"y": "int32"}).get(0)
+    for dtype in ("number", "U3"):
+        with pytest.raises(ConfigurationError, match="JSONLines: the dtype of 'x'"):
+            JSONLines(path, dtypes={"x": dtype})
+
+
+def test_integers_beyond_32_bits_in_lines_are_refused_as_those_of_arrays(tmp_path: Path):
+    path = write_lines(tmp_path / "a.jsonl", [1, 2**40])
+    with pytest.raises(DataError, match=r"data\['x'\]"):
+        JSONLines(path).batch(1).read(1)
+    with pytest.raises(DataError, match=r"data\['x'\] is uint64 in line 2"):
+        JSONLines(write_lines(path, [1, 2**63])).batch(1).read(1)
+
+
+def test_columns_of_several_types_are_refused(tmp_path: Path):
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path, kind in zip(paths, (pa.int32(), pa.float32()), strict=True):
+        pq.write_table(pa.table({"x": pa.array([1, 2], kind), "y": [1, 2]}), path)
+    with pytest.raises(DataError, match=r"'x' is float in .*b\.parquet, and int32 in .*a\.parquet"):
+        Parquet(paths)
+    assert Parquet(paths, columns=["y"]).read([0, 3])["y"].tolist() == [1, 2]
 
 
 def decode(record: bytes) -> Any:

@@ -37,14 +37,44 @@ def test_a_mixture_has_its_proportions_from_the_first_example_on(weights: Any, e
 def test_a_pass_ends_with_the_first_source_that_does_or_restarts_it():
     sources = {"a": count_from(0, 10), "b": count_from(100, 10), "c": count_from(200, 3)}
     weights = {"c": 1, "a": 2, "b": 1}
-    first = [0, 100, 1, 200, 2, 101, 3, 201, 4, 102, 5, 202]
+    first = [0, 100, 1, 200, 2, 101, 3, 201, 4, 102, 5, 202, 6, 103, 7]
     assert read_all(mix(sources, weights)) == first
     restarted = read_all(mix(sources, weights, exhausted="restart"))
-    assert restarted[:16] == [*first, 6, 103, 7, 200]
+    assert restarted[:16] == [*first, 200]
     # Until each was read to its end: b has every fourth place, its last example the 38th.
     assert restarted[-1] == 109
     assert len(restarted) == 38
     assert restarted[::2] == [n % 10 for n in range(19)]
+
+
+def count_by_hand(sizes: list[int], weights: list[int]) -> int:
+    """Return how many places there are before one whose source is used up, place by place."""
+    used, place = [0] * len(sizes), 0
+    while True:
+        # The first source has the ceiling of its share, the others what is left, by the same rule.
+        left, total, shares = place + 1, sum(weights), []
+        for weight in weights[:-1]:
+            shares.append(-(-left * weight // total))
+            left -= shares[-1]
+            total -= weight
+        used = [*shares, left]
+        if any(count > size for count, size in zip(used, sizes, strict=True)):
+            return place
+        place += 1
+
+
+def test_a_pass_ends_before_the_first_example_that_is_not_there():
+    assert len(mix([count_from(0, 1000)] * 3, [1, 2, 7])) == 1429
+    assert len(mix([count_from(0, 22), count_from(0, 4)], [3, 4])) == 8
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        number = int(rng.integers(2, 5))
+        sizes, weights = (rng.integers(1, top, number).tolist() for top in (30, 9))
+        divisor = int(np.gcd.reduce(weights))
+        weights = [weight // divisor for weight in weights]
+        mixed = mix([count_from(0, size) for size in sizes], weights)
+        assert len(mixed) == count_by_hand(sizes, weights)
+        assert mixed.read(np.arange(len(mixed))).shape == (len(mixed),)
 
 
 def test_sources_that_restart_are_shuffled_again():
@@ -125,6 +155,8 @@ def test_weights_that_are_no_fractions_keep_to_their_proportions():
     [
         (lambda a, b: mix({"web": a, "code": b}, [1, 0]), r"weight of source 1 \(code\) is 0"),
         (lambda a, b: mix([a, b], [1, -1]), r"weight of source 1 \(1\) is -1"),
+        (lambda a, b: mix([a, b], [1, np.inf]), r"source 1 \(1\) is inf; it must be a finite"),
+        (lambda a, b: mix([a, b], [np.nan, 1]), r"source 0 \(0\) is nan; it must be a finite"),
         (lambda a, b: mix([a, b], [1]), "1 weights and 2 sources"),
         (lambda a, b: mix({"web": a}, {"code": 1}), "weights are for code.*sources are web"),
         (lambda a, b: mix({"web": a, "none": a.skip(9)}), r"source 1 \(none\) is empty"),
@@ -144,14 +176,43 @@ def test_what_cannot_be_mixed_is_refused_at_once(build: Any, message: str):
 
 
 def test_examples_of_several_structures_are_refused_with_both():
-    mixed = mix([Arrays({"x": np.arange(4)}), Arrays({"y": np.arange(4)})])
     with pytest.raises(DataError, match="several structures.*'x'.*'y'"):
-        mixed.read([0, 1])
+        mix([Arrays({"x": np.arange(4)}), Arrays({"y": np.arange(4)})])
+
+
+def test_sources_of_several_dtypes_are_refused_before_a_batch_is_read():
+    bytes_, floats = np.full(300, 200, np.uint8), np.zeros(20, np.float32)
+    with pytest.raises(
+        DataError, match=r"mix: data\['x'\] is uint8 in source a, and float32 in .*b"
+    ):
+        mix({"a": Arrays({"x": bytes_}), "b": Arrays({"x": floats})}, [15, 1])
+
+    def convert(example: Any) -> Any:
+        return {"x": np.float32(example["x"])}
+
+    mixed = mix([Arrays({"x": bytes_}).map(convert), Arrays({"x": floats})], [15, 1])
+    batches = [*mixed.batch(4)]
+    assert {batch["x"].dtype for batch in batches} == {np.dtype(np.float32)}
+    assert batches[0]["x"].tolist() == [200] * 4
+    assert batches[3]["x"].tolist() == [200, 200, 200, 0]
+    # Strings of other lengths, and lists without a number, are of one kind.
+    strings = mix([Arrays(np.array(["a", "bcd"])), Arrays(np.array(["ef", "g"]))])
+    assert strings.read([0, 1, 2]).tolist() == ["a", "ef", "bcd"]
+
+
+def test_a_schedule_is_refused_for_batches_of_another_size():
+    mixed = mix([count_from(0, 9), count_from(0, 9)], schedule={0: [1, 1]}, batch_size=4)
+    assert mixed.batch(4).read(0).tolist() == [0, 0, 1, 1]
+    for dataset in (mixed, mixed.map(lambda number: number)):
+        with pytest.raises(ConfigurationError, match=r"size is 8, and mix.*batch_size=4"):
+            dataset.batch(8)
 
 
 def test_an_error_in_a_mixture_names_source_and_example():
     def fail(example: Any) -> Any:
-        raise ValueError("broken")
+        if example == 2:
+            raise ValueError("broken")
+        return example
 
     mixed = mix({"good": count_from(0, 9), "bad": count_from(0, 9).map(fail)})
     with pytest.raises(ValueError, match="broken") as caught:

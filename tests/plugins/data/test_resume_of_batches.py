@@ -59,7 +59,8 @@ def test_a_run_resumes_with_the_bits_of_one_that_never_stopped(tmp_path: Path):
 
 def test_a_position_is_small_and_far_ones_are_reached_at_once(tmp_path: Path):
     np.zeros(1_000_000, np.uint16).tofile(tmp_path / "a.bin")
-    batches = Tokens(tmp_path / "a.bin").window(8, stride=1).shuffle().batch(4).repeat(100)
+    windows = Tokens(tmp_path / "a.bin", has_offsets=False).window(8, stride=1)
+    batches = windows.shuffle().batch(4).repeat(100)
     position = {"epoch": 3, "batch": 20_000_000, "identity": list(batches.get_identity())}
     with BatchIterator(batches, seed=0, position=position) as iterator:
         item = next(iterator)
@@ -81,6 +82,18 @@ def test_data_that_changed_since_the_checkpoint_is_refused_with_what_differs(tmp
     with pytest.raises(DataError, match=r"Arrays\(30 of .*Arrays\(40 of .*is gone"):
         fit(4, longer)
     fit(4, build_batches())
+
+
+def test_equal_shapes_with_other_contents_are_not_the_data_of_the_run(tmp_path: Path):
+    def fit(steps: int, factor: float) -> Any:
+        batches = Arrays({"x": factor * np.arange(40.0)}).shuffle().batch(4)
+        engine = fg.Engine(steps=steps, run_dir=tmp_path, plugins=[Checkpointer(every=2)])
+        return engine.fit(Sum(jnp.zeros(())), batches, resume="auto")
+
+    fit(2, 1.0)
+    with pytest.raises(DataError, match=r"Arrays\(40 of .* is .*Arrays\(40 of .* now"):
+        fit(4, 7.0)
+    fit(4, 1.0)
 
 
 def test_batches_can_be_parts_of_several_sources():

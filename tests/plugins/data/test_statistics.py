@@ -1,5 +1,6 @@
 """Statistics of datasets against NumPy over the whole array, and what is done with them."""
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,27 @@ def test_statistics_are_saved_once_and_belong_to_their_dataset(tmp_path: Path):
         Statistics.load(path)
 
 
+def test_saved_statistics_are_not_those_of_other_contents_or_functions(tmp_path: Path):
+    def scale(factor: Any) -> Any:
+        return lambda example: {"x": example["x"] * factor}
+
+    path = tmp_path / "statistics.json"
+    values = np.arange(20.0).reshape(10, 2)
+    dataset = Arrays({"x": values}).map(scale(1))
+    assert compute_statistics(dataset, "x", path=path).mean["x"].tolist() == [9, 10]
+    again = Arrays({"x": values.copy()}).map(scale(1))
+    assert compute_statistics(again, "x", path=path).mean["x"].tolist() == [9, 10]
+    for other in (Arrays({"x": values + 1}).map(scale(1)), Arrays({"x": values}).map(scale(2))):
+        with pytest.raises(DataError, match="remove it, or choose another path"):
+            compute_statistics(other, "x", path=path)
+    hidden = Arrays({"x": values}).map(scale(Decimal(1).__float__))
+    with pytest.raises(ConfigurationError, match=r"factor in .*scale.* of map.*looked into"):
+        compute_statistics(hidden, "x", path=path)
+
+
 def test_what_has_no_statistics_is_refused():
+    with pytest.raises(DataError, match=r"x of Arrays\(0 of .*no numbers: there are 0 examples"):
+        compute_statistics(Arrays({"x": np.zeros((0, 2))}), "x")
     dataset = Arrays({"x": np.array([1.0, np.nan])})
     with pytest.raises(DataError, match="x holds a number that is not finite"):
         compute_statistics(dataset, "x")
@@ -111,3 +132,11 @@ def test_a_map_on_the_device_is_part_of_the_step_of_training():
     assert -2.0 < float(noisy.fit(Sum(jnp.zeros(())), batches).module.weight) < -1.0
     with pytest.raises(ConfigurationError, match="MapOnDevice: function"):
         MapOnDevice(3)  # type: ignore[arg-type]
+
+
+def test_statistics_of_another_shape_are_refused_with_stage_and_array():
+    statistics = compute_statistics(Arrays({"x": np.eye(3)}), "x")
+    other = Arrays({"x": np.ones((4, 2))}).normalize(statistics)
+    message = r"normalize\(x, .*data\['x'\] has examples of shape \(2,\).*of shape \(3,\)"
+    with pytest.raises(ConfigurationError, match=message):
+        other.get(0)

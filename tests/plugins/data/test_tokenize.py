@@ -258,3 +258,10 @@ def test_trained_tokenizer_gives_back_the_text(tmp_path):
     documents = read_documents(tokenize(TEXTS, tokenizer, tmp_path, end="<end>"))
     assert [tokenizer.decode(document) for document in documents] == TEXTS
     assert all(document[-1] == tokenizer.token_to_id("<end>") for document in documents)
+
+
+def test_documents_that_are_no_sequence_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"is a generator; .*list\(documents\)"):
+        tokenize((text for text in "ab"), Bytes(), tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="is a str; it must be a sequence of documents"):
+        tokenize("abc", Bytes(), tmp_path)

@@ -33,12 +33,12 @@ def test_documents_are_read_from_several_shards(tmp_path: Path):
 
 def test_windows_of_a_memory_map_come_with_the_tokens_that_follow(tmp_path: Path):
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    windows = Tokens(tmp_path / "a.bin").window(10)
+    windows = Tokens(tmp_path / "a.bin", has_offsets=False).window(10)
     assert len(windows) == 9
     last = windows.get(8)
     assert last["tokens"].tolist() == [*range(80, 90)]
     assert last["targets"].tolist() == [*range(81, 91)]
-    plain = Tokens(tmp_path / "a.bin").window(10, stride=5, targets=False)
+    plain = Tokens(tmp_path / "a.bin", has_offsets=False).window(10, stride=5, targets=False)
     assert len(plain) == 19
     assert plain.get(18)["tokens"].tolist() == [*range(90, 100)]
 
@@ -60,7 +60,10 @@ def test_files_of_every_dtype_give_the_same_tokens(tmp_path: Path, dtype: Any):
     values.tofile(tmp_path / "a.bin")
     np.save(tmp_path / "b.npy", values)
     for path in ("a.bin", "b.npy"):
-        assert Tokens(tmp_path / path, dtype=dtype).window(8).get(5)["targets"][-1] == 48
+        assert (
+            Tokens(tmp_path / path, dtype=dtype, has_offsets=False).window(8).get(5)["targets"][-1]
+            == 48
+        )
     with pytest.raises(ConfigurationError, match="uint16, uint32 or int32"):
         Tokens(tmp_path / "a.bin", dtype="int64")
 
@@ -70,7 +73,7 @@ def test_a_file_is_never_read_as_a_whole(tmp_path: Path):
     with path.open("wb") as file:
         file.truncate(2 * 10**9)  # sparse: it takes no room
     tracemalloc.start()
-    batches = Tokens(path).window(1024).shuffle().batch(32)
+    batches = Tokens(path, has_offsets=False).window(1024).shuffle().batch(32)
     assert len(batches) == 30518
     assert batches.read(20_000)["tokens"].shape == (32, 1024)
     assert tracemalloc.get_traced_memory()[1] < 2_000_000
@@ -99,6 +102,10 @@ def test_a_missing_or_truncated_file_is_named_at_once(tmp_path: Path):
     paths[1].write_bytes(content[:-4])
     with pytest.raises(DataError, match=r"b\.bin has 4 tokens.*end at 6.*b\.offsets\.npy"):
         Tokens(paths)
+    (tmp_path / "a.offsets.npy").unlink()
+    with pytest.raises(DataError, match=r"a\.offsets\.npy, which says.*missing.*has_offsets=False"):
+        Tokens(paths[0])
+    assert len(Tokens(paths[0], has_offsets=False)) == 1
     with pytest.raises(ConfigurationError, match="at least one file"):
         Tokens([])
 
@@ -134,3 +141,52 @@ def test_a_file_shorter_than_a_window_is_an_error(tmp_path: Path):
     assert len(Tokens(paths).window(13)) == 1
     with pytest.raises(DataError, match="14 tokens, and a window with its targets takes 15"):
         Tokens(paths).window(14)
+
+
+@pytest.mark.parametrize(
+    ("document", "dtype", "message"),
+    [
+        ([-1, 2], "uint16", r"document 1 has the token -1.*a token is not negative"),
+        ([5, 2**16], "uint16", r"has the token 65536.*0 to 65535: .*dtype='uint32'"),
+        ([2**32], "uint16", r"has the token 4294967296.*tokens are int32"),
+        ([2**31], "uint32", r"has the token 2147483648.*0 to 2147483647: tokens are int32"),
+        ([1.5], "uint16", r"document 1 holds float64, such as .*1\.5.*a token is an integer"),
+        ([True], "uint16", "document 1 holds bool"),
+        ("abc", "uint16", "document 1 holds <U3, such as .*abc.*Turn text into tokens"),
+        ([[1], [2, 3]], "uint16", "document 1 cannot be an array"),
+    ],
+)
+def test_what_is_no_token_is_not_written(tmp_path: Path, document: Any, dtype: Any, message: str):
+    with pytest.raises(DataError, match=message):
+        write_tokens(tmp_path / "a.bin", [[1], document], dtype=dtype)
+    assert not (tmp_path / "a.bin").exists()
+
+
+def test_files_of_tokens_have_a_dtype_of_integers(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="write_tokens: dtype is float32"):
+        write_tokens(tmp_path / "a.bin", [[1]], dtype="float32")
+    path = write_tokens(tmp_path / "a.bin", [[], [2**31 - 1]], dtype="uint32")
+    assert Tokens(path, dtype="uint32").get(1)["tokens"].tolist() == [2**31 - 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "token"),
+    [
+        ("a.npy", np.array([2**40 + 7, 3, 9]), 2**40 + 7),
+        ("a.npy", np.array([3, 2**31 + 5, 9], np.uint32), 2**31 + 5),
+        ("a.npy", np.array([3, 9, -5], np.int16), -5),
+        ("a.bin", np.array([3, -5, 9], np.int32), -5),
+    ],
+)
+def test_tokens_that_int32_does_not_hold_are_refused_when_read(
+    tmp_path: Path, name: str, tokens: np.ndarray, token: int
+):
+    path = tmp_path / name
+    if path.suffix == ".npy":
+        np.save(path, tokens)
+    else:
+        tokens.tofile(path)
+    dataset = Tokens(path, dtype="int32", has_offsets=False)
+    for broken in (dataset, dataset.window(2), dataset.pack(3)):
+        with pytest.raises(DataError, match=f"has the token {token}, and tokens are int32"):
+            list(broken.batch(1))

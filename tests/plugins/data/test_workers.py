@@ -112,8 +112,12 @@ def test_a_process_that_dies_is_an_error_that_names_it_and_its_signal():
 @pytest.mark.full
 def test_an_exception_that_no_process_can_send_is_told_in_words():
     batches = Arrays({"x": np.arange(4)}).map(fail_unreadably, processes=1).batch(2)
-    with pytest.raises(DataError, match="(?s)in a worker process.*Unreadable: 1 and 2"):
+    with pytest.raises(DataError) as caught:
         list(batches)
+    assert str(caught.value) == "in a worker process: Unreadable: 1 and 2"
+    notes = caught.value.__notes__
+    assert notes[0] == "in map(fail_unreadably), of example 0 of Arrays"
+    assert "raise Unreadable(1, 2)" in notes[-1]
 
 
 def test_a_function_that_cannot_be_sent_is_refused_with_what_to_do():

@@ -9,10 +9,14 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, error_context
 from jax.tree_util import keystr
 
-from fulgurite_data.examples import stack_rows
+from fulgurite_data.content import Mark, choose_rows, look_at
+from fulgurite_data.dtypes import StackedNode
 from fulgurite_data.identity import describe_function
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
+
+_NUM_SEEN = 8
+"""Items of a sequence of another kind than a list that are read to tell it from others."""
 
 
 class ArrayNode(Node):
@@ -48,6 +52,10 @@ class ArrayNode(Node):
         )
         self.stages = (f"Arrays({self.length} of {kinds})",)
 
+    def look(self) -> Mark:
+        leaves = jax.tree_util.tree_leaves_with_path(self.arrays)
+        return look_at([(keystr(path), leaf) for path, leaf in leaves])
+
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         # A copy also where they are consecutive: functions of the user may write to it.
         return jax.tree.map(lambda array: array[indices], self.arrays)
@@ -68,7 +76,7 @@ class ArrayNode(Node):
         self.arrays = jax.tree.map(lambda number: leaves[number], state["arrays"])
 
 
-class ItemNode(Node):
+class ItemNode(StackedNode):
     """The items of a sequence: anything with `__getitem__` and `__len__`.
 
     Args:
@@ -78,6 +86,8 @@ class ItemNode(Node):
     Raises:
         ConfigurationError: it is not a sequence.
     """
+
+    dtype_advice = "Give each item arrays of one dtype, such as np.float32(x)"
 
     def __init__(self, items: Any, name: str | None = None) -> None:
         if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
@@ -90,14 +100,21 @@ class ItemNode(Node):
         self.name = name or describe_function(type(items))
         self.stages = (f"Items({self.name}, {self.length})",)
 
-    def read(self, indices: np.ndarray, at: Pass) -> Any:
+    def look(self) -> Mark:
+        if type(self.items) in (list, tuple):
+            return look_at(self.items)
+        numbers = choose_rows(self.length, _NUM_SEEN)
+        first, second = (look_at([self._read(number) for number in numbers]) for _ in range(2))
+        if first != second:
+            return Mark(unseen=("an item that differs from read to read",))
+        return first
+
+    def read_examples(self, indices: np.ndarray, at: Pass) -> list[Any]:
         numbers = indices.tolist()
         if hasattr(self.items, "__getitems__"):
             with error_context(lambda: f"in {self.stages[-1]}, examples {numbers[:10]}"):
-                examples = list(self.items.__getitems__(numbers))
-        else:
-            examples = [self._read(number) for number in numbers]
-        return stack_rows(examples, lambda: self.stages[-1])
+                return list(self.items.__getitems__(numbers))
+        return [self._read(number) for number in numbers]
 
     def trace(self, index: int, at: Pass) -> str:
         return f"example {index} of {self.name}"

@@ -50,6 +50,18 @@ def read_column(column: Any, where: str) -> np.ndarray | Ragged:
     return values if lengths is None else Ragged(values, lengths)
 
 
+def find_dtype(kind: Any) -> str:
+    """Return the name of the dtype that `read_column` gives a column, without reading it.
+
+    Args:
+        kind: the type of the column, a `pyarrow.DataType`.
+    """
+    pa = import_extra("pyarrow", "parquet")
+    while hasattr(kind, "value_type") and not pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return "string" if pa.types.is_large_string(kind) else str(kind)
+
+
 def _check_complete(array: Any, where: str) -> None:
     """Raise `DataError` if a value is missing, which NumPy could only have as a NaN."""
     if array.null_count:

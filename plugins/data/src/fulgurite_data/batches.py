@@ -100,8 +100,9 @@ class Batches:
         return not self.node.is_fixed
 
     def get_identity(self) -> tuple[str, ...]:
-        """Return the stages, line by line, in less than 1 kB. A run resumes only with these."""
-        return shorten_identity(self.node.stages)
+        """Return the stages, line by line, in less than 1 kB, with a hash of what is seen of
+        content and functions. A run resumes only with these."""
+        return shorten_identity(self.node.identify().lines)
 
     def count_per_batch(self) -> tuple[int, str]:
         """Return how much is in a batch, and of what, for the display of a run: tokens, where rows

@@ -21,7 +21,8 @@ from fulgurite_data.filtering import Filtered
 from fulgurite_data.grouping import Grouped
 from fulgurite_data.identity import describe_function
 from fulgurite_data.indexing import IndexMap
-from fulgurite_data.nodes import Indexed, Mapped, Node, iter_chunks
+from fulgurite_data.mapping import Mapped
+from fulgurite_data.nodes import Indexed, Node, iter_chunks
 from fulgurite_data.normalizing import Normalized, Statistics
 from fulgurite_data.ordering import make_repeat, make_shard, make_shuffle, make_skip, make_take
 from fulgurite_data.packing import Packed, PackMethod
@@ -160,9 +161,11 @@ class Dataset:
 
         Args:
             function: called with an example, a pytree of arrays and numbers that it may write to;
-                returns another one. With `rng`, called with a `numpy.random.Generator` too.
+                returns another one. With `rng`, called with a `numpy.random.Generator` too. It
+                returns the dtypes that it returns for example 0, for which it is called once more.
             rng: whether it draws random numbers. They follow from seed, epoch and the number of the
-                example.
+                example. A `shuffle` after it has another order than one before it: put it last,
+                `shuffle().map(function, rng=True)`.
             threads: how many threads read batches ahead, each a whole batch with all its stages;
                 for functions that leave Python, such as decoders of images. Changes no batch.
             processes: how many processes do so, for functions in Python. They are started by
@@ -236,8 +239,9 @@ class Dataset:
 
         Examples are dictionaries of arrays of one length. A row has them one after the other, zeros
         at the end, and three arrays more: `segments`, int32 `(length,)`, counts the examples of the
-        row from 1, 0 for padding; `positions`, int32, counts from 0 within each; `mask`, bool, is
-        False for padding. Asks all examples for their lengths, here and now.
+        row from 1, 0 for padding; `positions`, int32, counts from 0 within each, or within its part
+        that is in this row; `mask`, bool, is False for padding. Asks all examples for their
+        lengths, here and now.
 
         Args:
             length: of a row.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import check_callable
+from fulgurite.errors import DataError, check_callable
 
 from fulgurite_data.identity import describe_function
 
@@ -35,7 +35,10 @@ class MapOnDevice(fg.Plugin):
     @fg.hookimpl
     def transform_batch(self, batch: Any, ctx: fg.Context) -> Any:
         """Return the changed batch."""
-        return self.function(batch, ctx.key()) if self.rng else self.function(batch)
+        changed = self.function(batch, ctx.key()) if self.rng else self.function(batch)
+        if changed is None:
+            raise DataError(f"{self!r} returned None: return the changed batch")
+        return changed
 
     def __repr__(self) -> str:
         """Return the call, for the description of a run."""

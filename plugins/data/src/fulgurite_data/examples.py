@@ -94,12 +94,18 @@ def split_rows(rows: Any) -> list[Any]:
     return [structure.unflatten(example) for example in zip(*columns, strict=True)]
 
 
-def stack_rows(examples: Sequence[Any], where: Callable[[], str]) -> Any:
+def stack_rows(
+    examples: Sequence[Any],
+    where: Callable[[], str],
+    check: Callable[[str, Sequence[np.ndarray]], list[np.ndarray]] | None = None,
+) -> Any:
     """Return examples as one pytree; leaves of unequal lengths as `Ragged`.
 
     Args:
         examples: pytrees of one structure, of arrays, numbers and strings; a list is an array.
         where: says what they come from, for an error.
+        check: called with the path of a leaf and its array in each example; returns arrays of one
+            dtype, or raises.
 
     Raises:
         DataError: their structures, or shapes besides the first axis, differ.
@@ -116,10 +122,38 @@ def stack_rows(examples: Sequence[Any], where: Callable[[], str]) -> Any:
         rows.append(leaves)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(examples[0], is_leaf=_is_list)]
     stacked = [
-        _stack(path, column, where)
+        _stack(path, column, where, check)
         for path, column in zip(paths, zip(*rows, strict=True), strict=True)
     ]
     return structure.unflatten(stacked)
+
+
+def has_arrays(example: Any) -> bool:
+    """Return whether an example holds anything: None and empty containers do not."""
+    return bool(jax.tree.leaves(example, is_leaf=_is_list))
+
+
+def find_dtypes(rows: Any, where: str) -> dict[str, np.dtype]:
+    """Return the dtype of each leaf by its path; strings of any length have one dtype.
+
+    Args:
+        rows: examples, or one of them.
+        where: what they come from, for an error.
+
+    Raises:
+        DataError: a leaf cannot be an array, or is an empty list.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(rows, is_leaf=_is_list)
+    return {keystr(path): _get_dtype(keystr(path), leaf, where) for path, leaf in leaves}
+
+
+def simplify_dtype(dtype: np.dtype) -> np.dtype:
+    """Return a dtype without the length of its strings, which says nothing of their kind.
+
+    Args:
+        dtype: of an array.
+    """
+    return np.dtype(dtype.kind) if dtype.kind in "US" else dtype
 
 
 def merge_rows(parts: Sequence[Any], orders: Sequence[np.ndarray], where: Callable[[], str]) -> Any:
@@ -145,6 +179,16 @@ def merge_rows(parts: Sequence[Any], orders: Sequence[np.ndarray], where: Callab
     return take_rows(_concatenate(parts, where), places)
 
 
+def _get_dtype(path: str, leaf: Any, where: str) -> np.dtype:
+    try:
+        array = leaf.values if isinstance(leaf, Ragged) else np.asarray(leaf)
+    except ValueError as error:
+        raise DataError(f"{where}: data{path} cannot be an array: {error}") from error
+    if isinstance(leaf, list) and not array.size:
+        raise DataError(f"{where}: data{path} is an empty list, which has no dtype")
+    return simplify_dtype(array.dtype)
+
+
 def _is_list(node: Any) -> bool:
     return isinstance(node, list)
 
@@ -153,11 +197,18 @@ def _is_ragged(leaf: Any) -> bool:
     return isinstance(leaf, Ragged)
 
 
-def _stack(path: Any, values: Sequence[Any], where: Callable[[], str]) -> Any:
+def _stack(
+    path: Any,
+    values: Sequence[Any],
+    where: Callable[[], str],
+    check: Callable[[str, Sequence[np.ndarray]], list[np.ndarray]] | None,
+) -> Any:
     try:
         arrays = [np.asarray(value) for value in values]
     except ValueError as error:
         raise DataError(f"{where()}: data{keystr(path)} cannot be an array: {error}") from error
+    if check is not None:
+        arrays = check(keystr(path), arrays)
     shapes = {array.shape for array in arrays}
     if len(shapes) == 1:
         return np.stack(arrays)

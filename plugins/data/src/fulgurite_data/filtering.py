@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from fulgurite.errors import DataError, error_context
 
+from fulgurite_data.content import Mark, look_at
 from fulgurite_data.examples import split_rows
 from fulgurite_data.nodes import Node, check_fixed, iter_chunks
 from fulgurite_data.passes import Pass, start_pass
-from fulgurite_data.plans import load_or_make
+from fulgurite_data.plans import check_seen, load_or_make
 
 _CHUNK = 1024
 """Examples that a plan looks at at once."""
@@ -27,7 +28,8 @@ class Filtered(Node):
         path: of a file for the numbers of these examples, or None.
 
     Raises:
-        DataError: no example is left.
+        DataError: no example is left, or the file is of another dataset or predicate.
+        ConfigurationError: there is a path, and a function holds what cannot be looked into.
     """
 
     def __init__(
@@ -40,14 +42,21 @@ class Filtered(Node):
         self.follow(parent, f"filter({name})")
         check_fixed(parent, "filter", "put filter() before shuffle(), and before map(rng=True)")
         self.parent = parent
+        # Not the function itself, which a worker process would need to import.
+        self.mark = look_at(predicate)
+        if path is not None:
+            check_seen(self.identify(), f"{self.stages[-1]}, path={str(path)!r}", "leave path= out")
         self.numbers = load_or_make(
             path,
-            self.stages,
+            self.identify,
             lambda: {"numbers": _find_kept(parent, predicate, self.stages[-1])},
         )["numbers"]
         self.length = len(self.numbers)
         if not self.length:
             raise DataError(f"no example is left after {'.'.join(self.stages)}")
+
+    def look(self) -> Mark:
+        return self.mark
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         return self.parent.read(self.numbers[indices], at)

@@ -10,7 +10,9 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, error_context
 from fulgurite.plugins import ProcessShard
 
+from fulgurite_data.content import Mark, look_at
 from fulgurite_data.examples import Ragged
+from fulgurite_data.identity import Identified
 from fulgurite_data.indexing import ENDLESS, IndexMap
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
@@ -19,7 +21,7 @@ _MAX_SEARCHED = 1_000_000
 """Batches of an epoch among which those of other shapes are looked for."""
 
 
-class BatchNode:
+class BatchNode(Identified):
     """Batches that are functions of a pass and of their numbers.
 
     Attributes:
@@ -30,7 +32,6 @@ class BatchNode:
     length: int
     is_fixed: bool
     level: int
-    stages: tuple[str, ...]
     num_threads: int
     num_processes: int
     pads: bool = False
@@ -73,6 +74,7 @@ class BatchNode:
         self.is_fixed = parent.is_fixed
         self.level = parent.level
         self.stages = (*parent.stages, stage)
+        self.before = parent
         self.num_threads = parent.num_threads
         self.num_processes = parent.num_processes
 
@@ -87,10 +89,16 @@ class Grouped(BatchNode):
 
     Raises:
         DataError: there is no batch.
+        ConfigurationError: a mixture has a schedule for batches of another size.
     """
 
     def __init__(self, parent: Node, size: int, remainder: str) -> None:
         self.follow(parent, f"batch({size}, {remainder!r})")
+        if parent.batch_size not in (None, size):
+            raise ConfigurationError(
+                f"batch: size is {size}, and mix(schedule=..., batch_size={parent.batch_size}) "
+                "counts steps of another size, so that weights would change at other steps"
+            )
         self.parent = parent
         self.size = size
         self.remainder = remainder
@@ -206,12 +214,19 @@ class MappedBatches(BatchNode):
         self.length = parent.length
         self.pads = parent.pads
 
+    def look(self) -> Mark:
+        return look_at(self.function)
+
     def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
         batch = self.parent.read_batch(number, at, process)
         with error_context(lambda: f"in {self.stages[-1]}, of {self.parent.trace(number, at)}"):
-            if isinstance(batch, fg.Batch):
-                return replace(batch, value=self.function(batch.value))
-            return self.function(batch)
+            value = self.function(batch.value if isinstance(batch, fg.Batch) else batch)
+        if value is None:
+            raise DataError(
+                f"{self.stages[-1]} returned None for {self.parent.trace(number, at)}: return the "
+                "changed batch"
+            )
+        return replace(batch, value=value) if isinstance(batch, fg.Batch) else value
 
     def check_process(self, process: ProcessShard) -> None:
         self.parent.check_process(process)

@@ -2,12 +2,72 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from fulgurite_data.content import Mark
 
 _MAX_LINE = 100
 _MAX_LINES = 8
 """Of these many characters: with the numbers of epoch and batch, a position has less than 1 kB."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What decides which examples there are.
+
+    Attributes:
+        lines: one for each stage, with a hash of what was seen of it. A run resumes with these.
+        changing: hashes that also count what may change while a program runs.
+        unseen: what could not be looked into, in words.
+    """
+
+    lines: tuple[str, ...] = ()
+    changing: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    def extend(self, stage: str, mark: Mark) -> "Identity":
+        """Return the identity after one more stage.
+
+        Args:
+            stage: its line.
+            mark: what was seen of it.
+        """
+        line = f"{stage} {mark.text}" if mark.text else stage
+        changing = (mark.whole,) if mark.whole else ()
+        unseen = tuple(f"{what} of {stage}" for what in mark.unseen)
+        return Identity((*self.lines, line), (*self.changing, *changing), (*self.unseen, *unseen))
+
+    def list_for_file(self) -> tuple[str, ...]:
+        """Return the lines that a file of what was found out has, in less than 1 kB."""
+        if not self.changing:
+            return shorten_identity(self.lines)
+        return shorten_identity((*self.lines, f"enclosed {hash_text(' '.join(self.changing))}"))
+
+
+class Identified:
+    """A stage of a pipeline that knows what decides its examples.
+
+    Attributes:
+        stages: one line for each stage, from the source on.
+        before: the stage before; None for a source.
+    """
+
+    stages: tuple[str, ...] = ()
+    before: "Identified | None" = None
+    _identity: Identity | None = None
+
+    def look(self) -> Mark:
+        """Return what is seen of this stage besides its line: of content, or of a function."""
+        return Mark()
+
+    def identify(self) -> Identity:
+        """Return what decides which examples there are. It is found out once, when it is needed."""
+        if self._identity is None:
+            before = self.before.identify() if self.before else Identity()
+            self._identity = before.extend(self.stages[-1], self.look())
+        return self._identity
 
 
 def describe_function(function: Callable[..., Any]) -> str:

@@ -13,10 +13,12 @@ from fulgurite.errors import (
 )
 
 from fulgurite_data.dataset import Dataset
+from fulgurite_data.dtypes import check_equal_dtypes
 from fulgurite_data.examples import merge_rows
+from fulgurite_data.identity import Identity
 from fulgurite_data.indexing import ENDLESS
 from fulgurite_data.nodes import Node
-from fulgurite_data.passes import Pass
+from fulgurite_data.passes import Pass, start_pass
 from fulgurite_data.proportions import Proportions, as_integers
 from fulgurite_data.sources import as_dataset
 
@@ -42,6 +44,19 @@ class Joined(Node):
         self.stages = (*lines, stage)
         self.num_threads = max(parent.num_threads for parent in self.parents)
         self.num_processes = max(parent.num_processes for parent in self.parents)
+
+    def identify(self) -> Identity:
+        if self._identity is None:
+            identities = [parent.identify() for parent in self.parents]
+            lines = [
+                " ".join((name, *parent.lines))
+                for name, parent in zip(self.names, identities, strict=True)
+            ]
+            changing = [mark for parent in identities for mark in parent.changing]
+            unseen = [what for parent in identities for what in parent.unseen]
+            identity = Identity(tuple(lines), tuple(changing), tuple(unseen))
+            self._identity = identity.extend(self.stages[-1], self.look())
+        return self._identity
 
     def read_parent(self, number: int, indices: np.ndarray, at: Pass, rounds: int) -> Any:
         """Return examples of a parent, counted through its repetitions.
@@ -96,6 +111,12 @@ class Mixed(Joined):
         weights = {start: list(phase.weights) for start, phase in phases.items()}
         stage = weights[0] if len(weights) == 1 else weights
         super().__init__(parents, f"mix({stage}, {exhausted!r})")
+        first = np.zeros(1, np.int64)
+        examples = {
+            name: parent.read(first, start_pass(0).enter(number))
+            for number, (name, parent) in enumerate(parents.items())
+        }
+        check_equal_dtypes(examples, "mix")
         self.starts = np.array([*phases])
         self.phases = [*phases.values()]
         sizes = [parent.length for parent in self.parents]
@@ -212,9 +233,12 @@ def mix(
     """Return the examples of several datasets in turn, in exact proportions from the first one on.
 
     Which source each place is of depends only on its number and on the weights before it, so a
-    change at a step changes nothing before that step.
+    change at a step changes nothing before that step. Reads the first example of each source:
+    all have the same arrays, of the same dtypes.
 
     Example:
+        from fulgurite_data import Arrays, mix
+
         web, code = Arrays(np.arange(300)), Arrays(np.arange(100))
         mixed = mix({"web": web, "code": code}, {"web": 3, "code": 1})
 
@@ -223,13 +247,15 @@ def mix(
         weights: of each source, by name or in order; equal by default.
         schedule: weights by the step from which on they count, the first from step 0, instead of
             `weights`. A source may have weight 0 at times.
-        batch_size: for `schedule`: how many of these examples a step takes.
+        batch_size: for `schedule`: how many of these examples a step takes, and so the size of
+            batches.
         exhausted: `stop` a pass before a source lacks an example for its proportion, or `restart`
             sources that have ended, in another order if they shuffle, until each was read to its
             end; with a schedule endlessly.
 
     Raises:
         ConfigurationError: a weight is not positive, a source is empty, or names do not fit.
+        DataError: the sources have other arrays, or other dtypes.
     """
     check_one_of(exhausted, get_args(Exhausted), "mix: exhausted")
     nodes = _as_nodes(sources, "mix")
@@ -260,7 +286,9 @@ def mix(
             raise ConfigurationError(
                 f"mix: the weight of source {index} ({name}) is 0 at all steps: leave it out"
             )
-    return Dataset(Mixed(nodes, phases, exhausted))
+    node = Mixed(nodes, phases, exhausted)
+    node.batch_size = batch_size
+    return Dataset(node)
 
 
 def zip_datasets(
@@ -269,6 +297,8 @@ def zip_datasets(
     """Return examples that are dictionaries, or tuples, of an example of each of several datasets.
 
     Example:
+        from fulgurite_data import Arrays, zip_datasets
+
         pairs = zip_datasets({"x": Arrays(np.arange(6)), "y": Arrays(np.ones(3))}, length="cycle")
         pairs.get(5)  # {"x": 5, "y": 1.0}
 
@@ -323,7 +353,8 @@ def _list_weights(weights: Weights, nodes: Mapping[str, Node]) -> list[float]:
             raise ConfigurationError(f"mix: the weight of source {index} ({name}) is {value!r}")
         if not 0 <= value < math.inf:
             raise ConfigurationError(
-                f"mix: the weight of source {index} ({name}) is {value}; it must not be negative"
+                f"mix: the weight of source {index} ({name}) is {value}; it must be a finite "
+                "number, and not negative"
             )
     if not any(values):
         raise ConfigurationError("mix: all weights are 0")

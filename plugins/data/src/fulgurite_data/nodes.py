@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, as_int, error_context
+from fulgurite.errors import ConfigurationError, DataError, as_int
 from jax.tree_util import keystr
 
 from fulgurite_data.examples import (
@@ -14,14 +14,13 @@ from fulgurite_data.examples import (
     as_ragged,
     find_rows,
     merge_rows,
-    split_rows,
-    stack_rows,
 )
+from fulgurite_data.identity import Identified
 from fulgurite_data.indexing import ENDLESS, IndexMap
 from fulgurite_data.passes import Pass
 
 
-class Node:
+class Node(Identified):
     """Examples that are functions of a pass and of their numbers.
 
     Attributes:
@@ -29,15 +28,15 @@ class Node:
         is_fixed: whether they are the same in each pass.
         level: how many random stages there are up to this one. Their keys follow from it, so that a
             stage which draws nothing, or comes later, changes no order.
-        stages: one line for each stage, from the source on: what decides which examples these are.
         num_threads: how many threads batches are to be read by; 0 for none.
         num_processes: likewise processes.
+        batch_size: how many examples a batch must have; None for any number.
     """
 
     length: int
+    batch_size: int | None = None
     is_fixed: bool = True
     level: int = 0
-    stages: tuple[str, ...] = ()
     num_threads: int = 0
     num_processes: int = 0
 
@@ -62,7 +61,12 @@ class Node:
         return measure_lengths(self.read(indices, at), leaf, self.stages)
 
     def read_pieces(
-        self, indices: np.ndarray, starts: np.ndarray, lengths: np.ndarray, at: Pass
+        self,
+        indices: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        planned: np.ndarray,
+        at: Pass,
     ) -> Any:
         """Return pieces of examples, one after the other: a pytree of arrays whose first axis is
         that of all pieces.
@@ -71,7 +75,11 @@ class Node:
             indices: the example of each piece, int64 `(k,)`.
             starts: its first element within the example, int64 `(k,)`.
             lengths: the number of its elements, int64 `(k,)`.
+            planned: how many elements the whole example had when it was planned, int64 `(k,)`.
             at: the pass.
+
+        Raises:
+            DataError: an example has another number of elements now.
         """
         numbers, places = np.unique(indices, return_inverse=True)
         rows = self.read(numbers, at)
@@ -83,10 +91,34 @@ class Node:
                     "leave it out with map()"
                 )
             ragged = as_ragged(leaf)
+            self.check_planned(indices, ragged.lengths[places], planned, at)
             firsts = np.cumsum(ragged.lengths) - ragged.lengths
             return ragged.values[find_rows(firsts[places] + starts, lengths)]
 
         return jax.tree_util.tree_map_with_path(cut, rows)
+
+    def check_planned(
+        self, indices: np.ndarray, lengths: np.ndarray, planned: np.ndarray, at: Pass
+    ) -> None:
+        """Raise unless examples have the lengths that they had when their rows were planned.
+
+        Args:
+            indices: of the examples, int64 `(k,)`.
+            lengths: that they have, int64 `(k,)`.
+            planned: that they had, int64 `(k,)`.
+            at: the pass.
+
+        Raises:
+            DataError: one has another length.
+        """
+        if np.array_equal(lengths, planned):
+            return
+        place = int(np.argmax(lengths != planned))
+        raise DataError(
+            f"{self.trace(int(indices[place]), at)} has {lengths[place]} elements, and "
+            f"{planned[place]} when rows were planned: the data changed, or differs from read to "
+            "read. Make the dataset again, without the file of its old plan"
+        )
 
     def trace(self, index: int, at: Pass) -> str:
         """Return where an example comes from, in words.
@@ -107,6 +139,7 @@ class Node:
         self.is_fixed = parent.is_fixed
         self.level = parent.level
         self.stages = (*parent.stages, stage)
+        self.before = parent
         self.num_threads = parent.num_threads
         self.num_processes = parent.num_processes
 
@@ -178,49 +211,6 @@ class Indexed(Node):
             for order, epoch in zip(orders, epochs, strict=True)
         ]
         return merge_rows(parts, orders, lambda: self.stages[-1])
-
-
-class Mapped(Node):
-    """The examples of another node, each changed by a function.
-
-    Args:
-        parent: the other node.
-        function: called with an example, and with a `numpy.random.Generator` if `has_rng`.
-        name: what errors and the identity of the dataset call it.
-        has_rng: whether it draws random numbers.
-    """
-
-    def __init__(
-        self, parent: Node, function: Callable[..., Any], name: str, has_rng: bool
-    ) -> None:
-        self.follow(parent, f"map({name}{', rng=True' if has_rng else ''})")
-        self.parent = parent
-        self.function = function
-        self.name = name
-        self.has_rng = has_rng
-        self.length = parent.length
-        self.is_fixed = parent.is_fixed and not has_rng
-        self.level = parent.level + has_rng
-
-    def read(self, indices: np.ndarray, at: Pass) -> Any:
-        examples = split_rows(self.parent.read(indices, at))
-        key = at.make_key(self.parent.level) if self.has_rng else 0
-        results = []
-        for index, example in zip(indices.tolist(), examples, strict=True):
-            with error_context(lambda index=index: self._describe(index, at)):
-                if self.has_rng:
-                    # A key of its own for each example: 4 us, where a SeedSequence takes 20.
-                    rng = np.random.Generator(np.random.Philox(key=[key, index]))
-                    results.append(self.function(example, rng))
-                else:
-                    results.append(self.function(example))
-        return stack_rows(results, lambda: self.stages[-1])
-
-    def trace(self, index: int, at: Pass) -> str:
-        return self.parent.trace(index, at)
-
-    def _describe(self, index: int, at: Pass) -> str:
-        return f"in {self.stages[-1]}, of {self.parent.trace(index, at)}"
 
 
 def measure_lengths(rows: Any, leaf: str | None, stages: tuple[str, ...]) -> np.ndarray:

@@ -91,6 +91,7 @@ class Normalized(Node):
         self.follow(parent, f"normalize({', '.join(mean)}, {digest})")
         self.parent = parent
         self.length = parent.length
+        self.batch_size = parent.batch_size
         self.mean = mean
         # What does not vary is equal to its mean, and becomes 0.
         self.scale = {name: 1 / np.where(value > 0, value, 1) for name, value in std.items()}
@@ -114,4 +115,17 @@ class Normalized(Node):
     def _normalize(self, name: str, leaf: Any) -> Any:
         if isinstance(leaf, Ragged):
             return Ragged(self._normalize(name, leaf.values), leaf.lengths)
-        return ((leaf - self.mean[name]) * self.scale[name]).astype(np.float32)
+        mean = self.mean[name]
+        size = leaf.shape[1:]
+        if not _is_broadcast(mean.shape, size):
+            raise ConfigurationError(
+                f"{self.stages[-1]}: data[{name!r}] has examples of shape {size}, and its "
+                f"statistics are of shape {mean.shape}: compute them of data like this one"
+            )
+        return ((leaf - mean) * self.scale[name]).astype(np.float32)
+
+
+def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Return whether an array of one shape is broadcast to another one, by the rule of NumPy."""
+    ends = to[len(to) - len(shape) :]
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(shape, ends, strict=True))

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, DataError
+from fulgurite.errors import ConfigurationError, DataError, error_context
 
 from fulgurite_data.examples import find_rows
 from fulgurite_data.nodes import Node, check_fixed, iter_chunks
@@ -29,6 +29,7 @@ class Pieces:
         lengths: the number of its elements.
         rows: the row it is in, counted from the first of these rows.
         places: where in the row it begins.
+        planned: the number of elements of the whole example.
     """
 
     examples: np.ndarray
@@ -36,6 +37,7 @@ class Pieces:
     lengths: np.ndarray
     rows: np.ndarray
     places: np.ndarray
+    planned: np.ndarray
 
 
 class Plan(Protocol):
@@ -81,7 +83,8 @@ class SplitPlan:
         begins = np.where(examples > 0, self.ends[examples - 1], 0)
         starts = np.maximum(begins, lows[numbers])
         lengths = np.minimum(self.ends[examples], highs[numbers]) - starts
-        pieces = (examples, starts - begins, lengths, numbers, starts - lows[numbers])
+        planned = self.ends[examples] - begins
+        pieces = (examples, starts - begins, lengths, numbers, starts - lows[numbers], planned)
         is_empty = lengths == 0
         if is_empty.any():
             pieces = tuple(field[~is_empty] for field in pieces)
@@ -115,7 +118,8 @@ class FitPlan:
         ends = np.cumsum(lengths)
         before = np.append(0, ends)[np.cumsum(counts) - counts]
         places = ends - lengths - before[numbers]
-        return Pieces(self.examples[members], np.zeros_like(lengths), lengths, numbers, places)
+        starts = np.zeros_like(lengths)
+        return Pieces(self.examples[members], starts, lengths, numbers, places, lengths)
 
 
 class Packed(Node):
@@ -131,7 +135,7 @@ class Packed(Node):
         path: see `Dataset.pack`.
 
     Raises:
-        DataError: an example is too long, or there is none.
+        DataError: an example is too long, there is none, or the file is of another dataset.
     """
 
     def __init__(
@@ -152,6 +156,8 @@ class Packed(Node):
         self.parent = parent
         self.size = size
         self.mask_first = mask_first
+        place = "" if path is None else f", planned in {path}"
+        self.source_of_plan = f"in {self.stages[-1]}{place}"
 
         def make_plan() -> dict[str, np.ndarray]:
             lengths = find_lengths(parent, length_of)
@@ -163,7 +169,12 @@ class Packed(Node):
                 "rows": assign_rows(lengths, size, num_open, how == "best_fit"),
             }
 
-        plan = load_or_make(path, self.stages, make_plan)
+        plan = load_or_make(path, self.identify, make_plan)
+        if len(plan["lengths"]) != parent.length:
+            raise DataError(
+                f"{path} has the plan of {len(plan['lengths'])} examples, and there are "
+                f"{parent.length}: remove it, or choose another path"
+            )
         self.plan: Plan = SplitPlan(size=size, **plan) if how == "split" else FitPlan(**plan)
         self.length = self.plan.num_rows
         if not self.length:
@@ -171,7 +182,10 @@ class Packed(Node):
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         pieces = self.plan.find_pieces(indices)
-        values = self.parent.read_pieces(pieces.examples, pieces.starts, pieces.lengths, at)
+        with error_context(lambda: self.source_of_plan):
+            values = self.parent.read_pieces(
+                pieces.examples, pieces.starts, pieces.lengths, pieces.planned, at
+            )
         self._check_keys(values)
         shape = (len(indices), self.size)
         # Where in the rows, laid one after the other, each element goes.

@@ -26,6 +26,7 @@ class Padded(Node):
         self.follow(parent, f"pad({size}{', truncate=True' if truncate else ''})")
         self.parent = parent
         self.length = parent.length
+        self.batch_size = parent.batch_size
         self.size = size
         self.truncate = truncate
         self.length_of = length_of

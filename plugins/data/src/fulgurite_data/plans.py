@@ -6,22 +6,22 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-from fulgurite.errors import DataError
+from fulgurite.errors import ConfigurationError, DataError
 
-from fulgurite_data.identity import shorten_identity
+from fulgurite_data.identity import Identity
 
 Plan = dict[str, np.ndarray]
 
 
 def load_or_make(
-    path: str | PathLike[str] | None, stages: tuple[str, ...], make: Callable[[], Plan]
+    path: str | PathLike[str] | None, identify: Callable[[], Identity], make: Callable[[], Plan]
 ) -> Plan:
     """Return a plan from its file, or make it and write the file.
 
     Args:
         path: of the file; None to make the plan without one.
-        stages: of the node that the plan is for. They are in the file, and a file of others is
-            refused.
+        identify: returns what decides the plan. It is in the file, and a file of another one is
+            refused. Called if there is a path.
         make: called without arguments; returns arrays by name.
 
     Raises:
@@ -30,7 +30,7 @@ def load_or_make(
     if path is None:
         return make()
     target = Path(path)
-    identity = "\n".join(shorten_identity(stages))
+    identity = "\n".join(identify().list_for_file())
     if target.exists():
         return _load(target, identity)
     plan = make()
@@ -39,6 +39,25 @@ def load_or_make(
         np.savez(file, allow_pickle=False, identity=np.array(identity), **plan)
     partial.replace(target)
     return plan
+
+
+def check_seen(identity: Identity, where: str, advice: str) -> None:
+    """Raise if a file could not tell whether it is of the same data.
+
+    Args:
+        identity: of the data.
+        where: what has the path of the file.
+        advice: what to do instead.
+
+    Raises:
+        ConfigurationError: a function holds something that cannot be looked into.
+    """
+    if identity.unseen:
+        raise ConfigurationError(
+            f"{where}: whether a file is of this data cannot be told, because "
+            f"{identity.unseen[0]} cannot be looked into. Let the function hold arrays, numbers, "
+            f"strings, or containers of these, or {advice}"
+        )
 
 
 def _load(path: Path, identity: str) -> Plan:

@@ -44,17 +44,27 @@ class Proportions:
         return counts
 
     def find_length(self, sizes: Sequence[int]) -> int:
-        """Return how many places there are before a source has no element left for its proportion.
+        """Return how many places there are before the first one whose source has no element left.
 
         Args:
             sizes: the number of elements of each source.
         """
-        lengths = [
-            size * self.total // weight
+        # After so many rounds of all proportions, a source has fewer elements than places.
+        limits = [
+            (size // weight + 1) * self.total
             for size, weight in zip(sizes, self.weights, strict=True)
             if weight and size < ENDLESS
         ]
-        return min([*lengths, ENDLESS])
+        low, high = 0, min([*limits, ENDLESS])
+        if high == ENDLESS:
+            return ENDLESS
+        # Counts only grow with the number of places.
+        while low + 1 < high:
+            middle = (low + high) // 2
+            counts = self.count(np.array([middle]))[:, 0].tolist()
+            is_there = all(count <= size for count, size in zip(counts, sizes, strict=True))
+            low, high = (middle, high) if is_there else (low, middle)
+        return low
 
     def find_cover(self, sizes: Sequence[int]) -> int:
         """Return how many places there are until each source was read to its end.

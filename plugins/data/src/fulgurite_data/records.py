@@ -6,7 +6,10 @@ from typing import Any
 
 from fulgurite.errors import DataError
 
+from fulgurite_data.arrays import ItemNode
+from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.extras import import_extra
+from fulgurite_data.identity import describe_function
 from fulgurite_data.tables import check_files
 
 
@@ -43,3 +46,22 @@ class DecodedRecords:
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several examples, which the files are asked for at once."""
         return [self.decode(record) for record in self._source.__getitems__(indices)]
+
+
+class RecordNode(ItemNode):
+    """The examples in ArrayRecord files.
+
+    Args:
+        paths: the files.
+        decode: as of `DecodedRecords`.
+    """
+
+    items: DecodedRecords
+
+    def __init__(self, paths: Sequence[Path], decode: Callable[[bytes], Any]) -> None:
+        name = f"{paths[0].name}, {len(paths)} files, {describe_function(decode)}"
+        super().__init__(DecodedRecords(paths, decode), name)
+        self.paths = paths
+
+    def look(self) -> Mark:
+        return look_at_files(self.paths, self.items.decode)

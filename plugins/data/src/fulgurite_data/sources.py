@@ -1,6 +1,6 @@
 """Where examples come from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ from numpy.typing import DTypeLike
 
 from fulgurite_data.arrays import ArrayNode, ItemNode
 from fulgurite_data.dataset import Dataset, check_window
-from fulgurite_data.identity import describe_function
 from fulgurite_data.images import ImageNode
-from fulgurite_data.records import DecodedRecords
+from fulgurite_data.records import RecordNode
 from fulgurite_data.tables import JSONLinesNode, ParquetNode
 from fulgurite_data.tokens import TokenNode, TokenWindows
 
@@ -46,7 +45,8 @@ class Items(Dataset):
         batch = dataset.shuffle().batch(5).read(0)
 
     Args:
-        items: the sequence. Item `n` must be the same whenever it is read.
+        items: the sequence. Item `n` must be the same whenever it is read, and its arrays have the
+            dtypes of those of item 0.
         name: what errors call it; by default its class.
     """
 
@@ -69,8 +69,9 @@ class Tokens(Dataset):
     Args:
         paths: of one file or several. A `.npy` file is an array of integers of one axis, a `.bin`
             file nothing but numbers. Where documents begin stands beside it in `NAME.offsets.npy`,
-            int64 numbers from 0 to the number of tokens; without such a file it is one document.
+            int64 numbers from 0 to the number of tokens.
         dtype: of the numbers in `.bin` files: uint16, uint32 or int32.
+        has_offsets: False for files that are one document each, with no such file beside them.
 
     Raises:
         DataError: a file is missing, empty or truncated.
@@ -83,8 +84,9 @@ class Tokens(Dataset):
         paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
         dtype: DTypeLike = "uint16",
+        has_offsets: bool = True,
     ) -> None:
-        super().__init__(TokenNode(_as_paths(paths), dtype))
+        super().__init__(TokenNode(_as_paths(paths), dtype, has_offsets))
 
     @property
     def num_tokens(self) -> int:
@@ -105,11 +107,13 @@ class Tokens(Dataset):
 
 
 class Images(Dataset):
-    """The images in a folder, `{"image": uint8 (height, width, channels)}`. With a folder for each
-    class in it, `label` is the number of the class, int32, in the order of the names. Needs the
-    extra `images`.
+    """The images in a folder, `{"image": uint8 (height, width, channels)}`, upright as their EXIF
+    says. With a folder for each class in it, `label` is the number of the class, int32, in the
+    order of the names. Needs the extra `images`.
 
     Example:
+        from pathlib import Path
+
         from fulgurite_data import Images
         from PIL import Image
 
@@ -123,10 +127,14 @@ class Images(Dataset):
         folder: of the images. Folders in it are looked through as well.
         size: (height, width) that images are scaled to; without, all of a batch must have one size.
         mode: `RGB`, `L` for grey, `RGBA`.
-        threads: how many threads decode, see `Dataset.map`.
+        classes: the names of the folders, in the order of their labels, such as those of the
+            training set for a test set that lacks some; by default all folders, sorted.
+        threads: how many threads decode, see `Dataset.map`. A `map` of these images may ask for
+            threads too, not for processes.
 
     Raises:
-        DataError: the folder is missing, or has no images.
+        DataError: the folder is missing, or has no images; a folder in it has none, or is not in
+            `classes`.
     """
 
     node: ImageNode
@@ -137,9 +145,10 @@ class Images(Dataset):
         *,
         size: tuple[int, int] | None = None,
         mode: str = "RGB",
+        classes: Sequence[str] | None = None,
         threads: int = 0,
     ) -> None:
-        node = ImageNode(Path(folder), size, mode)
+        node = ImageNode(Path(folder), size, mode, classes)
         node.use_workers(threads, 0)
         super().__init__(node)
 
@@ -187,6 +196,8 @@ class JSONLines(Dataset):
     """The lines of files of JSON, memory-mapped, as what each line holds.
 
     Example:
+        from pathlib import Path
+
         from fulgurite_data import JSONLines
 
         Path("lines.jsonl").write_text('{"x": [1, 2], "label": 0}\\n{"x": [3], "label": 1}\\n')
@@ -196,6 +207,8 @@ class JSONLines(Dataset):
     Args:
         paths: of one file or several.
         columns: which keys of the lines to read; all by default, and then each line has the same.
+        dtypes: of the numbers under some keys. Those of the others are int64, float64 or bool, as
+            in the first line, and a line with another one is an error: 1 is an integer, 1.0 is not.
 
     Raises:
         DataError: a file is missing or empty.
@@ -206,8 +219,9 @@ class JSONLines(Dataset):
         paths: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
         columns: Sequence[str] | None = None,
+        dtypes: Mapping[str, DTypeLike] | None = None,
     ) -> None:
-        super().__init__(JSONLinesNode(_as_paths(paths), columns))
+        super().__init__(JSONLinesNode(_as_paths(paths), columns, dtypes))
 
 
 class ArrayRecords(Dataset):
@@ -240,10 +254,7 @@ class ArrayRecords(Dataset):
         decode: Callable[[bytes], Any],
     ) -> None:
         check_callable(decode, "ArrayRecords: decode")
-        files = _as_paths(paths)
-        records = DecodedRecords(files, decode)
-        name = f"{files[0].name}, {len(files)} files, {describe_function(decode)}"
-        super().__init__(ItemNode(records, name))
+        super().__init__(RecordNode(_as_paths(paths), decode))
 
 
 def as_dataset(source: Any, where: str) -> Dataset:

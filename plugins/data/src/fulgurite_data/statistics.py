@@ -1,5 +1,6 @@
 """Mean and standard deviation of a dataset, in one exact pass."""
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -7,12 +8,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, check_one_of
 
+from fulgurite_data.content import Mark
 from fulgurite_data.dataset import Dataset
 from fulgurite_data.examples import Ragged
-from fulgurite_data.identity import shorten_identity
 from fulgurite_data.nodes import Node, check_fixed, iter_chunks
 from fulgurite_data.normalizing import Statistics
 from fulgurite_data.passes import start_pass
+from fulgurite_data.plans import check_seen
 
 Per = Literal["channel", "element", "array"]
 _CHUNK = 256
@@ -39,7 +41,8 @@ def compute_statistics(
             nothing is computed.
 
     Raises:
-        DataError: the file is of another dataset, or an array holds NaN.
+        DataError: the file is of another dataset, an array holds NaN, or there are no numbers.
+        ConfigurationError: there is a path, and a function holds what cannot be looked into.
     """
     check_one_of(per, get_args(Per), "compute_statistics: per")
     node = dataset.node
@@ -47,24 +50,14 @@ def compute_statistics(
     if not names:
         raise ConfigurationError("compute_statistics: name at least one array")
     line = f"compute_statistics({', '.join(names)}, {per})"
-    identity = shorten_identity((*node.stages, line))
-    if path is not None and Path(path).exists():
-        saved = Statistics.load(path)
-        if saved.identity != identity:
-            raise DataError(
-                f"{path} has the statistics of {'.'.join(saved.identity)}, not of "
-                f"{'.'.join(identity)}: remove it, or choose another path"
-            )
-        return saved
-    moments = {name: _Moments() for name in names}
-    at = start_pass(0)
-    for indices in iter_chunks(node.length, _CHUNK):
-        rows = node.read(indices, at)
-        for name in names:
-            moments[name].add(_get_numbers(rows, name, node, per))
-    for name, moment in moments.items():
-        if not np.isfinite(moment.mean).all():
-            raise DataError(f"compute_statistics: {name} holds a number that is not finite")
+    whole = node.identify().extend(line, Mark())
+    identity = whole.list_for_file()
+    if path is not None:
+        where = f"compute_statistics, path={str(path)!r}"
+        check_seen(whole, where, "leave path= out, and use Statistics.save and Statistics.load")
+        if Path(path).exists():
+            return _load(path, identity)
+    moments = _sum_up(node, names, per)
     statistics = Statistics(
         {name: moment.mean for name, moment in moments.items()},
         {name: np.sqrt(moment.squares / moment.count) for name, moment in moments.items()},
@@ -95,6 +88,35 @@ class _Moments:
         self.squares = self.squares + squares + delta**2 * (self.count * len(numbers) / total)
         self.mean = self.mean + delta * (len(numbers) / total)
         self.count = total
+
+
+def _load(path: str | PathLike[str], identity: tuple[str, ...]) -> Statistics:
+    saved = Statistics.load(path)
+    if saved.identity != identity:
+        raise DataError(
+            f"{path} has the statistics of {'.'.join(saved.identity)}, not of "
+            f"{'.'.join(identity)}: remove it, or choose another path"
+        )
+    return saved
+
+
+def _sum_up(node: Node, names: Sequence[str], per: Per) -> dict[str, _Moments]:
+    """Return the moments of arrays by name."""
+    moments = {name: _Moments() for name in names}
+    at = start_pass(0)
+    for indices in iter_chunks(node.length, _CHUNK):
+        rows = node.read(indices, at)
+        for name in names:
+            moments[name].add(_get_numbers(rows, name, node, per))
+    for name, moment in moments.items():
+        if not moment.count:
+            raise DataError(
+                f"compute_statistics: {name} of {'.'.join(node.stages)} has no numbers: there are "
+                f"{node.length} examples"
+            )
+        if not np.isfinite(moment.mean).all():
+            raise DataError(f"compute_statistics: {name} holds a number that is not finite")
+    return moments
 
 
 def _get_numbers(rows: Any, name: str, node: Node, per: Per) -> np.ndarray:

@@ -3,16 +3,19 @@
 import json
 import mmap
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from fulgurite.errors import ConfigurationError, DataError
+from numpy.typing import DTypeLike
 
-from fulgurite_data.arrow import read_column
-from fulgurite_data.examples import merge_rows, stack_rows, take_rows
+from fulgurite_data.arrow import find_dtype, read_column
+from fulgurite_data.content import Mark, look_at_files
+from fulgurite_data.dtypes import StackedNode
+from fulgurite_data.examples import merge_rows, take_rows
 from fulgurite_data.extras import import_extra
 from fulgurite_data.identity import hash_text
 from fulgurite_data.nodes import Node
@@ -49,6 +52,7 @@ class ParquetNode(Node):
                     f"{self.paths[number]} has no column {missing[0]!r}; there are: "
                     f"{', '.join(file.schema_arrow.names)}"
                 )
+            self._check_dtypes(number, names)
             metadata = file.metadata
             groups += [
                 (number, group, metadata.row_group(group).num_rows)
@@ -64,6 +68,9 @@ class ParquetNode(Node):
             f"Parquet({self.paths[0].name}, {len(paths)} files, {self.length} rows {digest}, "
             f"{', '.join(self._get_columns(0))})",
         )
+
+    def look(self) -> Mark:
+        return look_at_files(self.paths, self.columns)
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         numbers = np.searchsorted(self.bounds, indices, side="right") - 1
@@ -101,6 +108,20 @@ class ParquetNode(Node):
         self._cache: OrderedDict[int, Any] = OrderedDict()
         self._lock = Lock()
 
+    def _check_dtypes(self, number: int, names: Sequence[str]) -> None:
+        """Raise `DataError` if a column of a file has another dtype than in the first one."""
+        first, schema = self._files[0].schema_arrow, self._files[number].schema_arrow
+        for name in names:
+            expected, dtype = (
+                find_dtype(first.field(name).type),
+                find_dtype(schema.field(name).type),
+            )
+            if dtype != expected:
+                raise DataError(
+                    f"column {name!r} is {dtype} in {self.paths[number]}, and {expected} in "
+                    f"{self.paths[0]}: write both with one type"
+                )
+
     def _get_columns(self, number: int) -> list[str]:
         if self.columns is None:
             return self._files[0].schema_arrow.names
@@ -126,19 +147,28 @@ class ParquetNode(Node):
             return rows
 
 
-class JSONLinesNode(Node):
+class JSONLinesNode(StackedNode):
     """The lines of files of JSON. 8 bytes for each line are kept; the files are memory-mapped.
 
     Args:
         paths: the files.
         columns: which keys of the lines to read; None for all.
+        dtypes: of keys.
 
     Raises:
         DataError: a file is missing or empty.
     """
 
-    def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None) -> None:
+    dtype_advice = "Say which one it is: JSONLines(..., dtypes={key: 'float32'})"
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        columns: Sequence[str] | None,
+        dtypes: Mapping[str, DTypeLike] | None = None,
+    ) -> None:
         check_files(paths, "JSONLines")
+        self.dtypes = {name: _as_dtype(name, dtype) for name, dtype in (dtypes or {}).items()}
         self.paths = [*paths]
         self.columns = None if columns is None else [*columns]
         self._maps = [_map_file(path) for path in self.paths]
@@ -151,11 +181,15 @@ class JSONLinesNode(Node):
         self.stages = (
             f"JSONLines({self.paths[0].name}, {len(paths)} files, {self.length} lines {digest})",
         )
+        if self.dtypes:
+            listed = ", ".join(f"{name}: {dtype}" for name, dtype in self.dtypes.items())
+            self.stages = (f"{self.stages[0]} as {listed}",)
 
-    def read(self, indices: np.ndarray, at: Pass) -> Any:
-        return stack_rows(
-            [self._parse(index) for index in indices.tolist()], lambda: self.stages[-1]
-        )
+    def look(self) -> Mark:
+        return look_at_files(self.paths, self.columns)
+
+    def read_examples(self, indices: np.ndarray, at: Pass) -> list[Any]:
+        return [self._convert(index, at) for index in indices.tolist()]
 
     def trace(self, index: int, at: Pass) -> str:
         number, line = self._find(index)
@@ -168,6 +202,21 @@ class JSONLinesNode(Node):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._maps = [_map_file(path) for path in self.paths]
+
+    def _convert(self, index: int, at: Pass) -> Any:
+        """Return a line, with arrays of the dtypes that were asked for."""
+        value = self._parse(index)
+        if not self.dtypes:
+            return value
+        if not isinstance(value, dict) or any(name not in value for name in self.dtypes):
+            raise DataError(f"{self.trace(index, at)} lacks some of {', '.join(self.dtypes)}")
+        arrays = {
+            name: _cast(
+                value[name], dtype, lambda name=name: f"{name!r} in {self.trace(index, at)}"
+            )
+            for name, dtype in self.dtypes.items()
+        }
+        return {**value, **arrays}
 
     def _find(self, index: int) -> tuple[int, int]:
         number = int(np.searchsorted(self.bounds, index, side="right")) - 1
@@ -189,6 +238,34 @@ class JSONLinesNode(Node):
                 f"line {line + 1} of {self.paths[number]} lacks some of {', '.join(self.columns)}"
             )
         return {name: value[name] for name in self.columns}
+
+
+def _as_dtype(name: str, dtype: DTypeLike) -> np.dtype:
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigurationError(f"JSONLines: the dtype of {name!r} is {dtype!r}") from error
+    if kind.kind not in "iufb":
+        raise ConfigurationError(
+            f"JSONLines: the dtype of {name!r} is {kind}; it must be one of numbers or bools"
+        )
+    return kind
+
+
+def _cast(value: Any, dtype: np.dtype, where: Callable[[], str]) -> np.ndarray:
+    """Return a number, or lists of numbers, as an array of a dtype that holds them."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{where()} cannot be an array: {error}") from error
+    if array.size and array.dtype.kind not in "iufb":
+        raise DataError(f"{where()} is {value!r:.60}, and not of numbers")
+    with np.errstate(invalid="ignore"):  # which the comparison finds
+        cast = array.astype(dtype)
+    # Floats are rounded, as everywhere; another number is not that of the file.
+    if dtype.kind != "f" and not np.array_equal(cast, array):
+        raise DataError(f"{where()} is {value!r:.60}, which {dtype} does not hold")
+    return cast
 
 
 def check_files(paths: Sequence[Path], kind: str) -> None:

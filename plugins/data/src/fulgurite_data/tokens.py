@@ -11,11 +11,14 @@ from fulgurite.errors import ConfigurationError, DataError
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike
 
+from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.examples import Ragged
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
 
 _HASHED_BYTES = 4096
+_MAX_TOKEN = 2**31 - 1
+_SMALL_DTYPES = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 
 class TokenShard:
@@ -24,21 +27,24 @@ class TokenShard:
     Args:
         path: a `.npy` file, or a `.bin` file of nothing but numbers.
         dtype: of the numbers in a `.bin` file.
+        has_offsets: whether a file beside it says where documents begin.
 
     Raises:
         DataError: the file is missing, empty or truncated, or its documents do not fit.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
+    def __init__(self, path: Path, dtype: np.dtype, has_offsets: bool = True) -> None:
         self.path = path
         self.dtype = dtype
         self.tokens = _map_tokens(path, dtype)
-        self.offsets = _load_offsets(path, len(self.tokens))
+        self.has_offsets = has_offsets
+        num_tokens = len(self.tokens)
+        self.offsets = _load_offsets(path, num_tokens) if has_offsets else np.array([0, num_tokens])
         self._windows: dict[int, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return where the file is: a process maps it itself."""
-        return {"path": self.path, "dtype": self.dtype}
+        return {"path": self.path, "dtype": self.dtype, "has_offsets": self.has_offsets}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         TokenShard.__init__(self, **state)
@@ -123,17 +129,14 @@ class TokenNode(Node):
     Args:
         paths: the files.
         dtype: of the numbers in `.bin` files.
+        has_offsets: as of `TokenShard`.
     """
 
-    def __init__(self, paths: Sequence[Path], dtype: DTypeLike) -> None:
-        kind = np.dtype(dtype)
-        if kind not in (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32)):
-            raise ConfigurationError(
-                f"Tokens: dtype is {kind}; it must be uint16, uint32 or int32, as the file has it"
-            )
+    def __init__(self, paths: Sequence[Path], dtype: DTypeLike, has_offsets: bool = True) -> None:
+        kind = _check_dtype("Tokens", dtype)
         if not paths:
             raise ConfigurationError("Tokens: give the path of at least one file")
-        self.shards = [TokenShard(path, kind) for path in paths]
+        self.shards = [TokenShard(path, kind, has_offsets) for path in paths]
         self.stream = TokenStream(self.shards)
         counts = [len(shard.offsets) - 1 for shard in self.shards]
         self.documents = np.cumsum([0, *counts])
@@ -148,22 +151,52 @@ class TokenNode(Node):
             f"{len(self.stream)} tokens, {digest})",
         )
 
+    def look(self) -> Mark:
+        return look_at_files(
+            [shard.path for shard in self.shards], [shard.offsets for shard in self.shards]
+        )
+
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         starts, lengths = self.find_spans(indices)
-        tokens = self.stream.read_spans(starts, lengths).astype(np.int32)
+        tokens = self.convert(self.stream.read_spans(starts, lengths))
         return {"tokens": Ragged(tokens, lengths)}
 
     def read_lengths(self, indices: np.ndarray, at: Pass, leaf: str | None) -> np.ndarray:
         return self.find_spans(indices)[1]
 
     def read_pieces(
-        self, indices: np.ndarray, starts: np.ndarray, lengths: np.ndarray, at: Pass
+        self,
+        indices: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        planned: np.ndarray,
+        at: Pass,
     ) -> Any:
-        firsts = self.find_spans(indices)[0] + starts
+        firsts, totals = self.find_spans(indices)
+        self.check_planned(indices, totals, planned, at)
+        firsts += starts
         # Pieces that follow one another in the files are one span.
         begins = np.flatnonzero(np.append(True, firsts[1:] != (firsts + lengths)[:-1]))
         sizes = np.add.reduceat(lengths, begins)
-        return {"tokens": self.stream.read_spans(firsts[begins], sizes).astype(np.int32)}
+        return {"tokens": self.convert(self.stream.read_spans(firsts[begins], sizes))}
+
+    def convert(self, tokens: np.ndarray) -> np.ndarray:
+        """Return tokens as int32.
+
+        Args:
+            tokens: as a file has them.
+
+        Raises:
+            DataError: one is negative, or too large.
+        """
+        if tokens.size and tokens.dtype not in _SMALL_DTYPES:
+            outside = (tokens < 0) | (tokens > _MAX_TOKEN)
+            if outside.any():
+                raise DataError(
+                    f"{self.stages[0]} has the token {tokens[outside][0]}, and tokens are int32, "
+                    f"from 0 to {_MAX_TOKEN}: the file holds something else, or is of another dtype"
+                )
+        return tokens.astype(np.int32)
 
     def find_spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where documents begin in all tokens, and their lengths, both int64 `(k,)`.
@@ -214,10 +247,11 @@ class TokenWindows(Node):
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         runs = self.parent.stream.read_runs(indices * self.stride, self.size + self.targets)
+        convert = self.parent.convert
         if not self.targets:
-            return {"tokens": runs.astype(np.int32)}
+            return {"tokens": convert(runs)}
         # Two arrays of their own: a view into one of both would be copied on its way to the device.
-        return {"tokens": runs[:, :-1].astype(np.int32), "targets": runs[:, 1:].astype(np.int32)}
+        return {"tokens": convert(runs[:, :-1]), "targets": convert(runs[:, 1:])}
 
     def trace(self, index: int, at: Pass) -> str:
         return f"window {index} of {self.parent.shards[0].path}"
@@ -232,30 +266,69 @@ def write_tokens(
         path: of a `.bin` file, complete once it is there. The places are in `NAME.offsets.npy`:
             int64, the start of each document, and the end of the last one.
         documents: sequences of integers; read once.
-        dtype: of the file, uint16 or uint32.
+        dtype: of the file, uint16, uint32 or int32.
 
     Raises:
-        DataError: a token does not fit the dtype.
+        DataError: a document is not one of integers, or a token does not fit the dtype; `Tokens`
+            reads int32.
     """
     target = Path(path)
-    kind: np.dtype[Any] = np.dtype(dtype)
-    largest = int(np.iinfo(kind.name).max)
+    kind = _check_dtype("write_tokens", dtype)
     offsets = [0]
     partial = target.with_name(f"{target.name}.partial")
     with partial.open("wb") as file:
         for number, document in enumerate(documents):
-            tokens = np.asarray(document, np.int64).reshape(-1)
-            if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= largest:
-                raise DataError(
-                    f"document {number} has the token {tokens.max()}, and {kind} holds 0 to "
-                    f"{largest}: write_tokens(..., dtype='uint32')"
-                )
+            tokens = _as_tokens(document, number)
+            _check_range(tokens, number, kind)
             file.write(tokens.astype(kind).tobytes())
             offsets.append(offsets[-1] + len(tokens))
     # The tokens last: without the places, they would be one document.
     np.save(_get_offsets_path(target), np.array(offsets, np.int64))
     partial.replace(target)
     return target
+
+
+def _check_dtype(where: str, dtype: DTypeLike) -> np.dtype:
+    kind: np.dtype[Any] = np.dtype(dtype)
+    if kind not in (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32)):
+        raise ConfigurationError(
+            f"{where}: dtype is {kind}; it must be uint16, uint32 or int32, as the file has it"
+        )
+    return kind
+
+
+def _as_tokens(document: Any, number: int) -> np.ndarray:
+    """Return a document as int64 `(tokens,)`."""
+    try:
+        tokens = np.asarray(document).reshape(-1)
+    except ValueError as error:
+        raise DataError(f"document {number} cannot be an array: {error}") from error
+    if not tokens.size:
+        return tokens.astype(np.int64)
+    if tokens.dtype.kind not in "iu":
+        raise DataError(
+            f"document {number} holds {tokens.dtype}, such as {tokens[0]!r:.60}, and a token is an "
+            "integer of at most 64 bits. Turn text into tokens first, for example with tokenize()"
+        )
+    return tokens
+
+
+def _check_range(tokens: np.ndarray, number: int, dtype: np.dtype) -> None:
+    """Raise `DataError` if a token is negative, or too large for a file or for `Tokens`."""
+    largest = min(int(np.iinfo(dtype.name).max), _MAX_TOKEN)
+    outside = (tokens < 0) | (tokens > largest)
+    if not outside.any():
+        return
+    token = int(tokens[outside][0])
+    advice = "tokens are int32 when they are read"
+    if token < 0:
+        advice = "a token is not negative"
+    elif token <= _MAX_TOKEN:
+        advice = "write_tokens(..., dtype='uint32')"
+    raise DataError(
+        f"document {number} has the token {token}, and a file of {dtype} holds 0 to {largest}: "
+        f"{advice}"
+    )
 
 
 def _map_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
@@ -288,11 +361,13 @@ def _map_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 def _load_offsets(path: Path, num_tokens: int) -> np.ndarray:
-    """Return where the documents of a file begin, and the end of the last: one document for a file
-    that does not say."""
+    """Return where the documents of a file begin, and the end of the last."""
     offsets_path = _get_offsets_path(path)
     if not offsets_path.exists():
-        return np.array([0, num_tokens])
+        raise DataError(
+            f"{offsets_path}, which says where the documents of {path.name} begin, is missing. If "
+            "the file is one document, say Tokens(..., has_offsets=False)"
+        )
     try:
         offsets = np.load(offsets_path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

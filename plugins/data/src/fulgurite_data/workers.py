@@ -222,10 +222,15 @@ def _serve(connection: Connection, node: BatchNode) -> None:
 
 def _make_sendable(error: BaseException) -> BaseException:
     """Return an exception that another process can raise, with the traceback as a note."""
-    text = "".join(format_exception(error))
-    error.add_note(f"In a worker process:\n{text}")
+    note = f"In a worker process:\n{''.join(format_exception(error))}"
+    notes = [*getattr(error, "__notes__", ()), note]
+    error.add_note(note)
     try:
         loads(dumps(error))
     except Exception:
-        return DataError(f"in a worker process: {text}")
+        # Neither its class nor its arguments need arrive, so all that it says is a message.
+        substitute = DataError(f"in a worker process: {type(error).__qualname__}: {error}")
+        for text in notes:
+            substitute.add_note(text)
+        return substitute
     return error

@@ -300,6 +300,8 @@ class DataSource:
             lacks = ""
             if hasattr(self.source, "__getitem__"):
                 lacks = ": it has __getitem__, and needs __len__ as well, or __iter__"
+            if hasattr(self.source, "batch"):
+                lacks = ": it has examples, of which .batch(size) makes batches"
             raise ConfigurationError(
                 f"data must be an iterable of batches, not {self.source!r}{lacks}."
             )

@@ -1,6 +1,5 @@
 """Datasets of Hugging Face: of rows with an index, and streamed."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from fulgurite.errors import (
 from fulgurite_data.adapters.passes import CheckedPasses
 from fulgurite_data.adapters.shapes import check_shapes
 from fulgurite_data.arrow import read_column
+from fulgurite_data.content import Mark, choose_rows, look_at
 from fulgurite_data.dataset import Dataset
 from fulgurite_data.examples import Ragged, stack_rows
 from fulgurite_data.nodes import Node
@@ -62,12 +62,14 @@ class HuggingFaceNode(Node):
         self.length = len(dataset)
         self.is_plain = all(map(_is_plain, dataset.features.values()))
         self.rows = dataset.with_format("arrow" if self.is_plain else "numpy")
-        # Not `_fingerprint`, which is another one in each process for some datasets.
-        ends = dataset.with_format("arrow")[[0, -1]] if self.length else None
-        text = f"{dataset.features} {ends}"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         names = ", ".join(dataset.column_names)
-        self.stages = (f"HuggingFace({names}, {self.length}, {digest})",)
+        self.stages = (f"HuggingFace({names}, {self.length})",)
+
+    def look(self) -> Mark:
+        # Not `_fingerprint`, which is another one in each process for some datasets.
+        numbers = choose_rows(self.length)
+        rows = self.rows.with_format("arrow")[numbers].to_pydict() if numbers else {}
+        return look_at(str(self.rows.features), rows)
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         numbers = indices.tolist()

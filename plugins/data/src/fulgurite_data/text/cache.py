@@ -73,7 +73,8 @@ def tokenize(
         source: a sequence of strings, such as `TextFiles`, or of dictionaries with one.
         tokenizer: a `tokenizers.Tokenizer`, or an object with four methods of it.
         out: the folder of the cache.
-        end: a token that is put after each document.
+        end: a token that is put after each document. A document that holds it literally is
+            encoded as the tokenizer does, which finds its special tokens in text too.
         column: the key of the string, where documents are dictionaries.
         fingerprint: stands for the content of the source, where reading all of it to see whether it
             changed takes too long; it must change with the content.
@@ -89,6 +90,12 @@ def tokenize(
         DataError: a document is not a string, or a process died.
     """
     check_positive_int(shard_size, "tokenize: shard_size")
+    is_sequence = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    if not is_sequence or isinstance(source, str | bytes):
+        raise ConfigurationError(
+            f"tokenize: the source is a {type(source).__name__}; it must be a sequence of "
+            "documents, with __len__ and __getitem__: TextFiles(folder), or list(documents)"
+        )
     if not len(source):
         raise DataError("tokenize: the source has no document")
     _check_whole(tokenizer)

@@ -149,10 +149,11 @@ def _encode(job: Job, numbers: Sequence[int]) -> list[np.ndarray]:
     results = []
     for number, encoding in zip(numbers, encodings, strict=True):
         tokens = np.array([*encoding.ids, *end], np.int64)
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() <= largest:
+        outside = tokens[(tokens < 0) | (tokens > largest)]
+        if len(outside):
             raise DataError(
-                f"tokenize: document {number} has the token {tokens.max()}, and get_vocab_size() "
-                f"of the tokenizer says that there are at most {largest + 1}"
+                f"tokenize: document {number} has the token {outside[0]}, and get_vocab_size() of "
+                f"the tokenizer says that they are from 0 to {largest} at most"
             )
         results.append(tokens.astype(job.dtype))
     return results
