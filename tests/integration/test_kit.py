@@ -29,6 +29,7 @@ from fulgurite_logging import (
     PythonLogger,
 )
 from fulgurite_metrics import Norm
+from fulgurite_monitor import Alert, DeviceStatistics, Goodput, Throughput
 from fulgurite_optimizers import (
     BackboneFinetuning,
     Freeze,
@@ -40,6 +41,7 @@ from fulgurite_optimizers import (
     ReduceOnPlateau,
 )
 from fulgurite_precision import Precision
+from fulgurite_profiler import Profile, ProgramDump
 from fulgurite_progress import ProgressBar
 from fulgurite_replay import Checked, ReplayHint, SelfCheck, StateDigest, read_digests
 from fulgurite_rng import Rng
@@ -132,6 +134,12 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
         {},
     ),
     "summaries": (lambda: Summaries(every=2, hidden=Histogram("interms.linear")), {}),
+    "throughput": (Throughput, {}),
+    "devices": (DeviceStatistics, {}),
+    "goodput": (Goodput, {}),
+    "alert": (lambda: Alert("train/loss > 0.1", do=[str]), {}),
+    "profile": (lambda: Profile(at=2, steps=1), {}),
+    "programs": (ProgramDump, {}),
     "replay_hint": (ReplayHint, {}),
     # checkify numbers the checks of a process; where one fails, the step calls the host.
     "checked": (Checked, {"skip": ["same_trace", "no_effects"]}),
