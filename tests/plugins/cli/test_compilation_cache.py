@@ -197,7 +197,7 @@ def test_directory_that_others_own_or_write_into_is_not_used(
     with use_compilation_cache():
         assert jax.config.jax_compilation_cache_dir is None  # type: ignore[attr-defined]
     assert capsys.readouterr().err == (
-        "warning: there is no compilation cache: other users may write into "
+        "warning: programs are compiled without a cache: other users may write into "
         f"{unconfigured}: remove it\n"
     )
     unconfigured.rmdir()

@@ -95,7 +95,7 @@ def use_compilation_cache(is_wanted: bool = True) -> Iterator[None]:
     """
     cache = choose_compilation_cache(is_wanted)
     if cache.problem is not None:
-        _tell(f"there is no compilation cache: {cache.problem}")
+        _tell(f"programs are compiled without a cache: {cache.problem}")
     if not cache.is_default or cache.directory is None or not _tidy_up(cache.directory):
         yield
         return

@@ -56,7 +56,7 @@ class Batches:
             epoch: the number of the epoch.
         """
         if not 0 <= number < len(self):
-            raise DataError(f"there is no batch {number}: an epoch has {len(self)}")
+            raise DataError(f"batch {number} is out of range: an epoch has {len(self)} batches")
         at = start_pass(seed, epoch)
         return _finish(self.node, read_batch(self.node, number, at, (0, 1)))
 

@@ -312,7 +312,7 @@ def _is_foreign(value: Any, module: str) -> bool:
 
 
 def _sample(array: np.ndarray, budget: int) -> Iterator[np.ndarray]:
-    """Yield an array of up to so many bytes, or blocks of it."""
+    """Yield an array whole if it has at most `budget` bytes, or blocks of it."""
     if array.nbytes <= budget or not array.ndim:
         yield array
         return

@@ -12,7 +12,7 @@ from fulgurite.plugins import ProcessShard
 
 from fulgurite_data.content import Mark, look_at
 from fulgurite_data.examples import Ragged
-from fulgurite_data.identity import Identified
+from fulgurite_data.identity import PipelineStage
 from fulgurite_data.indexing import ENDLESS, IndexMap
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
@@ -21,19 +21,13 @@ _MAX_SEARCHED = 1_000_000
 """Batches of an epoch among which those of other shapes are looked for."""
 
 
-class BatchNode(Identified):
+class BatchNode(PipelineStage):
     """Batches that are functions of a pass and of their numbers.
 
     Attributes:
-        length: as of `Node`, and so are the others, unless they stand here.
         pads: whether batches are `fg.Batch` with a mask.
     """
 
-    length: int
-    is_fixed: bool
-    level: int
-    num_threads: int
-    num_processes: int
     pads: bool = False
 
     def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
@@ -63,20 +57,6 @@ class BatchNode(Identified):
     def trace(self, number: int, at: Pass) -> str:
         """Return where a batch comes from, in words."""
         return f"batch {number} of {self.stages[-1]}"
-
-    def follow(self, parent: "Node | BatchNode", stage: str) -> None:
-        """Take what is the same as in the node before.
-
-        Args:
-            parent: the node before.
-            stage: the line of this one.
-        """
-        self.is_fixed = parent.is_fixed
-        self.level = parent.level
-        self.stages = (*parent.stages, stage)
-        self.before = parent
-        self.num_threads = parent.num_threads
-        self.num_processes = parent.num_processes
 
 
 class Grouped(BatchNode):

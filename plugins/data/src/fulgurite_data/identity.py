@@ -10,7 +10,7 @@ from fulgurite_data.content import Mark
 
 _MAX_LINE = 100
 _MAX_LINES = 8
-"""Of these many characters: with the numbers of epoch and batch, a position has less than 1 kB."""
+"""At most, each of `_MAX_LINE` characters: with epoch and batch, a position has less than 1 kB."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,42 @@ class Identity:
         return shorten_identity((*self.lines, f"enclosed {hash_text(' '.join(self.changing))}"))
 
 
-class Identified:
-    """A stage of a pipeline that knows what decides its examples.
+class PipelineStage:
+    """A stage of a pipeline, of examples or of batches, that knows what decides them.
 
     Attributes:
+        length: how many examples or batches there are in an epoch.
         stages: one line for each stage, from the source on.
         before: the stage before; None for a source.
+        is_fixed: whether examples are the same in each pass.
+        level: how many random stages there are up to this one. Their keys follow from it, so that a
+            stage which draws nothing, or comes later, changes no order.
+        num_threads: how many threads batches are to be read by; 0 for none.
+        num_processes: likewise processes.
     """
 
+    length: int
     stages: tuple[str, ...] = ()
-    before: "Identified | None" = None
+    before: "PipelineStage | None" = None
+    is_fixed: bool = True
+    level: int = 0
+    num_threads: int = 0
+    num_processes: int = 0
     _identity: Identity | None = None
+
+    def follow(self, parent: "PipelineStage", line: str) -> None:
+        """Take what is the same as in the stage before.
+
+        Args:
+            parent: the stage before.
+            line: what describes this one.
+        """
+        self.is_fixed = parent.is_fixed
+        self.level = parent.level
+        self.stages = (*parent.stages, line)
+        self.before = parent
+        self.num_threads = parent.num_threads
+        self.num_processes = parent.num_processes
 
     def look(self) -> Mark:
         """Return what is seen of this stage besides its line: of content, or of a function."""

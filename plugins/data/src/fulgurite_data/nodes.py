@@ -15,30 +15,19 @@ from fulgurite_data.examples import (
     find_rows,
     merge_rows,
 )
-from fulgurite_data.identity import Identified
+from fulgurite_data.identity import PipelineStage
 from fulgurite_data.indexing import ENDLESS, IndexMap
 from fulgurite_data.passes import Pass
 
 
-class Node(Identified):
+class Node(PipelineStage):
     """Examples that are functions of a pass and of their numbers.
 
     Attributes:
-        length: how many there are in an epoch.
-        is_fixed: whether they are the same in each pass.
-        level: how many random stages there are up to this one. Their keys follow from it, so that a
-            stage which draws nothing, or comes later, changes no order.
-        num_threads: how many threads batches are to be read by; 0 for none.
-        num_processes: likewise processes.
         batch_size: how many examples a batch must have; None for any number.
     """
 
-    length: int
     batch_size: int | None = None
-    is_fixed: bool = True
-    level: int = 0
-    num_threads: int = 0
-    num_processes: int = 0
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         """Return examples as one pytree of arrays and `Ragged` with a first axis `(k, ...)`.
@@ -128,20 +117,6 @@ class Node(Identified):
             at: the pass.
         """
         return f"example {index} of {self.stages[-1]}"
-
-    def follow(self, parent: "Node", stage: str) -> None:
-        """Take what is the same as in the node before.
-
-        Args:
-            parent: the node before.
-            stage: the line of this one.
-        """
-        self.is_fixed = parent.is_fixed
-        self.level = parent.level
-        self.stages = (*parent.stages, stage)
-        self.before = parent
-        self.num_threads = parent.num_threads
-        self.num_processes = parent.num_processes
 
     def use_workers(self, threads: Any, processes: Any) -> None:
         """Ask for workers that read batches.

@@ -1,26 +1,15 @@
 """The stages that only change which elements there are, and in which order, checked: the same for
 examples and for batches."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from fulgurite.errors import ConfigurationError, as_int, check_one_of, check_positive_int
 
+from fulgurite_data.identity import PipelineStage
 from fulgurite_data.indexing import ENDLESS, Repeat, Shuffle, Slice
 
 
-class Stage(Protocol):
-    """What is reordered.
-
-    Attributes:
-        length: how many elements it has.
-        stages: as of `Node`.
-    """
-
-    length: int
-    stages: tuple[str, ...]
-
-
-def make_shuffle(parent: Stage, seed: Any, reshuffle: bool) -> Shuffle:
+def make_shuffle(parent: PipelineStage, seed: Any, reshuffle: bool) -> Shuffle:
     """Return a random order.
 
     Args:
@@ -46,7 +35,7 @@ def make_shuffle(parent: Stage, seed: Any, reshuffle: bool) -> Shuffle:
     return Shuffle(parent.length, seed, reshuffle)
 
 
-def make_repeat(parent: Stage, times: Any) -> Repeat:
+def make_repeat(parent: PipelineStage, times: Any) -> Repeat:
     """Return a repetition.
 
     Args:
@@ -62,7 +51,7 @@ def make_repeat(parent: Stage, times: Any) -> Repeat:
     return Repeat(parent.length, times)
 
 
-def make_take(parent: Stage, count: Any) -> Slice:
+def make_take(parent: PipelineStage, count: Any) -> Slice:
     """Return the first elements.
 
     Args:
@@ -74,7 +63,7 @@ def make_take(parent: Stage, count: Any) -> Slice:
     return Slice(0, min(count, parent.length), f"take({count})")
 
 
-def make_skip(parent: Stage, count: Any) -> Slice:
+def make_skip(parent: PipelineStage, count: Any) -> Slice:
     """Return the elements without the first ones.
 
     Args:
@@ -91,7 +80,7 @@ def make_skip(parent: Stage, count: Any) -> Slice:
     return Slice(count, length, f"skip({count})")
 
 
-def make_shard(parent: Stage, index: Any, count: Any, remainder: str) -> Slice:
+def make_shard(parent: PipelineStage, index: Any, count: Any, remainder: str) -> Slice:
     """Return one of several contiguous parts whose sizes differ by one at most, or not at all.
 
     Args:
@@ -124,6 +113,6 @@ def make_shard(parent: Stage, index: Any, count: Any, remainder: str) -> Slice:
     return Slice(index * size + min(index, num_left), size + (index < num_left), call)
 
 
-def _check_not_empty(parent: Stage, call: str) -> None:
+def _check_not_empty(parent: PipelineStage, call: str) -> None:
     if not parent.length:
         raise ConfigurationError(f"{call}: there are no examples ({'.'.join(parent.stages)})")

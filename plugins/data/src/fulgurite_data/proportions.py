@@ -49,7 +49,8 @@ class Proportions:
         Args:
             sizes: the number of elements of each source.
         """
-        # After so many rounds of all proportions, a source has fewer elements than places.
+        # After `size // weight + 1` rounds of all proportions, a source has fewer elements than
+        # places.
         limits = [
             (size // weight + 1) * self.total
             for size, weight in zip(sizes, self.weights, strict=True)

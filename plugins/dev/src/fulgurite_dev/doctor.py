@@ -83,7 +83,7 @@ def find_problems(directories: list[Path]) -> Iterator[str]:
     yield from _find_command_problems()
     cache = choose_compilation_cache()
     if cache.problem is not None:
-        yield f"there is no compilation cache: {cache.problem}"
+        yield f"programs are compiled without a cache: {cache.problem}"
     cache_directories = [] if cache.directory is None else [cache.directory]
     for directory in [Path.cwd(), *directories, *cache_directories]:
         problem = find_write_problem(directory)

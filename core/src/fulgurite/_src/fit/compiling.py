@@ -66,6 +66,7 @@ def compile_first_step(
     if not may_compile_ahead(engine):
         return
     nothing_due = np.zeros(len(engine.services.due_names), bool)
+    # Nothing is lost: what fails here is not kept, so it is traced and raised where it is needed.
     with suppress(Exception):
         compiled_step.compile_ahead(queue, None, batch, nothing_due, step, device_arrays)
 
@@ -90,6 +91,7 @@ def compile_for_other_shapes(
     for number, batch in known_batches:
         if step + number >= stop:
             break
+        # As above; a batch that never comes must not end the fit.
         with suppress(Exception):
             if compiled_step.compile_ahead(
                 fit.compilations, fit.state.flat, batch, nothing_due, step + number, device_arrays

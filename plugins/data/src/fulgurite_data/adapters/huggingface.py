@@ -222,5 +222,5 @@ def _check_seed(dataset: Any) -> None:
 
 def _is_unseeded(generator: np.random.Generator) -> bool:
     entropy = getattr(generator.bit_generator.seed_seq, "entropy", 0)
-    # NumPy draws 128 bits from the system where there is no seed.
+    # Without a seed, NumPy draws 128 bits from the system.
     return isinstance(entropy, int) and entropy.bit_length() > 64

@@ -38,7 +38,7 @@ class TextFiles(Sequence[str]):
         self.folder = Path(folder)
         self.paths = sorted(path for path in self.folder.glob(pattern) if path.is_file())
         if not self.paths:
-            raise DataError(f"TextFiles: there is no file {pattern} in {self.folder}")
+            raise DataError(f"TextFiles: no file in {self.folder} matches {pattern}")
 
     def __len__(self) -> int:
         """Return the number of files."""
