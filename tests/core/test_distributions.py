@@ -73,17 +73,17 @@ def parse_names(requirements: list[str]) -> frozenset[str]:
 MEMBERS = read_members()
 PACKAGES = {member.source.name: member.name for member in MEMBERS.values()}
 PLUGINS = sorted(MEMBERS.keys() - {CORE})
+INSTALLED = packages_distributions()
 
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_distribution_declares_what_it_imports(name: str) -> None:
     """As a dependency or under an extra. What the core depends on comes with the core."""
     member = MEMBERS[name]
-    installed = packages_distributions()
     undeclared = set()
     for path, line, package in iter_imports(member.source):
         # One that is not installed, such as torch, has the name of its package.
-        others = installed.get(package, [package])
+        others = INSTALLED.get(package, [package])
         distributions = [PACKAGES[package]] if package in PACKAGES else others
         names = {canonicalize_name(distribution) for distribution in distributions}
         is_free = package in CORE_PACKAGES | sys.stdlib_module_names or names == {name}

@@ -79,6 +79,7 @@ def test_the_best_is_exact_though_others_were_removed_and_the_run_was_killed(
     assert row.best == ("test/score", 7.5, 6, "is_smaller_by_one")
 
 
+@pytest.mark.full
 def test_another_comparison_begins_with_all_checkpoints_that_are_left(tmp_path: Path) -> None:
     def is_larger(metrics: Any, best: Any) -> bool:
         return metrics["test"]["score"] > best["test"]["score"]
@@ -126,6 +127,7 @@ def test_a_comparison_that_cannot_be_one_is_refused_at_the_first_checkpoint(tmp_
     assert "gets the metrics of two checkpoints, such as 'score' in metrics['test']" in notes
 
 
+@pytest.mark.full
 def test_the_end_tells_how_many_evaluations_the_best_is_chosen_from(tmp_path: Path) -> None:
     """Of those at 15, 30, 45 and 60, the last alone is at a saved step."""
     options: dict[str, Any] = {"every": 7, "monitor": "test/score", "mode": "max"}

@@ -108,6 +108,7 @@ def test_a_source_that_answers_in_time_is_not_abandoned(tmp_path: Path) -> None:
     assert result.messages == []
 
 
+@pytest.mark.full
 def test_the_source_of_an_evaluation_that_blocks_leaves_it_pending(tmp_path: Path) -> None:
     def run(name: str, block_at: int | None) -> fg.FitResult:
         evaluator = Evaluator("val", make_data(Blocking(block_at), 0, "held out"), every=10)
@@ -224,11 +225,13 @@ def check_save_is_abandoned(
     assert not (run_dir / "checkpoints" / "step-4").exists()
 
 
+@pytest.mark.full
 def test_a_save_that_waits_for_a_logger_for_ever_is_abandoned(tmp_path: Path) -> None:
     logger = UnresolvedLogger()
     check_save_is_abandoned(tmp_path, logger, "logger '.*'", lambda: logger.position.set_result(1))
 
 
+@pytest.mark.full
 def test_a_save_to_a_disk_that_hangs_is_abandoned(tmp_path: Path) -> None:
     blocked = BlockedFile(tmp_path)
     # Whoever reads the pipe releases the thread that writes to it.

@@ -29,6 +29,7 @@ def test_a_fit_after_a_resume_that_was_refused_saves_its_last_checkpoint(tmp_pat
         assert steps_in(tmp_path / place) == [3, 5]
 
 
+@pytest.mark.full
 def test_a_fit_after_a_resume_that_failed_writes_the_records_of_a_new_engine(
     tmp_path: Path,
 ) -> None:

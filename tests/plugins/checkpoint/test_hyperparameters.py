@@ -50,6 +50,7 @@ def read_manifest(run_dir: Path, attempt: int) -> dict[str, Any]:
     return json.loads((run_dir / f"attempts/{attempt}").read_text())
 
 
+@pytest.mark.full
 def test_a_rate_in_the_state_stays_and_the_message_names_both_values(tmp_path: Path) -> None:
     """Two updates by 0.5, two more by 0.5 although the program has 0.25 by then."""
     train(tmp_path, inject(0.5), 2)

@@ -19,6 +19,7 @@ def list_files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("resume", [None, "auto", "never", 2])
 def test_a_run_leaves_the_checkpoints_of_another_alone_and_names_it(
     resume: Any, tmp_path: Path

@@ -19,6 +19,7 @@ def list_names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("async_save", [True, False])
 def test_what_cannot_be_removed_is_told_once_and_the_others_go(
     async_save: bool, tmp_path: Path

@@ -187,6 +187,7 @@ def test_the_best_is_a_finite_number(
     assert steps_in(tmp_path) == sorted({best, steps})
 
 
+@pytest.mark.full
 def test_the_best_survives_a_restart(tmp_path: Path) -> None:
     counting(tmp_path, Scores((0.5, 0.9)), steps=2, max_to_keep=1, monitor="test/score", mode="max")
     with pytest.warns(UserWarning, match="scores was"):
@@ -227,6 +228,7 @@ def test_only_metrics_of_the_very_step_count(tmp_path: Path) -> None:
         weights_in(tmp_path / "nan", "best", monitor="test/score", mode="max")
 
 
+@pytest.mark.full
 def test_missing_monitored_metric_is_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as warned:
         counting(tmp_path / "name", Scores((0.5, 0.4)), steps=2, monitor="test/scroe", mode="max")

@@ -15,6 +15,7 @@ from fulgurite_runs import RunDirectory
 from trained import NET, Average, regression
 
 
+@pytest.mark.full
 def test_weights_of_a_result_are_read_by_another_engine(tmp_path: Path) -> None:
     engine = fg.Engine(steps=3, plugins=[Average()])
     result = engine.fit(NET, regression())

@@ -638,6 +638,7 @@ def test_a_run_begins_anew_or_with_the_weights_of_another(tmp_path: Path) -> Non
     assert float(restarted.module.weight) == -1.0
 
 
+@pytest.mark.full
 def test_a_reader_of_print_may_stop_reading(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("from test_configuration import *\nrun(experiment)\n")

@@ -138,6 +138,7 @@ def run_printed(config: Any) -> Any:
 MAKES = strategies.recursive(LEAVES, extend, max_leaves=8)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x, x], lambda x: {"a b": (x, 1)}])
 @settings(max_examples=60, deadline=None)
 @given(makes=strategies.dictionaries(NAMES, MAKES, max_size=5))

@@ -57,6 +57,7 @@ def show_second(preds: Any, batch: Any) -> fg.Media:
     return media.Image.from_pixels(jnp.concatenate([batch[1], preds[1]]))
 
 
+@pytest.mark.full
 def test_an_evaluator_shows_its_own_summaries_of_its_first_batch_only() -> None:
     pictures = np.random.default_rng(0).random((5, 2, 3)).astype(np.float32)
     data = fg.ArrayData(pictures, 3, remainder="pad")

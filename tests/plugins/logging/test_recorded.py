@@ -373,6 +373,7 @@ def test_a_compilation_during_training_says_what_changed() -> None:
 # --- norms and learning rates ---------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_norms_equal_numpy() -> None:
     observed: list[Any] = []
 

@@ -103,6 +103,7 @@ def test_arguments_of_another_type_are_errors(arguments: Any, message: str):
         Lora(**arguments)
 
 
+@pytest.mark.full
 def test_updates_have_the_bits_of_a_loop_by_hand():
     """The base is not updated, not even by weight decay, and has no optimizer state."""
     engine = make_engine(Lora("body", rank=2, scale=0.5))

@@ -32,6 +32,7 @@ def compute_values(loss: Callable[..., Any], *arrays: Any, **options: Any) -> li
 # --- the cases of the table of features ---
 
 
+@pytest.mark.full
 def test_softmax_cross_entropy_of_one_hot_labels_and_a_masked_row_of_nan() -> None:
     logits = jnp.array([[10.0, 1, -2], [1, 4, 0.2]])
     labels = jnp.array([[0, 1, 0], [1, 0, 0]])

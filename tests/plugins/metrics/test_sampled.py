@@ -84,6 +84,7 @@ def test_samples_are_added_to_and_those_of_objects_say_what_they_hold() -> None:
         assert [str(id) in objects for id in range(13)] == [id in expected for id in range(13)]
 
 
+@pytest.mark.full
 def test_ids_of_64_bits_stay_exact_on_the_host_and_are_refused_on_the_device() -> None:
     # Multiples of 2**32 differ in their high words alone.
     ids = np.arange(200, dtype=np.int64) << 32

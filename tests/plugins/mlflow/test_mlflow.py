@@ -148,6 +148,7 @@ def test_a_run_whose_id_was_not_noted_is_found_by_its_tag(folder: Path):
     assert metrics["train/loss"] == [(1, 0.5), (2, 1.0)]
 
 
+@pytest.mark.full
 def test_what_is_sent_later_leaves_a_killed_run_killed(folder: Path):
     fit(folder, JSONLLogger(), Checkpointer(every=2))
     (folder / "COMPLETE").unlink()

@@ -293,6 +293,7 @@ def test_half_precision_gradients_are_summed_in_single() -> None:
     assert steps.metrics["train"]["default/gradient_norm"] == 800
 
 
+@pytest.mark.full
 def test_accumulated_gradients_are_applied_by_a_shorter_continued_fit() -> None:
     first, later = (
         engine(GradientAccumulation(4, "steps")),

@@ -96,6 +96,7 @@ def test_mask_may_choose_nothing_of_what_is_left(decay: Decay, mask: Any) -> Non
     check_factors(fit(decay(mask), Freeze("weight")))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mask", [fg.exclude("bias"), fg.exclude(lambda net: net.body.bias)])
 def test_mask_may_choose_nothing_of_the_part_of_an_optimizer(mask: Any) -> None:
     left = 0.9**STEPS

@@ -100,6 +100,7 @@ def test_members_are_compared_by_the_window_that_ends_at_the_step(log_every, eve
     assert result.module.members.p.tolist() == [5.0, 5.0]
 
 
+@pytest.mark.full
 def test_a_frozen_member_is_reported_once_when_the_metrics_tell_of_it(tmp_path):
     def train(steps, **options):
         messages = []

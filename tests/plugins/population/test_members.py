@@ -48,6 +48,7 @@ def test_exact_members_have_the_bits_of_runs_of_their_own(model, plugins):
         assert_same_bits(result.module.take(index), engine.fit(model, batches).module)
 
 
+@pytest.mark.full
 def test_members_predict_with_forward_as_each_does_without_labels():
     class Shared(Net):
         def forward(self, batch, ctx):

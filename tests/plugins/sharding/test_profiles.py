@@ -127,6 +127,7 @@ def test_a_group_has_one_profile(folder: Path, capsys: pytest.CaptureFixture[str
     assert "side and other are profiles for the group 'slow'" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_command_takes_the_place_of_the_launcher(folder: Path) -> None:
     (folder / "starter").write_text('#!/bin/sh\necho "$WORD: $@"\nexit 7\n')
     (folder / "starter").chmod(0o755)

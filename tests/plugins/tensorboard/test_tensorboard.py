@@ -166,6 +166,7 @@ def test_a_program_without_an_engine_writes_numbers(tmp_path: Path):
         writer.scalar("loss", 1, 0)
 
 
+@pytest.mark.full
 def test_scalars_equal_the_history_each_once(tmp_path: Path):
     history = fit(tmp_path, Showing()).history
     for split in ("train", "test"):
