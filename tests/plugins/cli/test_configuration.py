@@ -665,3 +665,18 @@ def test_a_program_may_have_any_file_name(name: str, tmp_path: Path) -> None:
     assert rebuild_experiment(run_dir, str(program)).engine.steps == 2
     started = build_experiment(load_experiment(str(program)), start_config=saved)
     assert started.data == [1] * 4
+
+
+def test_a_run_whose_program_is_here_and_has_no_experiment_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    attempts = tmp_path / "run" / "attempts"
+    attempts.mkdir(parents=True)
+    manifest = {"configuration": {}, "plugins": {}, "program": {"file": "plain.py"}}
+    (attempts / "1").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigurationError, match=r"'plain\.py' is not in this directory"):
+        rebuild_experiment("run", None)
+    (tmp_path / "plain.py").write_text("def main(): ...")
+    with pytest.raises(ConfigurationError, match=r"plain\.py defines no function `experiment`"):
+        rebuild_experiment("run", None)

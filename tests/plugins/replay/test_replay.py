@@ -94,7 +94,7 @@ def test_verify_and_bisect_are_commands(
     path, _ = failed_run
     assert verify([str(path), "20:30", "--program", str(PROGRAM)]) == 0
     # A checkpoint, a digest and ten records.
-    assert "steps 21 to 30 are as recorded (1 digests, 1 checkpoints, 10 records)" in (
+    assert "steps 21 to 30 are as recorded (1 digest, 1 checkpoint, 10 records)" in (
         capsys.readouterr().out
     )
     assert verify([str(path), "20-30", "--program", str(PROGRAM)]) == 2

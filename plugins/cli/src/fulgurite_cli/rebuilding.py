@@ -1,5 +1,6 @@
 """Building the experiment of a run again, from its manifest."""
 
+import os
 import reprlib
 from collections.abc import Sequence
 
@@ -50,6 +51,13 @@ def rebuild_experiment(
     if path is None:
         description = manifest.get("program")
         file = description.get("file") if isinstance(description, dict) else None
+        # As `find_program`, which takes the plain name of a file for nothing else.
+        is_here = isinstance(file, str) and os.path.basename(file) == file and os.path.isfile(file)
+        if is_here:
+            raise ConfigurationError(
+                f"the run's program {file} defines no function `experiment`, so its run cannot be "
+                "built again: rename the function that returns its Experiment"
+            )
         raise ConfigurationError(
             f"the run's program {file!r} is not in this directory: go where it is, name its file, "
             "or, for a run whose program is a configuration, give --allow NAME for each package "

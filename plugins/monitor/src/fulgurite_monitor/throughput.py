@@ -81,6 +81,11 @@ class Throughput(fg.Plugin):
     _meter = fg.PerFit["_Meter | None"](lambda: None)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.items, Mapping):
+            raise ConfigurationError(
+                f"Throughput: items is {self.items!r}; give functions of the batch by name, such "
+                "as items={'tokens': lambda batch: batch['tokens'].size}"
+            )
         for name, count in self.items.items():
             check_name(name, "Throughput: the name of items")
             if not callable(count):

@@ -75,7 +75,10 @@ class Proof:
 
     def __str__(self) -> str:
         steps = f"steps {self.start + 1} to {self.stop}"
-        compared = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
+        compared = ", ".join(
+            f"{count} {kind.removesuffix('s') if count == 1 else kind}"
+            for kind, count in self.counts.items()
+        )
         if self.is_equal:
             return f"{steps} are as recorded ({compared})"
         return f"{steps} are not as recorded ({compared}): {self.differences[0]}"
