@@ -1,4 +1,4 @@
-"""Let the tests in this folder import `plain_pipelines.py`."""
+"""Let the tests in this folder, and the processes they start, import its modules that are no tests."""
 
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 import gc
 import multiprocessing
-import os
-import signal
 import threading
 from itertools import islice
 from pathlib import Path
@@ -15,6 +13,7 @@ from fulgurite.errors import ConfigurationError, DataError
 from fulgurite.plugins import BatchIterator
 from fulgurite_data import Arrays, Batches, Tokens, mix, write_tokens
 from fulgurite_testing import check_source
+from worker_functions import add_noise, die_at_nine, fail_at_two, fail_unreadably
 
 PROCESSES = pytest.param({"processes": 2}, marks=pytest.mark.full, id="processes")
 """Each takes seconds to start."""
@@ -23,31 +22,6 @@ WORKERS: list[Any] = [
     pytest.param({"threads": 4}, id="threads"),
     PROCESSES,
 ]
-
-
-def add_noise(example: Any, rng: np.random.Generator) -> Any:
-    return {"x": example["x"] + rng.integers(1000)}
-
-
-def fail_at_two(example: Any) -> Any:
-    if example["x"] == 2:
-        raise ValueError("no two")
-    return example
-
-
-def die_at_nine(example: Any) -> Any:
-    if example["x"] == 9:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return example
-
-
-class Unreadable(Exception):
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(f"{first} and {second}")
-
-
-def fail_unreadably(example: Any) -> Any:
-    raise Unreadable(1, 2)
 
 
 def build_batches(**workers: int) -> Batches:
