@@ -13,8 +13,9 @@ from fulgurite._src.evaluation.evaluation import Evaluation
 from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.face_names import make_getattr
 from fulgurite._src.fit.actions import ReplaceState, ScheduledAction, StopTraining
+from fulgurite._src.fit.history import History
 from fulgurite._src.fit.lambda_plugin import LambdaPlugin
-from fulgurite._src.fit.records import History, Record
+from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.run import LoggedRun, Run
 from fulgurite._src.fit.schedule import ActionSchedule

@@ -24,7 +24,8 @@ from fulgurite._src.fit.monitor import (
     get_decision_stage,
     read_measured_metric,
 )
-from fulgurite._src.fit.records import RecordDispatcher, RecordKind
+from fulgurite._src.fit.record_dispatcher import RecordDispatcher
+from fulgurite._src.fit.records import RecordKind
 from fulgurite._src.fit.scheduler import BoundAction
 from fulgurite._src.fit.snapshot import SHARED_HOST_STATE, CheckpointSource, TrainingLength
 from fulgurite._src.foreign_names import hint_at_arguments, hint_at_class_arguments

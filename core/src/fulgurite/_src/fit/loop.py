@@ -13,7 +13,7 @@ from fulgurite._src.fit.due import DuePoint
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.plan import FitPlan
 from fulgurite._src.fit.progress import Progress
-from fulgurite._src.fit.records import RecordDispatcher
+from fulgurite._src.fit.record_dispatcher import RecordDispatcher
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.run import Run
 from fulgurite._src.fit.running import RunningFit

@@ -6,7 +6,7 @@ from typing import Any
 
 import equinox as eqx
 
-from fulgurite._src.fit.records import History
+from fulgurite._src.fit.history import History
 from fulgurite._src.timing import Timings
 from fulgurite._src.training.state import TrainState
 from fulgurite.errors import StateError

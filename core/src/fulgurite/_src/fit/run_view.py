@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from fulgurite._src.data.iterator import BatchIterator
-from fulgurite._src.fit.records import History
+from fulgurite._src.fit.history import History
 from fulgurite._src.fit.running import RunningFit
 from fulgurite._src.fit.snapshot import Snapshot
 from fulgurite._src.training.state import TrainState

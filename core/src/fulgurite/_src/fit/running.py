@@ -14,7 +14,7 @@ from fulgurite._src.execution.program import Program
 from fulgurite._src.fit.current_state import CurrentState
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.progress import Progress
-from fulgurite._src.fit.records import RecordDispatcher
+from fulgurite._src.fit.record_dispatcher import RecordDispatcher
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.scheduler import Scheduler
 from fulgurite._src.fit.signals import StopRequests
