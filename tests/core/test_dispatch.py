@@ -1,6 +1,7 @@
 """How many steps go into one dispatch, and what does not depend on it."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import fulgurite as fg
@@ -76,6 +77,26 @@ def test_small_steps_run_in_a_loop_unless_there_is_a_convolution_or_a_mesh() -> 
         False,
         "several steps were not measured on several devices",
     )
+
+
+def test_small_steps_run_in_a_loop_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    small = jax.make_jaxpr(lambda a: a @ a)(jnp.ones((700, 700)))
+    large = jax.make_jaxpr(lambda a: a @ a)(jnp.ones((800, 800)))
+    assert choose_loop([small], is_sharded=False).runs_in_loop
+    assert choose_loop([large], is_sharded=False) == (
+        False,
+        "a step has 1,024.0 MFLOP, which hides what a dispatch costs",
+    )
+    convolution = jax.make_jaxpr(partial(jax.lax.conv, window_strides=(1,), padding="SAME"))(
+        jnp.ones((2, 1, 9)), jnp.ones((1, 1, 3))
+    )
+    assert choose_loop([convolution], is_sharded=False) == (
+        False,
+        "conv_general_dilated was not measured in a loop on the platform 'gpu'",
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: "other")
+    assert not choose_loop([small], is_sharded=False).runs_in_loop
 
 
 def test_bytes_of_a_batch() -> None:

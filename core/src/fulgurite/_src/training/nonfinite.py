@@ -53,7 +53,9 @@ class NonFiniteTracker(eqx.Module):
     hand, and 1.01 with `on_nonfinite="ignore"`. On eight simulated devices a data-parallel step of
     that network takes 6.0 ms against 5.6, a fully sharded one 7.3 against 6.2, where what the
     devices found is one more all-reduce. To divide replicated arrays among the devices was tried
-    (9.9 ms), and so was to leave a number for each row, which saves a product.
+    (9.9 ms), and so was to leave a number for each row, which saves a product. On an H200 a step
+    over 54 million parameters takes 1.20 of one by hand, and 1.10 with `ignore`; a reduction of
+    each array without a branch after it was no faster there.
 
     Looking also costs the last bit: it makes XLA fuse the rest of the step differently. A step with
     `on_nonfinite="ignore"` has the bits of a function written by hand and compiled with the same
