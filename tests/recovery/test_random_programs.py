@@ -24,8 +24,8 @@ from random_programs import (
 
 pytestmark = pytest.mark.full
 
-NUM_EXAMPLES = int(os.environ.get("FULGURITE_RANDOM_PROGRAMS", "8"))
-"""How many programs are tried: `FULGURITE_RANDOM_PROGRAMS=500 pytest -m slow` for a soak."""
+NUM_EXAMPLES = int(os.environ.get("FULGURITE_RANDOM_PROGRAMS", "4"))
+"""How many programs are tried: `FULGURITE_RANDOM_PROGRAMS=500 pytest -m full` for a soak."""
 SEED = int(os.environ.get("FULGURITE_RANDOM_SEED", "0"))
 """Which programs: another number, others."""
 NUM_KILLS = 8

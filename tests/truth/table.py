@@ -4,7 +4,7 @@ which of them are in the fast selection."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import fulgurite as fg
 import pytest
@@ -135,37 +135,54 @@ def check_told(feature: Feature, kind: Kind, message: str) -> None:
 
 COVERING = 11
 """Every eleventh pair of a feature is in the fast selection, from another offset for each feature, so
-that each feature and each kind is there."""
+that each feature and each kind is there. Of the next ones every second is in the full selection, and
+the others are for `pytest -m slow`: each neighbour of theirs is in one of the two."""
 
 
-def split_pairs(
-    features: Mapping[str, Feature],
-) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the pairs of the fast selection, and all others, by the names of feature and kind.
+class Selections(NamedTuple):
+    """Pairs of the names of a feature and a kind, by what runs them.
+
+    Attributes:
+        fast: run by default.
+        full: run by `.ci/run` as well.
+        slow: run by `pytest -m slow` alone.
+    """
+
+    fast: list[tuple[str, str]]
+    full: list[tuple[str, str]]
+    slow: list[tuple[str, str]]
+
+
+def split_pairs(features: Mapping[str, Feature]) -> Selections:
+    """Return the pairs of some features by what runs them.
 
     Args:
         features: by name.
     """
     kinds = [*KINDS]
     numbers = {name: number for number, name in enumerate(FEATURES)}
-    fast, full = [], []
+    selections = Selections([], [], [])
     for feature, kind in list_pairs(features):
-        is_fast = (kinds.index(kind) + 3 * numbers[feature]) % COVERING == 0
-        (fast if is_fast else full).append((feature, kind))
-    return fast, full
+        place = (kinds.index(kind) + 3 * numbers[feature]) % COVERING
+        if place == 0:
+            selections.fast.append((feature, kind))
+        elif place % 2 == 0:
+            selections.full.append((feature, kind))
+        else:
+            selections.slow.append((feature, kind))
+    return selections
 
 
 def parametrize(features: Mapping[str, Feature]) -> Any:
-    """Return the mark that runs a test for each pair, most of them in the full run only.
+    """Return the mark that runs a test for each pair, in the selection of the pair.
 
     Args:
         features: by name.
     """
-    fast, full = split_pairs(features)
-    return pytest.mark.parametrize(
-        ("feature", "kind"),
-        [
-            *(pytest.param(*pair, id="-".join(pair)) for pair in fast),
-            *(pytest.param(*pair, id="-".join(pair), marks=pytest.mark.full) for pair in full),
-        ],
-    )
+    marks: dict[str, Any] = {"fast": (), "full": pytest.mark.full, "slow": pytest.mark.slow}
+    parameters = [
+        pytest.param(*pair, id="-".join(pair), marks=marks[name])
+        for name, pairs in split_pairs(features)._asdict().items()
+        for pair in pairs
+    ]
+    return pytest.mark.parametrize(("feature", "kind"), parameters)

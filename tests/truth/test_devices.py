@@ -12,12 +12,16 @@ import pytest
 from columns import ON_EIGHT
 from table import split_pairs
 
-FAST, FULL = split_pairs(ON_EIGHT)
+PAIRS = split_pairs(ON_EIGHT)
 
 
 @pytest.mark.parametrize(
     "pairs",
-    [pytest.param(FAST, id="some"), pytest.param(FULL, id="others", marks=pytest.mark.full)],
+    [
+        pytest.param(PAIRS.fast, id="some"),
+        pytest.param(PAIRS.full, id="more", marks=pytest.mark.full),
+        pytest.param(PAIRS.slow, id="others", marks=pytest.mark.slow),
+    ],
 )
 def test_what_eight_devices_compute_is_that_of_the_oracle(
     pairs: list[tuple[str, str]], record_property: Callable[[str, object], None]

@@ -42,13 +42,20 @@ def experiment(rate: float = 1.0):
 """
 
 
+def accept_hangups() -> None:
+    """Undo what `nohup pytest` begins with, since a program keeps ignoring what it is told to."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[Any]:
     """A sweep of two long runs, one after the other; what is left of it is killed."""
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "fulgurite_cli", "fit", str(tmp_path / "program.py")]
     command += ["--sweep", "rate=1,2", "--run", str(tmp_path / "runs")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=accept_hangups
+    )
     yield process
     process.kill()
     process.communicate()
