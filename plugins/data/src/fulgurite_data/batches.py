@@ -165,10 +165,11 @@ class Batches:
 
     def _iter_jobs(self, jobs: Iterator[Job]) -> Iterator[Any]:
         """Yield batches in order, read here, or by threads or processes."""
+        num_threads = self.node.num_threads or self.node.default_threads
         if self.node.num_processes:
             yield from self._iter_in_processes(jobs)
-        elif self.node.num_threads:
-            yield from iter_in_threads(self.node, jobs, self.node.num_threads)
+        elif num_threads:
+            yield from iter_in_threads(self.node, jobs, num_threads)
         else:
             for job in jobs:
                 yield read_batch(self.node, *job)
