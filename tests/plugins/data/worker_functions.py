@@ -33,7 +33,3 @@ class Unreadable(Exception):
 
 def fail_unreadably(example: Any) -> Any:
     raise Unreadable(1, 2)
-
-
-def keep(example: Any) -> Any:
-    return example

@@ -106,9 +106,9 @@ class MappedBatches(BatchNode):
             shape = leaf.lengths.shape if isinstance(leaf, Ragged) else np.shape(leaf)
             if shape[:1] != (num_examples,):
                 raise DataError(
-                    f"{self.stages[-1]}: data{keystr(path)} of what it returned for {trace()} is of "
-                    f"shape {shape}, and the batch has {num_examples} examples: return a row for "
-                    "each. Where arrays begin with another axis, as those of a graph, return "
+                    f"{self.stages[-1]}: data{keystr(path)} of what it returned for {trace()} is "
+                    f"of shape {shape}, and the batch has {num_examples} examples: return a row "
+                    "for each. Where arrays begin with another axis, as those of a graph, return "
                     "fg.Batch(value, num_examples=...)"
                 )
 
@@ -128,8 +128,8 @@ class MappedBatches(BatchNode):
             )
         path = next(path for path in dtypes if dtypes[path] != expected[path])
         raise DataError(
-            f"{self.stages[-1]}: data{path} is {dtypes[path]} in {trace()}, and {expected[path]} in "
-            "batch 0. Return arrays of one dtype, such as x.astype(np.float32)"
+            f"{self.stages[-1]}: data{path} is {dtypes[path]} in {trace()}, and {expected[path]} "
+            "in batch 0. Return arrays of one dtype, such as x.astype(np.float32)"
         )
 
 
