@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import threading
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ def keep(example: Any) -> Any:
 def load_example() -> Any:
     """Return the module of the example, on fewer documents."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-    import language_model
     from fulgurite_data import TextFiles
 
-    language_model.DOCUMENTS = TextFiles(sysconfig.get_paths()["stdlib"], "[a-c]*.py")
-    return language_model
+    example: Any = import_module("language_model")
+    example.DOCUMENTS = TextFiles(sysconfig.get_paths()["stdlib"], "[a-c]*.py")
+    return example
 
 
 def build_data(example: Any, cache: Path, workers: dict[str, int]) -> Any:
@@ -142,7 +143,7 @@ def main(run_dir: Path, cache: Path, options: dict[str, Any]) -> None:
         compilation_cache_dir=cache / "compiled",
     )
     result = engine.fit(model, data, resume="auto")
-    state = result.state
+    state: Any = result.state
     arrays = jax.tree.leaves(gather(eqx.filter((state.module, state.opt_state), eqx.is_array)))
     tokens = gather(state.model_state.get(state.module.log))
     if jax.process_index() == 0:

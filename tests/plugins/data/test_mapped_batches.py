@@ -50,9 +50,9 @@ def test_a_function_of_batches_returns_what_it_returned_for_the_first(
         build_batches().map(function).read(1)
 
 
-@pytest.mark.parametrize("workers", [{"threads": 2}, {}])
-def test_the_dtypes_are_those_of_batch_0_also_where_a_run_begins_later(workers: dict[str, int]):
-    batches = Arrays({"x": np.arange(16)}).map(dict, **workers).batch(4).map(halve_odd)
+@pytest.mark.parametrize("threads", [0, 2])
+def test_the_dtypes_are_those_of_batch_0_also_where_a_run_begins_later(threads: int):
+    batches = Arrays({"x": np.arange(16)}).map(dict, threads=threads).batch(4).map(halve_odd)
     with pytest.raises(DataError, match="float64 in batch 3 of .*int64 in batch 0"):
         next(batches.iter_epoch(0, seed=0, start=3))
 
