@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fulgurite_data import Arrays, Dataset, Items, Tokens, mix, write_tokens
+from fulgurite_data import Arrays, Dataset, Items, Tokens, mix, write_tokens, zip_datasets
 
 Example = dict[str, Any]
 
@@ -83,8 +83,9 @@ def read_epochs(dataset: Dataset, num_epochs: int) -> list[list[Example]]:
 def extend(pipeline: Pipeline, rng: np.random.Generator, workers: dict[str, Any]) -> Pipeline:
     """Return a pipeline with one random stage more."""
     stages = ["shuffle", "take", "skip", "shard", "map", "random", "repeat", "window"]
-    # A source of a mixture has random numbers of its own, which no definition knows.
-    stages += ["filter", "mix"] if pipeline.is_fixed else []
+    # A source of several has random numbers of its own, which no definition knows, and a plan is
+    # of examples that do not change.
+    stages += ["filter", "mix", "zip", "pack"] if pipeline.is_fixed else []
     stage = rng.choice(stages)
     dataset, epochs = pipeline.dataset, pipeline.epochs
     size = len(epochs[0])
@@ -113,15 +114,45 @@ def extend(pipeline: Pipeline, rng: np.random.Generator, workers: dict[str, Any]
         # What the definition has of epochs is all that can be repeated.
         pairs = zip(epochs[::2], epochs[1::2], strict=False)
         epochs = [first + second for first, second in pairs]
-    elif stage == "window":
-        dataset = dataset.window(1).map(take_first)
+    elif stage in ("window", "pack"):
+        dataset, epochs = regroup(stage, dataset, epochs)
     else:
-        other = Arrays({"x": np.arange(3000, dtype=np.int32).reshape(-1, 3)})
-        dataset = mix([dataset, other], [2, 1])
-        length = size * 3 // 2
-        extra = [{"x": np.arange(3 * i, 3 * i + 3)} for i in range(length)]
-        epochs = [interleave(epoch, extra, length) for epoch in epochs]
+        dataset, epochs = join(stage, dataset, epochs)
     return Pipeline(dataset, epochs, is_fixed, f"{pipeline.text}.{stage}({number})")
+
+
+def regroup(
+    stage: str, dataset: Dataset, epochs: list[list[Example]]
+) -> tuple[Dataset, list[list[Example]]]:
+    """Return a dataset of windows, or of rows of two examples, of which the first is left."""
+    if stage == "window":
+        return dataset.window(1).map(take_first), epochs
+    packed = dataset.pack(6, how="split").map(keep_first_half)
+    return packed, [epoch[::2] for epoch in epochs]
+
+
+def join(
+    stage: str, dataset: Dataset, epochs: list[list[Example]]
+) -> tuple[Dataset, list[list[Example]]]:
+    """Return a dataset of this one and another, and its definition."""
+    size = len(epochs[0])
+    other = Arrays({"x": np.arange(3000, dtype=np.int32).reshape(-1, 3)})
+    extra = [{"x": np.arange(3 * i, 3 * i + 3)} for i in range(2 * size)]
+    if stage == "zip":
+        zipped = zip_datasets({"x": dataset, "y": other}, length="min").map(add_pair)
+        pairs = [zip(epoch, extra, strict=False) for epoch in epochs]
+        return zipped, [[{"x": a["x"] + b["x"]} for a, b in pair] for pair in pairs]
+    length = size * 3 // 2
+    mixed = mix([dataset, other], [2, 1])
+    return mixed, [interleave(epoch, extra, length) for epoch in epochs]
+
+
+def add_pair(example: Example) -> Example:
+    return {"x": example["x"]["x"] + example["y"]["x"]}
+
+
+def keep_first_half(row: Example) -> Example:
+    return {"x": row["x"][:3]}
 
 
 def take_first(example: Example) -> Example:

@@ -1,6 +1,7 @@
 """Images, tables and records: what is in the files, in any order, and what is wrong with them."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from fulgurite.errors import ConfigurationError, DataError
-from fulgurite_data import ArrayRecords, Images, JSONLines, Parquet, Ragged
+from fulgurite_data import ArrayRecords, Images, JSONLines, Parquet, Ragged, mix
 from PIL import Image
 
 
@@ -27,8 +28,8 @@ def write_images(folder: Path) -> dict[str, np.ndarray]:
     return pixels
 
 
-@pytest.mark.parametrize("threads", [0, 3])
-def test_images_have_the_labels_of_their_folders(tmp_path: Path, threads: int):
+@pytest.mark.parametrize("threads", [None, 0, 3])
+def test_images_have_the_labels_of_their_folders(tmp_path: Path, threads: int | None):
     pixels = write_images(tmp_path)
     images = Images(tmp_path, threads=threads)
     assert images.classes == ["cat", "dog"]
@@ -47,6 +48,46 @@ def test_images_are_scaled_to_one_size_if_asked(tmp_path: Path):
     batch = Images(tmp_path, size=(4, 5)).batch(5).read(0)
     assert batch["image"].shape == (5, 4, 5, 3)
     assert batch["image"][2, 0, 0].tolist() == pytest.approx([10, 20, 30], abs=3)
+
+
+def test_scaled_images_are_exact_unless_a_draft_is_asked_for(tmp_path: Path):
+    path = tmp_path / "photo.jpg"
+    noise = np.random.default_rng(0).integers(0, 256, (20, 25, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((400, 300)).save(path, quality=90)
+    with Image.open(path) as photo:
+        exact = np.asarray(photo.resize((80, 60)))
+    with Image.open(path) as photo:
+        photo.draft("RGB", (80, 60))
+        assert photo.size == (100, 75)  # a quarter: what libjpeg decodes at once
+        rough = np.asarray(photo.resize((80, 60)))
+    images = Images(tmp_path, size=(60, 80))
+    drafts = Images(tmp_path, size=(60, 80), draft=True)
+    assert np.array_equal(images.get(0)["image"], exact)
+    assert np.array_equal(drafts.get(0)["image"], rough)
+    assert 0 < np.abs(exact - rough.astype(float)).mean() < 3
+    assert drafts.batch(1).get_identity() != images.batch(1).get_identity()
+    with pytest.raises(ConfigurationError, match="draft=True decodes at a size"):
+        Images(tmp_path, draft=True)
+
+
+def test_images_are_decoded_by_threads_unless_processes_are_asked_for(tmp_path: Path):
+    write_images(tmp_path)
+    names: set[str] = set()
+
+    def note(example: Any) -> Any:
+        names.add(threading.current_thread().name.partition("_")[0])
+        return example
+
+    list(Images(tmp_path).map(note).batch(2))
+    assert names == {"fulgurite-data"}
+    names.clear()
+    list(Images(tmp_path, threads=0).map(note).batch(2))
+    assert names == {"MainThread"}
+    Images(tmp_path).map(dict, processes=2)
+    with pytest.raises(ConfigurationError, match="threads and for processes"):
+        Images(tmp_path, threads=2).map(dict, processes=2)
+    with pytest.raises(ConfigurationError, match="threads and for processes"):
+        mix([Images(tmp_path, threads=2), Images(tmp_path).map(dict, processes=2)])
 
 
 def test_images_without_classes_have_no_label(tmp_path: Path):

@@ -7,7 +7,10 @@ from fulgurite_cli.command import main
 from fulgurite_data import Arrays, Items, Tokens, inspection, write_tokens
 from fulgurite_data.counting import count_examples, count_tokens
 from fulgurite_data.inspection import describe_data
+from fulgurite_data.pictures import as_pixels
+from fulgurite_data.tokens import TokenNode
 from fulgurite_progress.line import Line
+from PIL import Image
 
 PROGRAM = """
 import fulgurite as fg
@@ -55,6 +58,75 @@ def test_command_says_what_is_wrong(tmp_path, capsys):
     assert "this program has no data to train on" in capsys.readouterr().err
     assert main(["data", str(program), "--evaluation", "tset"]) == 1
     assert "no evaluation 'tset'" in capsys.readouterr().err
+
+
+PICTURES = """
+import fulgurite as fg
+import numpy as np
+from fulgurite_cli import Experiment
+from fulgurite_data import Arrays
+
+
+def experiment(has_images: bool = True) -> Experiment:
+    ramp = np.arange(3 * 4 * 5).reshape(3, 4, 5) if has_images else np.zeros((3, 4))
+    colors = np.full((3, 70, 80, 3), (10, 20, 30), np.uint8)
+    arrays = {"ramp": ramp, "photo": colors if has_images else ramp, "label": np.arange(3)}
+    data = Arrays(arrays).batch(4, remainder="pad")
+    return Experiment(fg.Engine(epochs=1), model=None, data=data)
+"""
+
+
+def test_command_draws_the_images_of_the_first_batch(tmp_path, capsys):
+    program = tmp_path / "program.py"
+    program.write_text(PICTURES)
+    picture = tmp_path / "batch.png"
+    assert main(["data", str(program), "--picture", str(picture)]) == 0
+    assert str(picture) in capsys.readouterr().out
+    with Image.open(picture) as image:
+        pixels = np.asarray(image)
+    # Two rows of two images, each enlarged 12 times, for the ramp; above, the photos as they are.
+    height, left, top = 6 + 14 + 2 * (70 + 6 + 14), 6, 6 + 14
+    assert pixels.shape[0] == height + 6 + 14 + 2 * (4 * 12 + 6 + 14)
+    assert (pixels[top : top + 70, left : left + 80] == (10, 20, 30)).all()
+    ramp = pixels[height + top :][: 4 * 12, left : left + 5 * 12]
+    expected = np.rint(np.arange(20).reshape(4, 5) * 255 / 59)
+    assert (ramp[6::12, 6::12] == expected[..., None]).all()
+    second_row = pixels[height + top + 4 * 12 + 6 + 14 :][: 4 * 12, left : left + 5 * 12]
+    assert second_row[-1, -1].tolist() == [255, 255, 255]
+    # Padding is no fourth image.
+    assert (pixels[height + top + 4 * 12 + 6 + 14 :, left + 5 * 12 + 6 :] == 255).all()
+
+
+def test_command_says_that_a_batch_has_no_images(tmp_path, capsys):
+    program = tmp_path / "program.py"
+    program.write_text(PICTURES)
+    options = ["has_images=false", "--picture", str(tmp_path / "batch.png")]
+    assert main(["data", str(program), *options]) == 2
+    assert "has no images, which are arrays (batch, height, width)" in capsys.readouterr().err
+
+
+def test_what_is_no_byte_is_scaled_from_its_lowest_to_its_highest_number():
+    numbers = np.array([[[-1.0, np.nan], [0.0, 1.0]]])
+    assert as_pixels(numbers)[0, ..., 0].tolist() == [[0, 0], [128, 255]]  # type: ignore[index]
+    assert as_pixels(np.zeros((2, 3, 4, 5))) is not None  # 3 channels first
+    for array in (np.zeros((2, 5, 5, 5)), np.zeros((2, 3)), np.zeros((2, 3, 3), np.complex64)):
+        assert as_pixels(array) is None
+
+
+def test_time_of_tokens_that_are_packed_is_that_of_their_file(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(inspection, "perf_counter", lambda: clock[0])
+    write_tokens(tmp_path / "text.bin", [range(10)] * 20)
+    batches = Tokens(tmp_path / "text.bin").pack(20).batch(4)
+    read_pieces = TokenNode.read_pieces
+
+    def wait(self, *arguments):
+        clock[0] += 0.5
+        return read_pieces(self, *arguments)
+
+    monkeypatch.setattr(TokenNode, "read_pieces", wait)
+    speeds = inspection.measure_stages(batches, 2)
+    assert [speed.seconds for speed in speeds] == [1, 0, 0]
 
 
 def test_time_of_a_stage_is_its_own(monkeypatch):

@@ -5,6 +5,7 @@ A process imports them by their names, and knows no module of tests where `pytes
 
 import os
 import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,14 @@ def fail_at_two(example: Any) -> Any:
 
 def die_at_nine(example: Any) -> Any:
     if example["x"] == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return example
+
+
+def die_or_never_end(example: Any) -> Any:
+    if example["x"] == 1:
+        threading.Event().wait()
+    if example["x"] == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return example
 

@@ -9,8 +9,9 @@ import fulgurite as fg
 from fulgurite.errors import DataError, check_callable, error_context
 from fulgurite.plugins import ProcessShard, Seed, as_arrays
 
+from fulgurite_data.batch_mapping import MappedBatches
 from fulgurite_data.counting import TOKENS, count_examples, count_tokens
-from fulgurite_data.grouping import BatchNode, IndexedBatches, MappedBatches, read_batch
+from fulgurite_data.grouping import BatchNode, IndexedBatches, read_batch
 from fulgurite_data.identity import describe_function, shorten_identity
 from fulgurite_data.indexing import IndexMap
 from fulgurite_data.ordering import make_repeat, make_shuffle, make_skip, make_take
@@ -154,7 +155,9 @@ class Batches:
         itself. What draws random numbers is a `map` of the dataset, before `batch`.
 
         Args:
-            function: called with a batch, without its mask; returns another one.
+            function: called with a batch, without its mask; returns another one of as many
+                examples, or an `fg.Batch` where that says how many or has a `spec`. It returns
+                the keys and dtypes that it returns for batch 0, for which it is called once more.
         """
         check_callable(function, "Batches.map: function")
         return Batches(MappedBatches(self.node, function, describe_function(function)))
@@ -165,10 +168,11 @@ class Batches:
 
     def _iter_jobs(self, jobs: Iterator[Job]) -> Iterator[Any]:
         """Yield batches in order, read here, or by threads or processes."""
+        num_threads = self.node.num_threads or self.node.default_threads
         if self.node.num_processes:
             yield from self._iter_in_processes(jobs)
-        elif self.node.num_threads:
-            yield from iter_in_threads(self.node, jobs, self.node.num_threads)
+        elif num_threads:
+            yield from iter_in_threads(self.node, jobs, num_threads)
         else:
             for job in jobs:
                 yield read_batch(self.node, *job)

@@ -14,11 +14,13 @@ from fulgurite_data.inspection import (
     describe_data,
     measure_reading,
     measure_stages,
+    read_first_batch,
 )
+from fulgurite_data.pictures import save_picture
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Show what a program trains on, batch by batch, and how fast each stage reads.
+    """Show what a program trains on, its first batch, and how fast each stage reads.
 
     Returns:
         The exit code: 0; 1 if the data cannot be read; 2 for invalid arguments; 130 after Ctrl-C.
@@ -27,7 +29,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         program = load_experiment(options.program)
         experiment = build_experiment(program, options.overrides)
-        print_report(_choose_data(experiment, options.evaluation), options.batches)
+        data = _choose_data(experiment, options.evaluation)
+        print_report(data, options.batches)
+        if options.picture is not None:
+            save_picture(read_first_batch(data), options.picture)
+            print(f"\nthe images of the first batch are in {options.picture}")
         return 0
     except ConfigurationError as error:
         sys.stderr.write(format_mistake(error))
@@ -81,6 +87,9 @@ def _build_parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="name=value", help="arguments of the program"
     )
     parser.add_argument("--evaluation", metavar="NAME", help="the data of this evaluation instead")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="write the images of the first batch to this PNG file"
+    )
     parser.add_argument(
         "--batches", type=int, default=50, metavar="N", help="how many are read (default 50)"
     )

@@ -1,7 +1,5 @@
 """The inside of batches: which examples make which batch."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import fulgurite as fg
@@ -10,7 +8,6 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, error_context
 from fulgurite.plugins import ProcessShard
 
-from fulgurite_data.content import Mark, look_at
 from fulgurite_data.examples import Ragged
 from fulgurite_data.identity import PipelineStage
 from fulgurite_data.indexing import ENDLESS, IndexMap
@@ -176,49 +173,6 @@ class IndexedBatches(BatchNode):
         before = self.index_map.locate(searched, at, self.parent.level).indices
         places = [np.flatnonzero(before == number) for number in numbers]
         return [int(place[0]) for place in places if len(place)]
-
-
-class MappedBatches(BatchNode):
-    """Other batches, each changed by a function.
-
-    Args:
-        parent: the other batches.
-        function: called with a batch, without its mask.
-        name: what errors and the identity of the dataset call it.
-    """
-
-    def __init__(self, parent: BatchNode, function: Callable[[Any], Any], name: str) -> None:
-        self.follow(parent, f"map({name})")
-        self.parent = parent
-        self.function = function
-        self.length = parent.length
-        self.pads = parent.pads
-
-    def look(self) -> Mark:
-        return look_at(self.function)
-
-    def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
-        batch = self.parent.read_batch(number, at, process)
-        with error_context(lambda: f"in {self.stages[-1]}, of {self.parent.trace(number, at)}"):
-            value = self.function(batch.value if isinstance(batch, fg.Batch) else batch)
-        if value is None:
-            raise DataError(
-                f"{self.stages[-1]} returned None for {self.parent.trace(number, at)}: return the "
-                "changed batch"
-            )
-        return replace(batch, value=value) if isinstance(batch, fg.Batch) else value
-
-    def check_process(self, process: ProcessShard) -> None:
-        self.parent.check_process(process)
-
-    def find_short_batches(self, at: Pass) -> list[int]:
-        return self.parent.find_short_batches(at)
-
-    def find_odd_batches(self, at: Pass) -> list[int]:
-        return self.parent.find_odd_batches(at)
-
-    def trace(self, number: int, at: Pass) -> str:
-        return self.parent.trace(number, at)
 
 
 def pad_with_zeros(leaf: Any, mask: np.ndarray) -> Any:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fulgurite.errors import ConfigurationError
+
 from fulgurite_data.content import Mark
 
 _MAX_LINE = 100
@@ -58,6 +60,7 @@ class PipelineStage:
             stage which draws nothing, or comes later, changes no order.
         num_threads: how many threads batches are to be read by; 0 for none.
         num_processes: likewise processes.
+        default_threads: how many threads they are read by where nobody says how many.
     """
 
     length: int
@@ -67,6 +70,7 @@ class PipelineStage:
     level: int = 0
     num_threads: int = 0
     num_processes: int = 0
+    default_threads: int = 0
     _identity: Identity | None = None
 
     def follow(self, parent: "PipelineStage", line: str) -> None:
@@ -80,8 +84,29 @@ class PipelineStage:
         self.level = parent.level
         self.stages = (*parent.stages, line)
         self.before = parent
-        self.num_threads = parent.num_threads
-        self.num_processes = parent.num_processes
+        self.take_workers(parent)
+
+    def take_workers(self, *parents: "PipelineStage") -> None:
+        """Take the workers that earlier stages ask for.
+
+        Args:
+            parents: the stages before.
+
+        Raises:
+            ConfigurationError: some ask for threads, and others for processes.
+        """
+        self.num_threads = max(parent.num_threads for parent in parents)
+        self.num_processes = max(parent.num_processes for parent in parents)
+        self.default_threads = max(parent.default_threads for parent in parents)
+        self.check_workers()
+
+    def check_workers(self) -> None:
+        """Raise `ConfigurationError` if threads and processes are asked for."""
+        if self.num_threads and self.num_processes:
+            raise ConfigurationError(
+                f"{self.stages[-1]}: this pipeline asks for threads and for processes, and a batch "
+                "is read as a whole by one of them: choose one kind"
+            )
 
     def look(self) -> Mark:
         """Return what is seen of this stage besides its line: of content, or of a function."""

@@ -45,8 +45,10 @@ class ImageNode(Node):
         mode: of Pillow.
         classes: the names of the folders for classes, in the order of their labels; None to find
             them.
+        draft: as of `Images`.
 
     Raises:
+        ConfigurationError: an argument makes no sense.
         DataError: the folder is missing, or has no images; a class has none, or is not in
             `classes`.
     """
@@ -57,6 +59,7 @@ class ImageNode(Node):
         size: tuple[int, int] | None,
         mode: str,
         classes: Sequence[str] | None = None,
+        draft: bool = False,
     ) -> None:
         check_one_of(mode, _MODES, "Images: mode")
         is_pair = isinstance(size, tuple) and len(size) == 2
@@ -64,12 +67,17 @@ class ImageNode(Node):
             raise ConfigurationError(
                 f"Images: size is {size!r}; it must be (height, width), two positive integers"
             )
+        if draft and size is None:
+            raise ConfigurationError(
+                "Images: draft=True decodes at a size that is close to size, which is not given"
+            )
         self._import_pillow()
         if not folder.is_dir():
             raise DataError(f"the folder of images {folder} is missing")
         self.folder = folder
         self.size = size
         self.mode = mode
+        self.draft = draft
         paths = sorted(
             path.relative_to(folder)
             for path in folder.rglob("*")
@@ -84,9 +92,8 @@ class ImageNode(Node):
         self.labels = [numbers[path.parts[0]] for path in paths] if numbers else None
         named = [] if classes is None else [f"classes={self.classes}"]
         digest = hash_text("\n".join([*self.paths, *named]))
-        self.stages = (
-            f"Images({folder.name}, {self.length} files {digest}, size={size}, {mode!r})",
-        )
+        options = f"size={size}, {mode!r}{', draft=True' if draft else ''}"
+        self.stages = (f"Images({folder.name}, {self.length} files {digest}, {options})",)
 
     def look(self) -> Mark:
         return look_at_files([self.folder / path for path in self.paths])
@@ -111,11 +118,10 @@ class ImageNode(Node):
         self._pillow = import_extra("PIL.Image", "images")
         self._pillow_ops = import_extra("PIL.ImageOps", "images")
 
-    def _get_stored_size(self, image: Any) -> tuple[int, int]:
-        """Return (width, height) that a file needs at least, before it is turned upright."""
-        height, width = self.size or image.size[::-1]
+    def _draft(self, image: Any, height: int, width: int) -> None:
+        """Have a JPEG file decoded at a fraction of its size that is enough."""
         is_on_side = image.getexif().get(_ORIENTATION, 1) >= 5
-        return (height, width) if is_on_side else (width, height)
+        image.draft(self.mode, (height, width) if is_on_side else (width, height))
 
     def _decode(self, index: int) -> Any:
         path = self.folder / self.paths[index]
@@ -127,9 +133,8 @@ class ImageNode(Node):
                         "larger than a byte: Images would cut them off. Read it with "
                         "Items(paths).map(function), where the function scales them"
                     )
-                if self.size is not None:
-                    # For JPEG, decodes at a fraction of the size where that is enough.
-                    image.draft(self.mode, self._get_stored_size(image))
+                if self.size is not None and self.draft:
+                    self._draft(image, *self.size)
                 # As a camera was held, which its file only says.
                 self._pillow_ops.exif_transpose(image, in_place=True)
                 image = image.convert(self.mode)

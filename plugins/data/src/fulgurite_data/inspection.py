@@ -67,6 +67,16 @@ def describe_data(data: Any) -> str:
     return "\n".join([*lines, "first batch", *_format_batch(batch)])
 
 
+def read_first_batch(data: Any) -> Any:
+    """Return the first batch of data.
+
+    Args:
+        data: as of `fg.Engine.fit`, without its parts.
+    """
+    with BatchIterator(data, seed=0, restore_on_close=True) as batches:
+        return batches.peek()
+
+
 def measure_stages(batches: Batches, num_batches: int) -> list[StageSpeed]:
     """Return how long each stage takes for some batches, in the order of the stages.
 
@@ -123,15 +133,19 @@ def _time_calls(nodes: Sequence[Any], clocks: dict[int, _Clock]) -> Iterator[Non
             if running:
                 running[-1].seconds -= seconds
 
-    names = {id(node): "read" if isinstance(node, Node) else "read_batch" for node in nodes}
-    for node in nodes:
-        function = getattr(node, names[id(node)])
-        setattr(node, names[id(node)], partial(call, clocks[id(node)], function))
+    # A stage that packs reads pieces of examples.
+    calls = [
+        (node, name)
+        for node in nodes
+        for name in (("read", "read_pieces") if isinstance(node, Node) else ("read_batch",))
+    ]
+    for node, name in calls:
+        setattr(node, name, partial(call, clocks[id(node)], getattr(node, name)))
     try:
         yield
     finally:
-        for node in nodes:
-            delattr(node, names[id(node)])
+        for node, name in calls:
+            delattr(node, name)
 
 
 def _list_nodes(node: Any) -> list[Any]:

@@ -42,8 +42,7 @@ class Joined(Node):
         self.level = max(parent.level for parent in self.parents)
         lines = [" ".join((name, *node.stages)) for name, node in parents.items()]
         self.stages = (*lines, stage)
-        self.num_threads = max(parent.num_threads for parent in self.parents)
-        self.num_processes = max(parent.num_processes for parent in self.parents)
+        self.take_workers(*self.parents)
 
     def identify(self) -> Identity:
         if self._identity is None:

@@ -135,11 +135,7 @@ class Node(PipelineStage):
                 )
         self.num_threads = max(self.num_threads, as_int(threads))
         self.num_processes = max(self.num_processes, as_int(processes))
-        if self.num_threads and self.num_processes:
-            raise ConfigurationError(
-                f"{self.stages[-1]}: this pipeline asks for threads and for processes, and a batch "
-                "is read as a whole by one of them: choose one kind"
-            )
+        self.check_workers()
 
 
 class Indexed(Node):

@@ -16,6 +16,9 @@ from fulgurite_data.records import RecordNode
 from fulgurite_data.tables import JSONLinesNode, ParquetNode
 from fulgurite_data.tokens import TokenNode, TokenWindows
 
+_IMAGE_THREADS = 4
+"""Where nobody says how many: each has two batches in memory."""
+
 
 class Arrays(Dataset):
     """The rows of arrays in memory, or of memory maps.
@@ -129,8 +132,11 @@ class Images(Dataset):
         mode: `RGB`, `L` for grey, `RGBA`.
         classes: the names of the folders, in the order of their labels, such as those of the
             training set for a test set that lacks some; by default all folders, sorted.
-        threads: how many threads decode, see `Dataset.map`. A `map` of these images may ask for
-            threads too, not for processes.
+        threads: how many threads decode, see `Dataset.map`; 0 for none. By default four, unless a
+            `map` of these images asks for processes.
+        draft: whether JPEG files are decoded at 1/2, 1/4 or 1/8 of their size where that is at
+            least `size`: several times as fast for large photos. The pixels are not exactly those
+            of an image that is decoded as a whole and scaled then.
 
     Raises:
         DataError: the folder is missing, or has no images; a folder in it has none, or is not in
@@ -146,10 +152,14 @@ class Images(Dataset):
         size: tuple[int, int] | None = None,
         mode: str = "RGB",
         classes: Sequence[str] | None = None,
-        threads: int = 0,
+        threads: int | None = None,
+        draft: bool = False,
     ) -> None:
-        node = ImageNode(Path(folder), size, mode, classes)
-        node.use_workers(threads, 0)
+        node = ImageNode(Path(folder), size, mode, classes, draft)
+        if threads is None:
+            node.default_threads = _IMAGE_THREADS
+        else:
+            node.use_workers(threads, 0)
         super().__init__(node)
 
     @property

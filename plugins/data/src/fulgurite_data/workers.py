@@ -5,8 +5,9 @@ Which worker reads a batch changes nothing in it, so that a position knows nothi
 
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -24,7 +25,7 @@ from fulgurite_data.passes import Pass
 _AHEAD = 2
 """Batches under way for each worker: one that is read, and one that waits for it."""
 _PATIENCE = 5.0
-"""Seconds that a worker process has to end by itself."""
+"""Seconds that a worker process has to end by itself, and others to finish once one has died."""
 
 
 class Job(NamedTuple):
@@ -99,8 +100,8 @@ class WorkerPool:
         for job in islice(remaining, _AHEAD * len(self._workers)):
             waiting.append(self._send(job))
         while waiting:
-            ticket, job = waiting.popleft()
-            batch = self._workers[ticket % len(self._workers)].receive(ticket, job)
+            batch = self._receive(waiting)
+            waiting.popleft()
             for following in islice(remaining, 1):
                 waiting.append(self._send(following))
             yield batch
@@ -112,10 +113,46 @@ class WorkerPool:
         for worker in self._workers:
             worker.end()
 
+    def _receive(self, waiting: Sequence[tuple[int, Job]]) -> Any:
+        """Return the first of the batches that were asked for.
+
+        Args:
+            waiting: the number under which each was asked for, and what it is.
+
+        Raises:
+            DataError: a process has died.
+        """
+        ticket, job = waiting[0]
+        worker = self._get_worker(ticket)
+        while True:
+            self._wait_for(worker, waiting)
+            answer = worker.receive(job)
+            if answer.ticket != ticket:
+                continue
+            if answer.error is not None:
+                raise answer.error
+            return answer.batch
+
+    def _wait_for(self, worker: "_Worker", waiting: Sequence[tuple[int, Job]]) -> None:
+        """Wait until a process has answered or has died. Once another one has died, not for long:
+        it would be told only after all that is read before its batch."""
+        sentinels = [other.sentinel for other in self._workers]
+        ready = wait([worker.connection, *sentinels])
+        if worker.connection in ready or worker.sentinel in ready:
+            return
+        if wait([worker.connection, worker.sentinel], _PATIENCE):
+            return
+        (dead, *_) = [other for other in self._workers if other.sentinel in ready]
+        jobs = [job for ticket, job in waiting if self._get_worker(ticket) is dead]
+        raise dead.make_error((jobs or [waiting[0][1]])[0])
+
+    def _get_worker(self, ticket: int) -> "_Worker":
+        return self._workers[ticket % len(self._workers)]
+
     def _send(self, job: Job) -> tuple[int, Job]:
         ticket = self._num_sent
         self._num_sent += 1
-        self._workers[ticket % len(self._workers)].send(ticket, job)
+        self._get_worker(ticket).send(ticket, job)
         return ticket, job
 
 
@@ -131,37 +168,29 @@ class _Worker:
             target=_serve, args=(other, node), name=f"fulgurite-data-{number}", daemon=True
         )
         self._process.start()
+        self.sentinel = self._process.sentinel
         other.close()
 
     def send(self, ticket: int, job: Job) -> None:
-        try:
+        # That the process has died is told where its first missing batch is waited for.
+        with suppress(OSError):
             self.connection.send((ticket, job))
-        except OSError as error:
-            raise self._make_error(job) from error
 
-    def receive(self, ticket: int, job: Job) -> Any:
-        """Return a batch.
+    def receive(self, job: Job) -> "_Answer":
+        """Return an answer.
 
         Args:
-            ticket: the number under which it was asked for.
-            job: what was asked for.
+            job: what is waited for.
 
         Raises:
             DataError: the process has ended.
         """
-        while True:
-            ready = wait([self.connection, self._process.sentinel])
-            if self.connection not in ready:
-                raise self._make_error(job)
-            try:
-                answer = self.connection.recv()
-            except (EOFError, OSError) as error:
-                raise self._make_error(job) from error
-            if answer.ticket != ticket:
-                continue
-            if answer.error is not None:
-                raise answer.error
-            return answer.batch
+        if self.connection not in wait([self.connection, self.sentinel]):
+            raise self.make_error(job)
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self.make_error(job) from error
 
     def end(self) -> None:
         self._process.join(_PATIENCE)
@@ -169,7 +198,12 @@ class _Worker:
             self._process.kill()
             self._process.join(_PATIENCE)
 
-    def _make_error(self, job: Job) -> DataError:
+    def make_error(self, job: Job) -> DataError:
+        """Return what says that the process has died.
+
+        Args:
+            job: what was waited for.
+        """
         self._process.join(_PATIENCE)
         code = self._process.exitcode
         reason = f"exit code {code}"
