@@ -12,6 +12,7 @@ python tests/bench/monitor.py --json monitor.json
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -80,8 +81,13 @@ def build_plugins() -> dict[str, list[Any]]:
     return {"none": [], **single, "all": every}
 
 
-def main() -> None:
-    options = arguments(__doc__, repeats=15).parse_args()
+def main(command_line: Sequence[str] | None = None) -> None:
+    """Measure, and print it.
+
+    Args:
+        command_line: the options; by default those of the process.
+    """
+    options = arguments(__doc__, repeats=15).parse_args(command_line)
     with tempfile.TemporaryDirectory() as folder, quiet():
         arms = {
             name: TimedArm(plugins, Path(folder) / name if name in ("goodput", "all") else None)
