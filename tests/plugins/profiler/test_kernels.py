@@ -1,6 +1,7 @@
 """Traces of a GPU: its kernels are in CUDA graphs, which hide the operations. The traces are written
 here as text, in the form of one of an H200."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -39,7 +40,7 @@ KERNELS = {
 }
 
 
-def write_trace(folder: Path, planes: dict[str, list[tuple[str, str, int | None]]]) -> Path:
+def write_trace(folder: Path, planes: Mapping[str, Sequence[tuple[str, str, int | None]]]) -> Path:
     """Write a trace.
 
     Args:

@@ -63,7 +63,9 @@ def test_what_is_not_known_of_an_activity_is_left_out() -> None:
     evaluation = Activity("evaluating test", None, "batches", 0, done=3)
     assert WorkLine(evaluation, 2.0).text(80).plain == "evaluating test  2 s  3 batches"
     save = Activity("saving step 40", 2_000_000, "bytes", 0, done=500_000)
-    assert WorkLine(save, 2.0).text(50).plain == "saving step 40  2 s  500 kB/2 MB  ━━━━╌╌╌╌╌╌╌╌╌╌╌╌"
+    assert (
+        WorkLine(save, 2.0).text(50).plain == "saving step 40  2 s  500 kB/2 MB  ━━━━╌╌╌╌╌╌╌╌╌╌╌╌"
+    )
 
 
 def test_a_name_cannot_command_the_terminal() -> None:

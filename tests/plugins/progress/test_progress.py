@@ -37,7 +37,7 @@ from fulgurite_progress import (
 from fulgurite_progress.line import Line
 from fulgurite_progress.notebook import CellLine
 from fulgurite_progress.plain import iter_intervals
-from fulgurite_progress.times import describe_activity
+from fulgurite_progress.times import describe_activity, find_activity
 from hypothesis import given, strategies as st
 from rich.console import Console
 from rich.text import Text
@@ -239,7 +239,6 @@ def test_a_pipe_gets_each_part_of_a_slow_start_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks = [0]
-    find_activity = startup.find_activity
 
     def count_looks(timings: fg.Timings) -> Any:
         looks[0] += 1

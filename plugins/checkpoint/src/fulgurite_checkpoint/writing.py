@@ -85,7 +85,8 @@ class PendingCheckpoint:
                 while not self._written.done():
                     # On a disk that hangs, to look at a file hangs as well.
                     measuring = start_thread("fulgurite progress", self._measure_progress)
-                    futures.wait([self._written, measuring], return_when=futures.FIRST_COMPLETED)
+                    awaited: list[Future[Any]] = [self._written, measuring]
+                    futures.wait(awaited, return_when=futures.FIRST_COMPLETED)
                     if measuring.done() and measuring.result() != progress:
                         progress = measuring.result()
                         if activity is not None:
