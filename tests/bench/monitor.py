@@ -6,14 +6,16 @@
 
 Timed are the steps from `OPENED` on until the last one is done, as in `loggers.py`; the arms take turns.
 With all of them a step may cost at most 1.02 of one without. Where other programs run, wall time tells
-little: the processor time of the same steps, of all threads, is shown as well.
+little: the processor time of the same steps is shown as well, of all threads, and of the thread that
+trains alone. XLA's threads spin while they wait, so that the former depends on what else runs.
 
 python tests/bench/monitor.py --json monitor.json
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from time import process_time
+from time import process_time, thread_time
 from typing import Any
 
 import fulgurite as fg
@@ -26,10 +28,11 @@ LOG_EVERY = 50
 
 
 class Processor:
-    """Notes the processor time of the process at the step `OPENED` and at the last one."""
+    """Notes the processor time of the process and of its thread that trains, at the step `OPENED`
+    and at the last one."""
 
     def __init__(self) -> None:
-        self.at: list[float] = []
+        self.at: list[tuple[float, float]] = []
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -37,22 +40,26 @@ class Processor:
 
     def note(self, run: fg.Run) -> None:
         jax.block_until_ready(run.state.module)
-        self.at.append(process_time())
+        self.at.append((process_time(), thread_time()))
 
 
 class TimedArm(Arm):
-    """An arm that notes the processor time of the timed steps of each fit too, in `seconds`."""
+    """An arm that notes the processor time of the timed steps of each fit too: of the process in
+    `seconds`, of the thread that trains in `thread_seconds`."""
 
     def __init__(self, plugins: list[Any], run: Path | None) -> None:
         self._processor = Processor()
         self.seconds: list[float] = []
+        self.thread_seconds: list[float] = []
         super().__init__([*plugins, self._processor], run, log_every=LOG_EVERY)
         self.seconds.clear()  # the first fit compiles
+        self.thread_seconds.clear()
 
     def __call__(self) -> float:
         wall_time = super().__call__()
         opened, trained = self._processor.at[-2:]
-        self.seconds.append(trained - opened)
+        self.seconds.append(trained[0] - opened[0])
+        self.thread_seconds.append(trained[1] - opened[1])
         return wall_time
 
 
@@ -60,7 +67,7 @@ def build_plugins() -> dict[str, list[Any]]:
     """Return the monitors of each arm."""
 
     def count_numbers(batch: Any) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(batch))
+        return batch["input"].size
 
     def make_alert() -> Alert:
         return Alert("train/loss > 1e9", do=[print])
@@ -80,8 +87,13 @@ def build_plugins() -> dict[str, list[Any]]:
     return {"none": [], **single, "all": every}
 
 
-def main() -> None:
-    options = arguments(__doc__, repeats=15).parse_args()
+def main(command_line: Sequence[str] | None = None) -> None:
+    """Measure, and print it.
+
+    Args:
+        command_line: the options; by default those of the process.
+    """
+    options = arguments(__doc__, repeats=15).parse_args(command_line)
     with tempfile.TemporaryDirectory() as folder, quiet():
         arms = {
             name: TimedArm(plugins, Path(folder) / name if name in ("goodput", "all") else None)
@@ -89,6 +101,7 @@ def main() -> None:
         }
         steps = interleaved(arms, options.repeats)
     processor = {name: arm.seconds for name, arm in arms.items()}
+    thread = {name: arm.thread_seconds for name, arm in arms.items()}
     ratios = {name: ratio(steps, name, "none") for name in arms if name != "none"}
     fastest = {name: Spread.of([min(steps[name]) / min(steps["none"])]) for name in ratios}
     show("time of the steps over that without monitors", ratios)
@@ -97,10 +110,16 @@ def main() -> None:
     show("processor time of the steps over that without monitors", cost)
     least = {name: Spread.of([min(processor[name]) / min(processor["none"])]) for name in ratios}
     show("the same, least over least", least)
+    of_thread = {name: ratio(thread, name, "none") for name in ratios}
+    show("processor time of the thread that trains", of_thread)
+    show(
+        "the same, least over least",
+        {name: Spread.of([min(thread[name]) / min(thread["none"])]) for name in ratios},
+    )
     show("microseconds a step", {name: in_microseconds(steps[name]) for name in ("none", "all")})
     show("of the processor", {name: in_microseconds(processor[name]) for name in ("none", "all")})
     if options.json:
-        write(options.json, ratios, fastest=fastest, processor=cost)
+        write(options.json, ratios, fastest=fastest, processor=cost, thread=of_thread)
 
 
 def in_microseconds(seconds: list[float]) -> Spread:

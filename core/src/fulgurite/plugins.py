@@ -67,6 +67,7 @@ from fulgurite._src.redact import (
 )
 from fulgurite._src.rng import make_root_key
 from fulgurite._src.sharding import FIT_START, SINGLE_PROCESS, ProcessShard
+from fulgurite._src.timing import Activity
 from fulgurite._src.tracebacks import (
     HIDDEN_FRAMES_NOTE,
     TRACEBACK_VARIABLE,
@@ -200,6 +201,8 @@ __all__ = [  # noqa: RUF022 - by subject
     "shape_summary",
     "total_size",
     "tree_signature",
+    # What the program is doing, for displays.
+    "Activity",
     # Sharding, and waiting for other processes.
     "FIT_START",
     "SINGLE_PROCESS",

@@ -68,7 +68,12 @@ class FakeDriver:
 
     NVML_TEMPERATURE_GPU = 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 1
-    nvmlClocksThrottleReasonGpuIdle = 1
+    # As in nvml.h.
+    nvmlClocksThrottleReasonSwPowerCap = 0x4
+    nvmlClocksThrottleReasonHwSlowdown = 0x8
+    nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
+    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
 
     def __init__(self, reasons: int) -> None:
         self._reasons = reasons
@@ -102,13 +107,15 @@ class FakeDriver:
 
 def test_what_the_driver_tells_of_each_visible_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-abc")
-    driver: Any = FakeDriver(reasons=0b101)  # idle, and another one
+    driver: Any = FakeDriver(reasons=0x21)  # idle, and too hot
     values = NvidiaSampler(driver, [0, 1]).sample()
     assert values["device/0/power_watts"] == 301.5 and "device/1/power_watts" not in values
     assert values["device/1/utilization_percent"] == 87
     assert values["device/0/is_throttled"] == 1 and values["device/0/ecc_errors"] == 2
-    idle: Any = FakeDriver(reasons=0b1)
-    assert NvidiaSampler(idle, [0]).sample()["device/0/is_throttled"] == 0
+    assert values["device/0/is_power_capped"] == 0
+    full: Any = FakeDriver(reasons=0x4)  # as much power as it may take
+    values = NvidiaSampler(full, [0]).sample()
+    assert (values["device/0/is_throttled"], values["device/0/is_power_capped"]) == (0, 1)
 
 
 def test_sampling_that_fails_is_reported_and_training_continues(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import StringIO
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,14 @@ from fulgurite_progress import (
     display,
     model_summary,
     parameter_table,
+    plain,
     startup,
     timing_table,
 )
-from fulgurite_progress.display import iter_intervals
 from fulgurite_progress.line import Line
 from fulgurite_progress.notebook import CellLine
-from fulgurite_progress.times import describe_activity
+from fulgurite_progress.plain import iter_intervals
+from fulgurite_progress.times import describe_activity, find_activity
 from hypothesis import given, strategies as st
 from rich.console import Console
 from rich.text import Text
@@ -119,7 +120,7 @@ def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.Mo
     """By a clock of its own, on which a batch takes a tenth of a second and compiling as long as
     1,000 of them."""
     now, traced, err = [0.0], list[int](), StringIO()
-    monkeypatch.setattr(display, "FIRST_INTERVAL", 0.05)
+    monkeypatch.setattr(display, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(display, "monotonic", lambda: now[0])
     monkeypatch.setattr("fulgurite._src.timing.perf_counter", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", err)
@@ -234,31 +235,31 @@ def test_a_fit_says_that_it_starts_before_it_reads_a_batch(capsys: pytest.Captur
     assert "starting\n" not in capsys.readouterr().err
 
 
-def test_a_pipe_gets_the_seconds_of_a_slow_start(
+def test_a_pipe_gets_each_part_of_a_slow_start_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = threading.Event()
-    now = [0.0]
+    looks = [0]
 
-    def iter_intervals() -> Iterator[float]:
-        for seconds in (2.0, 6.0):
-            now[0] = seconds
-            yield 0.0
-        shown.set()
-        yield 3600.0
+    def count_looks(timings: fg.Timings) -> Any:
+        looks[0] += 1
+        return find_activity(timings)
 
     def batches() -> Iterator[Any]:
-        assert shown.wait(60)
+        first = looks[0]
+        while looks[0] < first + 10:
+            threading.Event().wait(0.001)
         yield from BATCHES
 
-    monkeypatch.setattr(display, "monotonic", lambda: now[0])
-    monkeypatch.setattr(startup, "iter_intervals", iter_intervals)
+    monkeypatch.setattr(startup, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(startup, "find_activity", count_looks)
     threads = threading.active_count()
     progress = ProgressBar(summary=False, times=False)
     engine(progress, steps=2).fit(Net, fg.DataSource(batches(), prefetch=0))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:3] == ["starting", "starting 2 s", "starting 6 s"]
-    assert lines[3].startswith("step ")
+    start = lines[: next(index for index, line in enumerate(lines) if line.startswith("step "))]
+    assert start[:2] == ["starting", "reading the first batch"]
+    assert "tracing" in start
+    assert all(line != after for line, after in pairwise(start))
     assert threading.active_count() == threads
 
 
@@ -312,28 +313,33 @@ def test_an_evaluation_has_a_line_and_variants_of_the_loss_are_hidden(
 def test_a_pipe_gets_nothing_twice(
     step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """While an action takes as long as twenty lines."""
-    begin, end = threading.Event(), threading.Event()
+    """While an action takes as long as twenty looks at it."""
+    end = threading.Event()
+    looks: list[int] = []
 
-    def iter_intervals() -> Iterator[float]:
-        assert begin.wait(60)
-        yield from [0.0] * 20
-        end.set()
-        yield 3600.0
+    class Lines(plain.PlainLines):
+        def choose(self, line: Line, now: float, **details: Any) -> Line | None:
+            if details["activity"] == "plugin slow":
+                looks.append(line.step)
+                if len(looks) == 20:
+                    end.set()
+                details["lasting"] = float(len(looks))
+            # On a clock that stands still but for these looks.
+            return super().choose(line, 10.0 * len(looks), **details)
 
-    def act(run: fg.Run) -> None:
-        begin.set()
-        assert end.wait(60)
-
-    monkeypatch.setattr(display, "iter_intervals", iter_intervals)
-    slow = fg.LambdaPlugin("slow", every={fg.At(step): act})
+    monkeypatch.setattr(display, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(display, "PlainLines", lambda now: Lines(0.0))
+    monkeypatch.setattr(plain, "SHORTEST_PAUSE", 1e9)
+    monkeypatch.setattr(display, "POLL_SECONDS", 0.001)
+    slow = fg.LambdaPlugin("slow", every={fg.At(step): lambda run: end.wait(60) and None})
     progress = ProgressBar(summary=False, times=False)
     engine(progress, slow, steps=20, log_every=5).fit(Net, fg.DataSource(BATCHES))
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and lines[0] == "starting"
-    assert re.match(rf"step {step}/20 .*plugin slow", lines[1])
-    assert ("loss" in lines[1]) is (step == 10), "the numbers of the last step are in the last line"
-    assert re.match(r"step 20/20  loss .*  done$", lines[2])
+    lines = [line for line in lines if "plugin slow" in line or line.endswith("done")]
+    assert len(lines) == 2
+    assert re.match(rf"step {step}/20 .*plugin slow", lines[0])
+    assert step == 10 or "loss" not in lines[0], "the numbers of the last step are in the last line"
+    assert re.match(r"step 20/20  loss .*  done$", lines[1])
 
 
 class Named(fg.Module):

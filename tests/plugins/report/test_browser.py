@@ -122,6 +122,33 @@ def test_a_mean_is_drawn_over_the_values_and_zooming_keeps_a_part(
     browser.wait(f"{ticks} !== {zoomed!r}")
 
 
+def test_telemetry_is_folded_until_it_is_asked_for(browser: Browser, tmp_path: Path) -> None:
+    telemetry = [make_telemetry(step, 1e9 + step, {"load": 1.0}) for step in (1, 2)]
+    telemetry = [record | {"source": "devices"} for record in telemetry]
+    records = [("train", step, {"loss": 1.0}) for step in (1, 2)]
+    write_report(
+        [write_run(tmp_path / "run", records=records, telemetry=telemetry)], tmp_path / "page.html"
+    )
+    shown = (
+        "[...document.querySelectorAll('.chart:not([hidden]) h3')].map(e => e.textContent).join()"
+    )
+    headings = (
+        "[...document.querySelectorAll('.prefix:not([hidden]) button')].map(e => e.textContent)"
+    )
+    browser.open(tmp_path / "page.html")
+    assert browser.evaluate(shown) == "train/loss"
+    assert browser.evaluate(f"{headings}.join()") == "train (1),devices (1)"
+    browser.evaluate("document.querySelectorAll('.prefix button')[1].click()")
+    assert browser.evaluate(shown) == "train/loss,devices/load"
+    browser.evaluate("document.querySelectorAll('.prefix button')[0].click()")
+    assert browser.evaluate(shown) == "devices/load"
+    # The address leads to the same view, and a search finds what is folded.
+    browser.open(tmp_path / "page.html", browser.evaluate("location.hash"))
+    assert browser.evaluate(shown) == "devices/load"
+    browser.open(tmp_path / "page.html", "#search=lo")
+    assert browser.evaluate(shown) == "train/loss,devices/load"
+
+
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_fits_the_width_in_both_themes(

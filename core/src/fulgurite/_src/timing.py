@@ -4,7 +4,39 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
+
+
+@dataclass(eq=False)
+class Activity:
+    """What the program is doing, in words, for those that show it on their own threads.
+
+    Example:
+        from fulgurite.plugins import Activity
+
+
+        def check(batches, activity: Activity) -> None:
+            for batch in batches:
+                activity.done += 1
+
+
+        with fg.Timings().describe("checking the batches", total=2, unit="batches") as activity:
+            check([1, 2], activity)
+
+    Attributes:
+        text: such as `evaluating test`.
+        total: of what it does, such as batches, as far as that is known.
+        unit: of what it counts, such as `batches`.
+        depth: how many names were being timed when it began.
+        done: how many of them are done; whoever does them counts.
+    """
+
+    text: str
+    total: int | None
+    unit: str
+    depth: int
+    done: int = 0
 
 
 class Timings:
@@ -27,12 +59,15 @@ class Timings:
             compiled while the program did something else. They are not part of `seconds`.
         active_names: the names for which time is being measured now, the innermost last; displays
             read it on their own threads.
+        activities: what is going on in more words than those names, the innermost last; see
+            `describe`.
         seconds: by name. Time of a nested measurement counts only there.
         calls: by name.
     """
 
     def __init__(self) -> None:
         self.active_names: list[str] = []
+        self.activities: list[Activity] = []
         self.background_seconds: dict[str, float] = defaultdict(float)
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
@@ -59,6 +94,22 @@ class Timings:
             elapsed = perf_counter() - start
             self.add(name, elapsed - self._inner.pop(), calls)
             self._inner[-1] += elapsed
+
+    @contextmanager
+    def describe(self, text: str, total: int | None = None, unit: str = "") -> Iterator[Activity]:
+        """Say what the block does, for displays; its time counts as it would without.
+
+        Args:
+            text: in words, such as `evaluating test`.
+            total: of what it does, if it will count that in `Activity.done`, as far as it is known.
+            unit: of what it counts, in the plural.
+        """
+        activity = Activity(text, total, unit, len(self.active_names))
+        self.activities.append(activity)
+        try:
+            yield activity
+        finally:
+            self.activities.remove(activity)
 
     def add(self, name: str, seconds: float, calls: int = 1) -> None:
         """Add seconds to a name.

@@ -316,6 +316,10 @@ class Checkpointer(RunPlugin):
         def read(entry: Entry) -> tuple[SavedCheckpoint, fg.Snapshot]:
             if self.directory is not None and reference.path is None and reference.map is None:
                 check_owner([entry], get_run_directory(engine))
+            with engine.plugins.timings.describe(f"restoring step {entry.step:,}"):
+                return read_and_restore(entry)
+
+        def read_and_restore(entry: Entry) -> tuple[SavedCheckpoint, fg.Snapshot]:
             checkpoint = restoring.read_checkpoint(entry, verify)
             if rewound_engine is not None:
                 restoring.check_logger_positions(checkpoint, rewound_engine)

@@ -200,8 +200,10 @@ class Saver:
             return
         content, pending = self._saving
         self._saving = None
+        label = f"saving step {content.step:,}"
         try:
-            commit = pending.wait_for_commit()
+            with run.timings.describe(label, pending.num_bytes, "bytes") as activity:
+                commit = pending.wait_for_commit(activity)
         except Exception as error:
             self._report_failure(run, content.step, error)
         else:
@@ -274,6 +276,7 @@ class Saver:
             policy,
             partial(self._assert_locked, run),
             run.engine.sharding.sync,
+            sum(array.nbytes for array in arrays_by_path.values()),
         )
         pending.start()
         self._saving = content, pending

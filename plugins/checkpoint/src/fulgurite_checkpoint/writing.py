@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins import Wait, WaitAbandoned, redact_registered
+from fulgurite.plugins import Activity, Wait, WaitAbandoned, redact_registered
 from fulgurite_runs import start_thread
 
 from fulgurite_checkpoint import format
@@ -38,6 +38,7 @@ class PendingCheckpoint:
         policy: which checkpoints stay.
         assert_locked: raises if another process has taken the run over.
         sync: how processes agree.
+        num_bytes: of its arrays; compressed, they take less on the disk.
         awaited: what is waited for at present, for messages.
         leftovers: older checkpoints that could not be removed.
     """
@@ -50,6 +51,7 @@ class PendingCheckpoint:
     policy: RetentionPolicy
     assert_locked: Callable[[], None]
     sync: fg.ProcessSync
+    num_bytes: int
     awaited: str = "its arrays"
     leftovers: Leftovers = field(default_factory=dict, init=False)
     _written: Future[Commit] = field(default_factory=Future, init=False)
@@ -59,20 +61,23 @@ class PendingCheckpoint:
         """Begin to write the rest on a thread of its own."""
         self._written = start_thread("fulgurite checkpoint", self.finish)
 
-    def wait_for_commit(self) -> Commit:
+    def wait_for_commit(self, activity: Activity | None = None) -> Commit:
         """Return what it says when it is complete, or raise what went wrong.
+
+        Args:
+            activity: where bytes are counted that are on the disk.
 
         Raises:
             WaitAbandoned: training is to stop, and nothing has happened for too long.
         """
         try:
-            self._wait()
+            self._wait(activity)
         except WaitAbandoned:
             self._is_abandoned = True
             raise
         return self._written.result()
 
-    def _wait(self) -> None:
+    def _wait(self, activity: Activity | None) -> None:
         progress = None
         # A write that continues is not a wait for what may never come, however long it takes.
         while not self._is_written_soon():
@@ -80,9 +85,12 @@ class PendingCheckpoint:
                 while not self._written.done():
                     # On a disk that hangs, to look at a file hangs as well.
                     measuring = start_thread("fulgurite progress", self._measure_progress)
-                    futures.wait([self._written, measuring], return_when=futures.FIRST_COMPLETED)
+                    awaited: list[Future[Any]] = [self._written, measuring]
+                    futures.wait(awaited, return_when=futures.FIRST_COMPLETED)
                     if measuring.done() and measuring.result() != progress:
                         progress = measuring.result()
+                        if activity is not None:
+                            activity.done = min(progress.num_bytes, self.num_bytes)
                         break
                     self._is_written_soon()
 
@@ -136,12 +144,13 @@ class PendingCheckpoint:
             raise CheckpointError(f"the checkpoint of step {self.commit.step} was abandoned")
         self.awaited = what
 
-    def _measure_progress(self) -> Any:
+    def _measure_progress(self) -> "_Progress":
         """Return something that is another thing while the checkpoint is being written."""
-        if not isinstance(self.path, Path):
-            # An object appears when all of it is there, and its client has timeouts of its own.
-            return self.awaited if self.awaited.startswith("logger ") else time.monotonic()
-        return self.awaited, _measure_size(self.path)
+        if isinstance(self.path, Path):
+            return _Progress(self.awaited, _measure_size(self.path))
+        # An object appears when all of it is there, and its client has timeouts of its own.
+        is_unseen = not self.awaited.startswith("logger ")
+        return _Progress(self.awaited, 0, time.monotonic() if is_unseen else 0.0)
 
     def _complete(self, parts: list[list[Any]]) -> None:
         if jax.process_index() != 0:
@@ -154,6 +163,20 @@ class PendingCheckpoint:
             self.path, replace(self.commit, hashes=hashes, logger_positions=positions)
         )
         self.leftovers |= publish(self.path, self.commit)
+
+
+class _Progress(NamedTuple):
+    """How far a checkpoint has got.
+
+    Attributes:
+        awaited: what is waited for.
+        num_bytes: that are on the disk.
+        time: when this was, where what is there cannot be seen.
+    """
+
+    awaited: str
+    num_bytes: int
+    time: float = 0.0
 
 
 def _measure_size(folder: Path) -> int:

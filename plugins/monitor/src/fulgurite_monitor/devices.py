@@ -31,7 +31,8 @@ class DeviceStatistics(fg.Plugin):
     do not, have `device/N/bytes_in_use`, `device/N/peak_bytes_in_use` and `device/N/bytes_limit` of
     JAX's allocator. With nvidia-ml-py (`fulgurite-monitor[nvidia]`) there are also
     `utilization_percent`, `driver_memory_bytes`, `power_watts`, `temperature_celsius`,
-    `is_throttled` and `ecc_errors`. Of several processes only the first logs, its own devices.
+    `is_throttled`, `is_power_capped` and `ecc_errors`. Of several processes only the first logs,
+    its own devices.
 
     Example:
         from fulgurite_monitor import DeviceStatistics

@@ -56,11 +56,16 @@ class NvidiaSampler:
     def _list_readers(self) -> list[tuple[str, Callable[[Any], float]]]:
         nvml = self._pynvml
         uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        idle = nvml.nvmlClocksThrottleReasonGpuIdle
+        slowdown = (
+            nvml.nvmlClocksThrottleReasonHwSlowdown
+            | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+            | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+            | nvml.nvmlClocksThrottleReasonSwThermalSlowdown
+        )
+        power_cap = nvml.nvmlClocksThrottleReasonSwPowerCap
 
-        def is_throttled(handle: Any) -> float:
-            reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            return float(bool(reasons & ~idle))
+        def has_reason(handle: Any, reasons: int) -> float:
+            return float(bool(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & reasons))
 
         return [
             ("utilization_percent", lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
@@ -70,7 +75,8 @@ class NvidiaSampler:
                 "temperature_celsius",
                 lambda handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             ),
-            ("is_throttled", is_throttled),
+            ("is_throttled", lambda handle: has_reason(handle, slowdown)),
+            ("is_power_capped", lambda handle: has_reason(handle, power_cap)),
             (
                 "ecc_errors",
                 lambda handle: nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, volatile),

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 _NVIDIA = "https://www.nvidia.com/en-us/data-center"
+_AMD = "https://www.amd.com/en/products/accelerators/instinct"
 _TPU = "https://cloud.google.com/tpu/docs"
 _GEFORCE = "NVIDIA's whitepaper of the architecture {}, appendix A, with float32 accumulation"
 
@@ -52,6 +53,8 @@ PEAKS: dict[str, Peak] = {
     "NVIDIA GeForce RTX 3090": Peak(7.1e13, _GEFORCE.format("Ampere GA102")),
     "NVIDIA GeForce RTX 4090": Peak(1.652e14, _GEFORCE.format("Ada")),
     "NVIDIA GeForce RTX 5090": Peak(2.095e14, _GEFORCE.format("Blackwell RTX")),
+    "AMD Instinct MI300X": Peak(1.3074e15, f"{_AMD}/mi300/mi300x.html"),
+    "AMD Instinct MI325X": Peak(1.3074e15, f"{_AMD}/mi300/mi325x.html"),
     "TPU v2": Peak(4.5e13 / 2, f"{_TPU}/v2"),
     "TPU v3": Peak(1.23e14 / 2, f"{_TPU}/v3"),
     "TPU v4": Peak(2.75e14, f"{_TPU}/v4"),

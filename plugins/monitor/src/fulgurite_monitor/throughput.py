@@ -30,6 +30,8 @@ class _Meter:
         counts: by name, since the fit began.
         classifier: of what the time was spent on.
         first_step: the step at which the fit began.
+        flops_by_shapes: of a step, by the shapes of its batch; the first program comes first.
+        num_told_apart: batches whose FLOPs are in the counts; those before had one program.
         last_logged: when the newest record was logged; None before the first.
     """
 
@@ -37,6 +39,8 @@ class _Meter:
     counts: dict[str, float]
     classifier: Classifier
     first_step: int
+    flops_by_shapes: Mapping[Any, float]
+    num_told_apart: int = 0
     last_logged: float | None = None
 
 
@@ -143,29 +147,31 @@ class Throughput(fg.Plugin):
                 "ArrayData(on_device=True) has no batches on the host: leave out items, or "
                 "on_device"
             )
+        flops_by_shapes = self._get_program(run)
         meter = _Meter(
             RateWindow(self.window),
             dict.fromkeys(["examples", *self.items, "flops"], 0.0),
             Classifier(run.engine.actions),
             run.step,
+            flops_by_shapes,
         )
         self._meter = meter
-        flops_by_shapes = self._get_program(run)
         counts = meter.counts
+        functions = tuple(self.items.items())
 
+        # Called for every batch: a step may take no more than a tenth of a millisecond.
         def count(item: BatchItem) -> None:
-            counts["examples"] += _count_examples(item.batch, is_on_device)
-            for name, count_items in self.items.items():
+            batch = item.batch
+            counts["examples"] += _count_examples(batch, is_on_device)
+            for name, count_items in functions:
                 try:
-                    counts[name] += count_items(item.batch)
+                    counts[name] += count_items(batch)
                 except Exception as error:
                     error.add_note(f"while Throughput counted the {name} of a batch")
                     raise
-            if len(flops_by_shapes) == 1:
-                (flops,) = flops_by_shapes.values()
-            else:
-                flops = flops_by_shapes.get(_get_shapes(item.batch), math.nan)
-            counts["flops"] += flops
+            if len(flops_by_shapes) > 1:
+                counts["flops"] += flops_by_shapes.get(_get_shapes(batch), math.nan)
+                meter.num_told_apart += 1
 
         run.data_iterator.observe(count)
 
@@ -179,9 +185,8 @@ class Throughput(fg.Plugin):
         seconds = meter.classifier.add_up(run.timings.seconds)
         trained = now - sum(seconds[pause] for pause in PAUSES)
         num_batches = run.step - meter.first_step
-        if self.flops_per_step is not None:
-            meter.counts["flops"] = self.flops_per_step * num_batches
-        rates = meter.window.update(trained, {"batches": num_batches, **meter.counts})
+        counts = {**meter.counts, "batches": num_batches, "flops": self._count_flops(run, meter)}
+        rates = meter.window.update(trained, counts)
         if rates is None:
             return
         flops = rates.pop("flops")
@@ -196,6 +201,14 @@ class Throughput(fg.Plugin):
             run.notify(self.registered_name, self._explain(run, meter, flops))
         meter.last_logged = now
         run.log_scalars(self.registered_name, values, stream="telemetry")
+
+    def _count_flops(self, run: fg.Run, meter: _Meter) -> float:
+        """Return the FLOPs of all steps of the fit; NaN if they are not known."""
+        num_batches = run.step - meter.first_step
+        if self.flops_per_step is not None:
+            return self.flops_per_step * num_batches
+        first = next(iter(meter.flops_by_shapes.values()), math.nan)
+        return meter.counts["flops"] + first * (num_batches - meter.num_told_apart)
 
     def _get_program(self, run: fg.Run) -> dict[Any, float]:
         """Return the FLOPs of a step by the shapes of its batch, for the program of a run."""
@@ -239,7 +252,7 @@ class Throughput(fg.Plugin):
                 "no MFU: the FLOPs of a step are not known, because its program was compiled "
                 "before this fit; Throughput(flops_per_step=...) gives them"
             )
-        mean = meter.counts["flops"] / (run.step - meter.first_step)
+        mean = self._count_flops(run, meter) / (run.step - meter.first_step)
         origin = "products of matrices and convolutions in the traced step"
         if self.flops_per_step is not None:
             origin = "Throughput(flops_per_step=...)"

@@ -3,9 +3,10 @@
 import math
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _SHAPE = re.compile(r"[a-z]+\d*[a-z0-9]*\[([\d,]*)\]")
+_METADATA = re.compile(r"metadata=\{[^}]*\}")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
 _CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -77,6 +78,18 @@ class HLOProgram:
         match = _CALLS.search(instruction.attributes)
         inner = [] if match is None else self.computations.get(match[1], [])
         return sum((self.count_flops(other) for other in inner), start=0.0)
+
+    def describe_form(self, name: str) -> tuple[Any, ...]:
+        """Return what two operations have in common that a library computes by one kernel: shapes
+        and settings.
+
+        Args:
+            name: of the instruction.
+        """
+        instruction = self.instructions[name]
+        operands = [self._get_shape(instruction, index) for index in range(2)]
+        settings = _METADATA.sub("", instruction.attributes)
+        return instruction.shape, *operands, settings
 
     def _count_product(self, instruction: Instruction, contracting: str) -> float:
         left = self._get_shape(instruction, 0)

@@ -9,6 +9,7 @@ from typing import Any
 from fulgurite.errors import ConfigurationError
 
 from fulgurite_profiler.hlo import CONTROL_FLOW, HLOProgram, parse_layer_path, parse_program
+from fulgurite_profiler.kernels import DeviceEvent, make_event, split_graphs
 from fulgurite_profiler.window import PROGRAMS, STEP, list_profiles, parse_window
 
 
@@ -123,19 +124,24 @@ def summarize_profile(trace: str | Path) -> ProfileSummary:
             f"{folder} holds no trace: give a folder that jax.profiler has written"
         )
     programs = _read_programs(folder / PROGRAMS)
-    operations: dict[tuple[str, str], Operation] = {}
     steps: dict[int, float] = {}
-    devices = []
+    by_plane: dict[str, list[DeviceEvent]] = {}
     for plane in _read_planes(files[-1]):
-        has_operations = False
+        events = []
         for event in _iter_events(plane):
             stats = dict(event.stats)
             if "step_num" in stats and event.name == STEP:
                 steps[int(stats["step_num"])] = event.duration_ns * 1e-9
             if "hlo_op" in stats:
-                has_operations |= _add(operations, programs, event, stats)
-        if has_operations:
-            devices.append(plane.name)
+                events.append(make_event(event, stats))
+        if events:
+            by_plane[plane.name] = events
+    # What the host does for a device is no work of an operation.
+    devices = [name for name in by_plane if name.startswith("/device:")] or list(by_plane)
+    operations: dict[tuple[str, str], Operation] = {}
+    for name in devices:
+        for event in split_graphs(by_plane[name], programs):
+            _add(operations, programs, event)
     window = parse_window(folder.name)
     if window is not None:
         # Where a fit ended within its window, the last annotation is that of a step never taken.
@@ -146,32 +152,29 @@ def summarize_profile(trace: str | Path) -> ProfileSummary:
 def _add(
     operations: dict[tuple[str, str], Operation],
     programs: dict[str, list[HLOProgram]],
-    event: Any,
-    stats: dict[str, Any],
-) -> bool:
-    """Add an event of the trace to its operation; return False for one that contains others.
+    event: DeviceEvent,
+) -> None:
+    """Add an event of the trace to its operation, unless it contains others.
 
     Args:
         operations: by module and name.
         programs: that ran, by module.
         event: of the trace.
-        stats: of the event.
     """
-    module, name = str(stats.get("hlo_module", "")), str(stats["hlo_op"])
+    module, name = event.module, event.operation
     program = _find_program(programs.get(module, ()), name)
     instruction = None if program is None else program.instructions[name]
     opcode = name.partition(".")[0] if instruction is None else instruction.opcode
     if opcode in CONTROL_FLOW:
-        return False
+        return
     operation = operations.get((module, name))
     if operation is None:
-        op_name = str(stats.get("tf_op", "")) if instruction is None else instruction.op_name
+        op_name = event.scopes if instruction is None else instruction.op_name
         operation = Operation(name, module, str(parse_layer_path(op_name)))
         operations[module, name] = operation
     operation.calls += 1
-    operation.seconds += event.duration_ns * 1e-9
+    operation.seconds += event.seconds
     operation.flops += 0.0 if program is None else program.count_flops(name)
-    return True
 
 
 def _find_program(programs: Sequence[HLOProgram], name: str) -> HLOProgram | None:

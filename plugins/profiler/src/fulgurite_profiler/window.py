@@ -157,7 +157,7 @@ class Profile(RunPlugin):
             return
         first, last = run.step + 1, run.step + self.steps
         folder = get_folder(run.run_dir.path, FOLDER) / _get_name(first, last)
-        jax.block_until_ready(jax.tree.leaves(run.state))
+        _wait_for_device(run)
         run.run_dir.assert_locked()
         try:
             jax.profiler.start_trace(folder, profiler_options=self._make_options())
@@ -175,7 +175,7 @@ class Profile(RunPlugin):
         if trace is None:
             return
         if run.step == trace.last:
-            jax.block_until_ready(jax.tree.leaves(run.state))
+            _wait_for_device(run)
             self._end(run)
         else:
             trace.begin_step(run.step + 1)
@@ -232,6 +232,12 @@ class _Trace:
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
             self._annotation = None
+
+
+def _wait_for_device(run: fg.Run) -> None:
+    """Wait until the newest step is computed, which counts as training."""
+    with run.timings.time("wait"):
+        jax.block_until_ready(jax.tree.leaves(run.state))
 
 
 def _get_name(first: int, last: int) -> str:

@@ -1,26 +1,27 @@
-"""Keep the line of a run up to date: in a terminal or a notebook by the clock, elsewhere at
-growing intervals."""
+"""Keep the line of a run up to date: in a terminal or a notebook by the clock, elsewhere where
+there is something new."""
 
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import repeat
 from time import monotonic
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.plugins import as_printable, redact_registered
-from rich.console import Console
+from fulgurite.plugins import Activity, as_printable, redact_registered
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from fulgurite_progress.line import Line
 from fulgurite_progress.notebook import WIDTH, CellLine
-from fulgurite_progress.times import describe_activity
+from fulgurite_progress.plain import LASTING_SECONDS, PlainLines
+from fulgurite_progress.times import find_activity
+from fulgurite_progress.work import WorkLine
 
-FIRST_INTERVAL, LONGEST_INTERVAL = 2.0, 120.0
+POLL_SECONDS = 0.5
+"""Between two looks whether there is something new for a pipe."""
 # The rate is that of the last seconds, so that a pause shows and is forgotten.
 RATE_WINDOW = 15.0
 
@@ -46,8 +47,11 @@ class Display:
         self._progress: deque[tuple[float, int]] = deque([(monotonic(), run.step)])
         self._stopwatch = Stopwatch()
         self._per_step = _count_per_step(run.data)
-        # Step and activity of the last plain line.
-        self._printed: tuple[int, str] | None = None
+        self._work: Activity | None = None
+        self._plain_lines = PlainLines(monotonic())
+        # Records that changed the metrics, and how many of them the last plain line has.
+        self._num_records = 0
+        self._num_printed = 0
         self._ending: str | None = None
         self._ended = threading.Event()
         self._live: Live | None = None
@@ -59,7 +63,7 @@ class Display:
             # rich prints what the program prints above the line, unless it goes somewhere else,
             # such as into a file.
             self._live = Live(
-                get_renderable=self.build_line,
+                get_renderable=self.build_view,
                 console=console,
                 refresh_per_second=refresh,
                 redirect_stdout=sys.stdout.isatty(),
@@ -73,18 +77,19 @@ class Display:
             self.console.show_cursor(True)
         else:
             self._thread = threading.Thread(
-                target=self._print_at_times, name="fulgurite progress", daemon=True
+                target=self._show_until_ended, name="fulgurite progress", daemon=True
             )
             self._thread.start()
 
     def stop(self, ending: str) -> None:
         """Show the line for the last time, with the text `ending`, which says how the run ended."""
+        if self._thread is not None:
+            self._ended.set()
+            self._thread.join()
         self._ending = ending
-        self._ended.set()
         if self._live is not None:
             self._live.stop()
-        elif self._thread is not None:
-            self._thread.join()
+        else:
             self._print_line()
 
     def log(self, record: fg.Record) -> None:
@@ -95,6 +100,7 @@ class Display:
         prefix = "" if record.source == "train" else f"{record.source}/"
         for name, value in self._select_metrics(record.values).items():
             self._metrics[prefix + name] = value
+        self._num_records += 1
 
     def print_evaluation(self, name: str, metrics: dict[str, Any]) -> None:
         """Print the numbers of an evaluation, above the line.
@@ -144,8 +150,7 @@ class Display:
     def build_line(self) -> Line:
         """Return what is known at this moment; nothing is read from the device."""
         step = self._run.step
-        timings = self._run.timings
-        activity = describe_activity(timings.active_names)
+        activity, self._work = find_activity(self._run.timings)
         return Line(
             step,
             self._run.step_range.stop,
@@ -155,6 +160,19 @@ class Display:
             per_step=self._per_step,
             ended=self._ending is not None,
         )
+
+    def build_view(self) -> RenderableType:
+        """Return what a terminal shows: the line, and below it how far an activity is that lasts
+        and counts what it does."""
+        line = self.build_line()
+        work = self._get_work_line()
+        if line.ended or work is None or not work.count or work.seconds < LASTING_SECONDS:
+            return line
+        return Group(replace(line, activity=""), work)
+
+    def _get_work_line(self) -> WorkLine | None:
+        """Return how far the activity of the newest line is; None where nothing describes it."""
+        return None if self._work is None else WorkLine(self._work, self._stopwatch.seconds)
 
     def _measure_rate(self, step: int) -> float | None:
         """Return steps a second over the last seconds, without the time of compilation; None where
@@ -171,34 +189,33 @@ class Display:
             return (last_step - first_step) / (last_time - first_time)
         return None
 
-    def _print_at_times(self) -> None:
-        intervals = iter_intervals() if self._cell is None else repeat(1 / self._refresh)
-        for interval in intervals:
-            if self._ended.wait(interval):
-                break
+    def _show_until_ended(self) -> None:
+        """Print lines of a pipe, or update the cell of a notebook."""
+        interval = POLL_SECONDS if self._cell is None else 1 / self._refresh
+        while not self._ended.wait(interval):
             self._print_line()
 
     def _print_line(self) -> None:
-        if self._cell is None:
-            self._print_plain_line()
-        else:
-            self._cell.show(self.build_line().text(WIDTH))
-
-    def _print_plain_line(self) -> None:
-        """Print a line if it says something new: numbers once for each step, and those of the last
-        step in the line that says how the run ended."""
         line = self.build_line()
-        activity = self._stopwatch.activity
-        if not line.ended:
-            if (line.step, activity) == self._printed:
-                return
-            is_old = self._printed is not None and self._printed[0] == line.step
-            if is_old or line.step == line.end:
-                if not activity:
-                    return
-                line = replace(line, metrics={}, rate=None)
-        self._printed = (line.step, activity)
-        self.console.print(line.text())
+        work = self._get_work_line()
+        count = "" if work is None else work.count
+        if self._cell is not None:
+            if count:
+                line = replace(line, activity=f"{line.activity}, {count}")
+            self._cell.show(line.text(WIDTH))
+            return
+        num_records = self._num_records
+        plain_line = self._plain_lines.choose(
+            line,
+            monotonic(),
+            activity=self._stopwatch.activity,
+            lasting=self._stopwatch.seconds,
+            count=count,
+            has_news=num_records != self._num_printed,
+        )
+        if plain_line is not None:
+            self._num_printed = num_records
+            self.console.print(plain_line.text())
 
 
 def _count_per_step(data: Any) -> tuple[int, str] | None:
@@ -206,14 +223,6 @@ def _count_per_step(data: Any) -> tuple[int, str] | None:
     source = data.source if isinstance(data, fg.DataSource) else data
     count = getattr(source, "count_per_batch", None)
     return None if count is None else count()
-
-
-def iter_intervals() -> Iterator[float]:
-    """Yield the seconds before each plain line."""
-    interval = FIRST_INTERVAL
-    while True:
-        yield interval
-        interval = min(2 * interval, LONGEST_INTERVAL)
 
 
 class Stopwatch:
@@ -228,6 +237,11 @@ class Stopwatch:
         self._step = 0
         self._start = monotonic()
 
+    @property
+    def seconds(self) -> float:
+        """For which the newest activity has lasted."""
+        return monotonic() - self._start
+
     def describe(self, activity: str, step: int = 0) -> str:
         """Return an activity with its whole seconds, once it has lasted a second.
 
@@ -239,5 +253,5 @@ class Stopwatch:
             self.activity = activity
             self._step = step
             self._start = monotonic()
-        seconds = int(monotonic() - self._start)
+        seconds = int(self.seconds)
         return f"{activity} {seconds} s" if activity and seconds else activity

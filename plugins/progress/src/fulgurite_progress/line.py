@@ -70,7 +70,7 @@ class Line:
         left: list[_Part] = []
         if self.end is not None and self.rate and not self.ended and self.step < self.end:
             seconds_left = (self.end - self.step) / self.rate
-            left = [_Part(2, f"{_format_duration(seconds_left)} left", "cyan")]
+            left = [_Part(2, f"{format_duration(seconds_left)} left", "cyan")]
         # An activity takes the place of the time left, not that of a metric.
         rest = metrics[1:] + left if activity else left + metrics[1:]
         if self.rate:
@@ -83,11 +83,10 @@ class Line:
     def _make_bar(self, room: int) -> list["_Part"]:
         """Return a bar of at most `room` columns; it is the last of the line, so that nothing moves
         when its width changes."""
-        if not self.end or self.ended or room < SHORTEST_BAR:
+        if not self.end or self.ended:
             return []
-        width = min(room, LONGEST_BAR)
-        filled = min(width, width * self.step // self.end)
-        return [_Part(5, "━" * filled + "╌" * (width - filled), "blue")]
+        bar = draw_bar(self.step / self.end, min(room, LONGEST_BAR))
+        return [_Part(5, bar, "blue")] if bar else []
 
 
 class _Part(NamedTuple):
@@ -98,13 +97,28 @@ class _Part(NamedTuple):
     style: str
 
 
+def draw_bar(share: float, width: int, prefix: str = "") -> str:
+    """Return a bar; an empty string where there is no room for one.
+
+    Args:
+        share: of it that is filled.
+        width: in columns.
+        prefix: stands before it.
+    """
+    if width < SHORTEST_BAR:
+        return ""
+    filled = min(width, int(width * share))
+    return prefix + "━" * filled + "╌" * (width - filled)
+
+
 def _format_rate(rate: float) -> str:
     if rate < 1:
         return f"{1 / rate:.3g} s/step"
     return f"{rate:,.0f} steps/s" if rate >= 100 else f"{rate:.3g} steps/s"
 
 
-def _format_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """Return seconds as minutes and seconds, or with hours."""
     minutes, whole_seconds = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

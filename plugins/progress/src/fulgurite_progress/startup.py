@@ -2,22 +2,22 @@
 
 import sys
 import threading
-from itertools import repeat
 from typing import Self
 
 import fulgurite as fg
+from fulgurite.plugins import as_printable
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fulgurite_progress.display import Stopwatch, iter_intervals
+from fulgurite_progress.display import POLL_SECONDS, Stopwatch
 from fulgurite_progress.notebook import CellLine
-from fulgurite_progress.times import describe_activity
+from fulgurite_progress.times import find_activity
 
 
 class Startup:
     """A context that shows what is going on, and for how many seconds, until it is stopped or left:
-    in a terminal or a notebook as one line, elsewhere as lines at growing intervals.
+    in a terminal or a notebook as one line, elsewhere as a line for each thing that takes a while.
 
     Args:
         timings: of the fit.
@@ -30,6 +30,7 @@ class Startup:
         self._console = console
         self._refresh = refresh
         self._stopwatch = Stopwatch()
+        self._printed = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._live: Live | None = None
@@ -50,7 +51,7 @@ class Startup:
             return self
         self._show()
         self._thread = threading.Thread(
-            target=self._show_at_times, name="fulgurite startup", daemon=True
+            target=self._show_until_ended, name="fulgurite startup", daemon=True
         )
         self._thread.start()
         return self
@@ -68,19 +69,19 @@ class Startup:
         if self._live is not None:
             self._live.stop()
 
-    def _show_at_times(self) -> None:
-        intervals = iter_intervals() if self._cell is None else repeat(1 / self._refresh)
-        for interval in intervals:
-            if self._ended.wait(interval):
-                break
+    def _show_until_ended(self) -> None:
+        interval = POLL_SECONDS if self._cell is None else 1 / self._refresh
+        while not self._ended.wait(interval):
             self._show()
 
     def _show(self) -> None:
-        if self._cell is None:
-            self._console.print(self._describe())
-        else:
-            self._cell.show(self._describe())
+        line = self._describe()
+        if self._cell is not None:
+            self._cell.show(line)
+        elif self._stopwatch.activity != self._printed:
+            self._printed = self._stopwatch.activity
+            self._console.print(line)
 
     def _describe(self) -> Text:
-        activity = describe_activity(self._timings.active_names) or "starting"
-        return Text(self._stopwatch.describe(activity), "yellow")
+        activity, _ = find_activity(self._timings)
+        return Text(as_printable(self._stopwatch.describe(activity or "starting")), "yellow")

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fulgurite_progress.numbers import format_bytes, format_count
 from fulgurite_progress.path_cell import PathCell
 
 MAX_ROWS = 24
@@ -44,8 +45,8 @@ def model_summary(
         cells: list[RenderableType] = [
             PathCell(name),
             f"{sum(leaf.size for leaf in leaves):,}",
-            _format_bytes(sum(map(_count_bytes, leaves))),
-            _format_bytes(sum(optimizer_sizes[path] for path, _ in members)),
+            format_bytes(sum(map(_count_bytes, leaves))),
+            format_bytes(sum(optimizer_sizes[path] for path, _ in members)),
             _join_unique(str(leaf.dtype) for leaf in leaves),
         ]
         if has_sharding:
@@ -66,15 +67,15 @@ def _format_totals(state: fg.TrainState, frozen: set[str]) -> str:
     plugins_size = sum(_count_bytes(leaf) for _, leaf in _list_arrays(state.plugin_states))
     text = (
         f"{type(state.module).__name__}: {num_parameters:,} parameters, "
-        f"{_format_bytes(sum(_count_bytes(leaf) for _, leaf in arrays))}; "
-        f"optimizer {_format_bytes(optimizer_size)}"
+        f"{format_bytes(sum(_count_bytes(leaf) for _, leaf in arrays))}; "
+        f"optimizer {format_bytes(optimizer_size)}"
     )
     if num_extra:
         text += f"; {num_extra:,} other numbers, such as statistics"
     if frozen:
         text += f"; frozen {sum(leaf.size for path, leaf in arrays if path in frozen):,}"
     if plugins_size:
-        text += f"; plugins {_format_bytes(plugins_size)}"
+        text += f"; plugins {format_bytes(plugins_size)}"
     return text
 
 
@@ -98,7 +99,7 @@ def parameter_table(module: Any) -> Table:
             str(leaf.dtype),
             _format_sharding(leaf),
             f"{leaf.size:,}",
-            _format_bytes(_count_bytes(leaf)),
+            format_bytes(_count_bytes(leaf)),
         )
     return table
 
@@ -120,11 +121,11 @@ def format_cost(
     parts = [f"compiled {name}" if evaluation == name else f"compiled evaluation {evaluation}"]
     flops = count_flops(jaxpr)
     if flops > 0:
-        parts.append(f"{_format_count(flops)}FLOP")
+        parts.append(f"{format_count(flops)}FLOP")
     if memory is not None:
         parts.append(
-            f"{_format_bytes(memory.argument_size_in_bytes)} in, "
-            f"{_format_bytes(memory.temp_size_in_bytes)} besides"
+            f"{format_bytes(memory.argument_size_in_bytes)} in, "
+            f"{format_bytes(memory.temp_size_in_bytes)} besides"
         )
     if seconds is not None:
         parts.append(f"{seconds:.2f} s")
@@ -195,15 +196,3 @@ def _format_sharding(leaf: Any) -> str:
 
 def _join_unique(names: Any) -> str:
     return ", ".join(dict.fromkeys(names))
-
-
-def _format_bytes(count: float) -> str:
-    return f"{_format_count(count)}B"
-
-
-def _format_count(number: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if not unit or number >= 100 else f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:,.0f} P"

@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 import fulgurite as fg
+from fulgurite.plugins import Activity
 from rich.table import Table
 
 _PARTS = {
@@ -60,3 +61,19 @@ def describe_activity(timed_names: list[str]) -> str:
             return part
     part = parts[0] if parts else ""
     return "" if part in ("steps", "waiting for data", "plugin progress") else part
+
+
+def find_activity(timings: fg.Timings) -> tuple[str, Activity | None]:
+    """Return what is going on besides steps, and what describes it in more words, if anything does.
+
+    Args:
+        timings: of the fit; another thread may change what is active meanwhile.
+    """
+    names = list(timings.active_names)
+    activities = list(timings.activities)
+    if not activities:
+        return describe_activity(names), None
+    activity = activities[-1]
+    if "compile" in names[activity.depth :]:
+        return "compiling", None
+    return activity.text, activity

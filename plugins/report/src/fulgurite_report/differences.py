@@ -62,12 +62,14 @@ def list_differences(runs: Sequence[Run]) -> Rows:
 
 
 def list_arguments_that_differ(runs: Sequence[Run]) -> Rows:
-    """Return the arguments of programs that differ between runs, with the value of each."""
+    """Return the arguments of programs that differ between runs, with the value of each: first
+    those that all of them have."""
     values_by_run = [get_arguments(run.manifest) for run in runs]
     names = dict.fromkeys(name for values in values_by_run for name in values)
+    num_with = {name: sum(name in values for values in values_by_run) for name in names}
     return [
         (as_printable(name), [format_value(values.get(name)) for values in values_by_run])
-        for name in names
+        for name in sorted(names, key=lambda name: -num_with[name])
         if _differs(runs, values_by_run, name)
     ]
 

@@ -26,7 +26,7 @@ from fulgurite_report.text import (
     format_time,
     format_value,
 )
-from fulgurite_report.timing import find_goodput, get_kind, group_timings
+from fulgurite_report.timing import find_parts, get_kind
 
 _STEPS_OF_PICTURES = 8
 _MOST_PICTURE_BYTES = 2 << 20
@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"/\d+$")
 def add_times(main: Element, runs: Sequence[Run]) -> None:
     """Add a bar for each run that says where its time went, and a table of its attempts."""
     section = add_section(main, "time", "Time", "All bars are on one scale.")
-    timings = [find_goodput(run.curves) or _group_saved(run) for run in runs]
+    timings = [find_parts(run) for run in runs]
     longest = max(sum(parts.values()) for parts in timings)
     for index, (run, parts) in enumerate(zip(runs, timings, strict=True)):
         figure = add(section, "figure", data_run=str(index))
@@ -77,10 +77,6 @@ def add_times(main: Element, runs: Sequence[Run]) -> None:
             "repeated steps",
         ]
         add_table(section, header, rows, indices)
-
-
-def _group_saved(run: Run) -> dict[str, float]:
-    return group_timings(run.checkpoints[-1].timings) if run.checkpoints else {}
 
 
 def _add_bar(figure: Element, parts: dict[str, float], longest: float) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from fulgurite_report.data import MOST_OF_A_CURVE, get_budget
 from fulgurite_report.differences import list_arguments_that_differ, list_differences
+from fulgurite_report.findings import list_findings
 from fulgurite_report.html import (
     Cell,
     add,
@@ -18,6 +19,7 @@ from fulgurite_report.html import (
 )
 from fulgurite_report.run import Run
 from fulgurite_report.text import as_printable, format_number, format_seconds
+from fulgurite_report.timing import find_seconds
 
 _TELEMETRY = {
     "train/steps_per_second": "steps/s",
@@ -34,24 +36,36 @@ _MOST_METRICS = 6
 def add_summary(main: Element, runs: Sequence[Run]) -> None:
     """Add a table with a row for each run."""
     section = add_section(main, "summary", "Summary")
+    _add_findings(section, runs)
     arguments = list_arguments_that_differ(runs)[:_MOST_ARGUMENTS]
     metrics = _list_main_metrics(runs)
     telemetry = [name for name in _TELEMETRY if any(name in run.curves for run in runs)]
     header = ["run", "state", "step", "of", "attempts", "time"]
     header += [*(_TELEMETRY[name] for name in telemetry), "best", "at"]
-    header += [name for name, _ in arguments] + [as_printable(name) for name in metrics]
+    header += [as_printable(name) for name in metrics] + [name for name, _ in arguments]
     rows = []
     for index, run in enumerate(runs):
         row: list[Cell | str] = [Cell(run.name, run=index, swatch=True), run.state]
         row += make_counts(run.step) if run.curves or run.checkpoints else [""]
         row += make_counts(run.planned_steps) + make_counts(len(run.attempts) or None)
-        row.append(Cell(format_seconds(run.seconds or None), run.seconds))
+        seconds = find_seconds(run)
+        row.append(Cell(format_seconds(seconds or None), seconds))
         row += [*(_last_cell(run, name) for name in telemetry), *_best_cells(run)]
-        row += [Cell(values[index], _as_number(values[index])) for _, values in arguments]
         row += [_last_cell(run, name) for name in metrics]
+        row += [Cell(values[index], _as_number(values[index])) for _, values in arguments]
         rows.append(row)
     add_table(section, header, rows, list(range(len(runs))))
     _add_notices(section, runs)
+
+
+def _add_findings(section: Element, runs: Sequence[Run]) -> None:
+    findings = add(section, "ul", class_="findings")
+    for finding in list_findings(runs):
+        item = add(findings, "li", finding.text)
+        if finding.run is not None:
+            item.text = ""
+            item.set("data-run", str(finding.run))
+            add_swatch(item, finding.run).tail = finding.text
 
 
 def _add_notices(section: Element, runs: Sequence[Run]) -> None:

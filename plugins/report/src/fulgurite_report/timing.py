@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from fulgurite_report.curves import Curve
+from fulgurite_report.run import Run
 
 _PARTS = {
     "start": "starting",
@@ -51,8 +52,7 @@ def group_timings(timings: dict[str, float]) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for name, spent in timings.items():
         seconds[_get_part(name)] += spent
-    total = sum(seconds.values())
-    parts = {part: spent for part, spent in seconds.items() if spent >= 0.0005 * total}
+    parts = _drop_small(seconds)
     return dict(sorted(parts.items(), key=lambda item: (KINDS.index(get_kind(item[0])), -item[1])))
 
 
@@ -68,7 +68,28 @@ def find_goodput(curves: Mapping[str, Curve]) -> dict[str, float]:
         for bucket, part in _BUCKETS.items()
         if f"goodput/{bucket}_seconds" in curves
     }
-    return {part: seconds for part, seconds in newest.items() if 0 < seconds < 1e15}
+    newest = {part: seconds for part, seconds in newest.items() if 0 < seconds < 1e15}
+    return _drop_small(newest)
+
+
+def find_parts(run: Run) -> dict[str, float]:
+    """Return seconds by part over all attempts of a run: as `goodput` logged them last, or as of
+    the newest checkpoint; an empty dictionary if neither is there."""
+    saved = group_timings(run.checkpoints[-1].timings) if run.checkpoints else {}
+    return find_goodput(run.curves) or saved
+
+
+def find_seconds(run: Run) -> float:
+    """Return the wall time of a run: from the start of its processes where `goodput` logged it,
+    without the pauses between them; otherwise from where its attempts began to log."""
+    parts = find_goodput(run.curves)
+    return sum(parts.values()) - parts.get("down", 0.0) if parts else run.seconds
+
+
+def _drop_small(parts: dict[str, float]) -> dict[str, float]:
+    """Return parts without those that no bar shows."""
+    total = sum(parts.values())
+    return {part: seconds for part, seconds in parts.items() if seconds >= 0.0005 * total}
 
 
 def get_kind(part: str) -> str:

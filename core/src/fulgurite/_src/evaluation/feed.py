@@ -46,6 +46,7 @@ class BatchFeed:
 
     Attributes:
         device_arrays: the arrays of data that stays on the device; None for any other.
+        num_batches: of the newest pass, as far as that is known before its end.
 
     Args:
         step: what the batches are for; it is told which of them is at hand.
@@ -59,6 +60,7 @@ class BatchFeed:
         self._data = data
         self._leaves = self._sharding.put_on_mesh(target.leaves)
         self.device_arrays = self._sharding.replicate(get_device_arrays(data))
+        self.num_batches: int | None = None
 
     @contextmanager
     def open(self, num_batches: int | None, first_index: int = 0) -> Iterator[Iterator[EvalBatch]]:
@@ -80,6 +82,7 @@ class BatchFeed:
                 restore_on_close=True,
             ) as data_iterator,
         ):
+            self.num_batches = data_iterator.epoch_length
             yield self._iter_checked(data_iterator, first_index)
 
     def place(self, batch: EvalBatch) -> tuple[Any, ...]:

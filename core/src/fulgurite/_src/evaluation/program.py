@@ -330,7 +330,8 @@ class EvaluationProgramCache(Generic[AnyProgram]):
         self, jitted: jax.stages.Wrapped, arguments: tuple[Any, ...]
     ) -> tuple[Compilation, jax.stages.Traced]:
         """Return the compilation of a program, which has yet to start, and what was traced."""
-        with self._services.timings.time("compile", calls=0):
+        timings = self._services.timings
+        with timings.time("compile", calls=0), timings.describe("tracing"):
             traced = jitted.trace(*arguments)
             return Compilation(traced.lower(), arguments), traced
 

@@ -37,6 +37,7 @@ class EvaluationRunner:
     """
 
     def __init__(self, services: Services, evaluation: Evaluation) -> None:
+        self._services = services
         self._evaluation = evaluation
         self._step = EvaluationStep(services, evaluation, "validation_step")
         self._programs = EvaluationProgramCache(
@@ -70,7 +71,12 @@ class EvaluationRunner:
         with callback_error_context(lambda: self._step.failed_batch_name):
             feed = BatchFeed(self._step, target, data)
             evaluation_pass = EvaluationPass(self._programs, feed, target, totals)
-            with feed.open(num_batches, totals.num_batches) as batches:
+            with (
+                feed.open(num_batches, totals.num_batches) as batches,
+                self._services.timings.describe(
+                    f"evaluating {self._evaluation.name}", feed.num_batches, "batches"
+                ) as activity,
+            ):
                 for batch in batches:
                     if should_stop():
                         self._give_up(batch)
@@ -83,6 +89,7 @@ class EvaluationRunner:
                         self._give_up(batch)
                     # After the step itself, whose own errors come first.
                     self._warnings.warn_of_padding(target, feed, batch)
+                    activity.done += 1
             return evaluation_pass.get_totals()
 
     def _give_up(self, batch: EvalBatch) -> NoReturn:

@@ -246,7 +246,12 @@ class CompiledStep:
             partial(self._run, step_number), donate_argnums=donated, out_shardings=out_shardings
         )
         state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
-        with self._services.timings.time("compile", calls=0), self._sharding.mesh_context():
+        timings = self._services.timings
+        with (
+            timings.time("compile", calls=0),
+            timings.describe("tracing"),
+            self._sharding.mesh_context(),
+        ):
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
             traced = run.trace(*state_and_data, buffer_spec, count, due)
             lowered = traced.lower()

@@ -84,7 +84,7 @@ class Loop:
         fit = self.fit
         engine = fit.engine
         if engine.evaluations and fit.progress.should_train:
-            with fit.timings.time("check"):
+            with fit.timings.time("check"), fit.timings.describe("checking evaluations"):
                 queue = fit.compilations if may_compile_ahead(engine) else None
                 fit.evaluations.check_evaluations(fit.state.read(), queue)
         if fit.resumed_from is not None:

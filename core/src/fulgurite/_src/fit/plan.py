@@ -151,9 +151,11 @@ def plan_fit(
     services = engine.services
     batches = stack.enter_context(open_batches(services, request.data, request.start_step))
     device_arrays = get_device_arrays(request.data)
-    first_batch = peek_first_batch(batches, request.start_step)
+    with services.timings.describe("reading the first batch"):
+        first_batch = peek_first_batch(batches, request.start_step)
     examples = get_batch_examples(request.data) or (first_batch,)
-    program = programs.get(request.model_init, examples, device_arrays)
+    with services.timings.describe("tracing"):
+        program = programs.get(request.model_init, examples, device_arrays)
     _check_same_start(services, request, batches, first_batch)
     sample, padded = choose_trials(request.data, program, first_batch)
     state = request.state
@@ -182,7 +184,7 @@ def plan_fit(
     del first_batch, examples  # a fit keeps no batch longer than its steps do
     state = fill_missing_state(engine, state, program, request.model_init, request.init_from)
     program.check(state)
-    with services.timings.time("check"):
+    with services.timings.time("check"), services.timings.describe("checking losses and padding"):
         messages = try_losses(services, program, state, sample, device_arrays)
         messages += try_padding(services, program, state, padded, device_arrays)
         messages += describe_what_has_no_effect(services, request.data, program, state)

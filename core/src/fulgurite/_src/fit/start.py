@@ -182,7 +182,8 @@ def fill_missing_state(
             return state
         return _fill_missing(state, program.init_state(source, key))
     if init_from is None:
-        return program.init_state(source, key)
+        with engine.services.timings.describe("making the model"):
+            return program.init_state(source, key)
     reference = as_checkpoint_ref(init_from)
     reference = replace(reference, map=reference.map or WEIGHTS, optional=False)
     snapshot = load_snapshot(engine, reference, program.state_spec)

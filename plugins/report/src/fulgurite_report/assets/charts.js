@@ -7,8 +7,11 @@ const TYPES = { "<u4": Uint32Array, "<f4": Float32Array, "<f8": Float64Array };
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const root = document.documentElement;
-const state = { hidden: new Set(), smooth: 0, logX: false, logY: false, time: false, query: "" };
+const state = {
+  hidden: new Set(), toggled: new Set(), smooth: 0, logX: false, logY: false, time: false, query: "",
+};
 const charts = [];
+const groups = [];
 
 // ---- numbers
 

@@ -21,14 +21,24 @@ function buildCharts() {
       if (chart.isVisible && chart.isStale) chart.draw();
     }
   }, { rootMargin: "400px" });
+  // What a run says of itself besides its numbers, such as loads of the machine, is folded up.
+  const isTelemetry = (chart) => chart.curves.every((curve) => curve.stream === "telemetry");
+  const canFold = !charts.every(isTelemetry);
   for (const [prefix, members] of prefixes) {
-    const heading = make("h3", "prefix", prefix);
+    const heading = make("h3", "prefix");
+    const button = make("button", "", `${prefix} (${members.length})`);
+    button.addEventListener("click", () => toggleGroup(prefix));
+    heading.append(button);
     byId("charts").append(heading, ...members.map((chart) => chart.element));
-    for (const chart of members) {
-      chart.heading = heading;
-      observer.observe(chart.element);
-    }
+    groups.push({ prefix, members, heading, button, folds: canFold && members.every(isTelemetry) });
+    for (const chart of members) observer.observe(chart.element);
   }
+}
+
+function toggleGroup(prefix) {
+  const toggled = new Set(state.toggled);
+  if (!toggled.delete(prefix)) toggled.add(prefix);
+  change({ toggled });
 }
 
 function drawAll() {
@@ -54,12 +64,14 @@ function filter() {
   for (const element of document.querySelectorAll("main [data-search]")) {
     element.hidden ||= !matches(element.dataset.search);
   }
-  const visible = new Set();
-  for (const chart of charts) {
-    chart.element.hidden = !matches(chart.name) || !chart.shown.length;
-    if (!chart.element.hidden) visible.add(chart.heading);
+  for (const { prefix, members, heading, button, folds } of groups) {
+    const matching = members.filter((chart) => matches(chart.name) && chart.shown.length);
+    // What is searched for is shown wherever it is.
+    const isOpen = state.query ? true : folds === state.toggled.has(prefix);
+    for (const chart of members) chart.element.hidden = !isOpen || !matching.includes(chart);
+    heading.hidden = !matching.length;
+    button.setAttribute("aria-expanded", String(isOpen));
   }
-  for (const chart of charts) chart.heading.hidden = !visible.has(chart.heading);
 }
 
 // The choices are in the address, so that it leads to the same view.
@@ -71,6 +83,7 @@ function remember() {
   if (state.logX) choices.set("x", "log");
   if (state.time) choices.set("over", "seconds");
   if (state.hidden.size) choices.set("hide", [...state.hidden].join(","));
+  for (const prefix of state.toggled) choices.append("fold", prefix);
   history.replaceState(null, "", choices.size ? `#${choices}` : location.pathname);
 }
 
@@ -85,6 +98,7 @@ function recall() {
   state.time = hasTimes && choices.get("over") === "seconds";
   const hidden = (choices.get("hide") ?? "").split(",").filter(Boolean).map(Number);
   state.hidden = new Set(hidden.filter((index) => index in data.runs));
+  state.toggled = new Set(choices.getAll("fold"));
 }
 
 function update() {
