@@ -43,10 +43,9 @@ def _iter_equations(program: Jaxpr, outer: tuple[JaxprEqn, ...]) -> Iterator[tup
         yield chain
         for value in equation.params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(part, ClosedJaxpr):
-                    yield from _iter_equations(part.jaxpr, chain)
-                elif isinstance(part, Jaxpr):
-                    yield from _iter_equations(part, chain)
+                inner = getattr(part, "jaxpr", part)  # of JAX 0.10 with its constants
+                if isinstance(inner, Jaxpr):
+                    yield from _iter_equations(inner, chain)
 
 
 def _find_place(equations: tuple[JaxprEqn, ...]) -> str:

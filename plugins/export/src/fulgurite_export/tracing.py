@@ -1,8 +1,7 @@
 """Tracing a function of a model into a program that takes a flat list of arrays."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,6 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-import numpy as np
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.plugins import get_method, leaves_with_paths, provide_rngs
 from jax import export as jax_export
@@ -22,28 +20,8 @@ from fulgurite_export.dtypes import DTYPES
 from fulgurite_export.errors import ExportError
 from fulgurite_export.functions import Function
 from fulgurite_export.manifest import ArraySpec
+from fulgurite_export.shapes import Options, collect_open, explain_open_sizes, make_specs
 from fulgurite_export.structures import Template, build, describe, list_paths
-
-BATCH = "batch"
-"""The name of the open size of the axis of examples."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How functions are exported.
-
-    Attributes:
-        batch: `symbolic` for any number of examples, a number of them, or None for the shapes of
-            the examples of inputs as they are.
-        shapes: of inputs by path, such as `batch, length`.
-        constraints: on open sizes, such as `length <= 128`.
-        platforms: on which the programs run.
-    """
-
-    batch: int | str | None
-    shapes: Mapping[str, str]
-    constraints: tuple[str, ...]
-    platforms: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -124,14 +102,14 @@ def trace_function(
         structure, leaves = describe(inputs)
     except ExportError as error:
         raise ConfigurationError(f"{function.name}: inputs: {error}") from error
-    specs = _make_specs(function.name, list_paths(structure), leaves, options)
+    specs = make_specs(function.name, list_paths(structure), leaves, options)
     body = _Body(function, model, structure, engine)
     weight_specs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in model.arrays]
     selection = _find_what_is_read(body, weight_specs, specs)
     flat = jax.jit(selection.restrict(body))
     seed_specs = [jax.ShapeDtypeStruct((), jnp.uint32)] if selection.takes_seed else []
     weights, reads = selection.weight_numbers, selection.input_numbers
-    with _explain_open_sizes(function.name):
+    with explain_open_sizes(function.name):
         exported = jax_export.export(flat, platforms=options.platforms)(
             [weight_specs[number] for number in weights],
             [*(specs[number] for number in reads), *seed_specs],
@@ -291,7 +269,7 @@ def _find_what_is_read(
         weight_specs: shapes of all arrays of the model.
         input_specs: shapes of all inputs.
     """
-    with _explain_open_sizes(body.name):
+    with explain_open_sizes(body.name):
         traced = jax.jit(body).trace(
             weight_specs, input_specs, jax.ShapeDtypeStruct((), jnp.uint32)
         )
@@ -300,99 +278,11 @@ def _find_what_is_read(
     _, flags = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
     weights, inputs = flags[: len(weight_specs)], flags[len(weight_specs) : -1]
     read_specs = [spec for spec, flag in zip(input_specs, inputs, strict=True) if flag]
-    if _collect_open(input_specs) - _collect_open(read_specs):
+    if collect_open(input_specs) - collect_open(read_specs):
         # It may read the size of an input of which it reads no number.
-        has_open = [bool(_collect_open([spec])) for spec in input_specs]
+        has_open = [bool(collect_open([spec])) for spec in input_specs]
         inputs = [flag or is_open for flag, is_open in zip(inputs, has_open, strict=True)]
     return _Selection(weights, inputs, flags[-1], weight_specs, input_specs)
-
-
-def _collect_open(specs: Sequence[jax.ShapeDtypeStruct]) -> set[str]:
-    """Return the names of the open sizes of some arrays."""
-    return {str(size) for spec in specs for size in spec.shape if not isinstance(size, int)}
-
-
-def _make_specs(
-    name: str, paths: list[str], leaves: list[Any], options: Options
-) -> list[jax.ShapeDtypeStruct]:
-    """Return the shapes of the inputs of a function, some with open sizes.
-
-    Args:
-        name: of the function.
-        paths: of the inputs.
-        leaves: examples of them.
-        options: which sizes are open.
-    """
-    unknown = options.shapes.keys() - {*paths}
-    if unknown:
-        raise ConfigurationError(
-            f"{name}: there is no input {min(unknown)!r} whose shape could be given: there are "
-            f"{', '.join(map(repr, paths))}"
-        )
-    scope = jax_export.SymbolicScope(options.constraints)
-    specs = []
-    for path, leaf in zip(paths, leaves, strict=True):
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-        if getattr(dtype, "name", None) not in DTYPES:
-            raise ConfigurationError(
-                f"{name}: the input {path!r} is of dtype {leaf.dtype}, which cannot be exported"
-            )
-        shape = _make_shape(name, path, np.shape(leaf), scope, options)
-        specs.append(jax.ShapeDtypeStruct(shape, dtype))
-    alone = {str(size) for spec in specs for size in spec.shape if str(size).isidentifier()}
-    for spec in specs:
-        for size in spec.shape:
-            names = set() if isinstance(size, int) else set(size.get_vars())
-            if names - alone:
-                raise ConfigurationError(
-                    f"{name}: no input has an axis of size {min(names - alone)!r} alone, from "
-                    f"which {size} could be told: give one"
-                )
-    return specs
-
-
-def _make_shape(
-    name: str,
-    path: str,
-    shape: tuple[int, ...],
-    scope: jax_export.SymbolicScope,
-    options: Options,
-) -> tuple[Any, ...]:
-    """Return the shape of an input.
-
-    Args:
-        name: of the function.
-        path: of the input.
-        shape: of the example.
-        scope: of the open sizes.
-        options: which sizes are open.
-    """
-    text = options.shapes.get(path)
-    if text is None:
-        if not shape or options.batch is None:
-            return shape
-        first = BATCH if options.batch == "symbolic" else str(options.batch)
-        text = ", ".join([first, *map(str, shape[1:])])
-    try:
-        return jax_export.symbolic_shape(text, scope=scope, like=shape)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{name}: the shape {text!r} of the input {path!r} cannot be used, whose example has "
-            f"the shape {shape}: {error}"
-        ) from error
-
-
-@contextmanager
-def _explain_open_sizes(name: str) -> Iterator[None]:
-    """Raise a `ModelError` for a function that cannot be traced with open sizes."""
-    try:
-        yield
-    except jax.errors.InconclusiveDimensionOperation as error:
-        first = str(error).partition("\n")[0]
-        raise ModelError(
-            f"{name} depends on a size that is open: {first} State what is known of it, "
-            "such as constraints=['length >= 8'], or fix it by batch= or shapes="
-        ) from error
 
 
 def _as_array_spec(name: str, spec: Any) -> ArraySpec:
