@@ -1,6 +1,6 @@
 """The shapes of inputs, some of whose sizes are open."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -98,25 +98,46 @@ def _make_shape(
     if text is None:
         if not shape or options.batch is None:
             return shape
-        first = BATCH if options.batch == "symbolic" else str(options.batch)
-        text = ", ".join([first, *map(str, shape[1:])])
+        if options.batch != "symbolic":
+            return (options.batch, *shape[1:])
+        text = ", ".join([BATCH, *map(str, shape[1:])])
     try:
-        return jax_export.symbolic_shape(text, scope=scope, like=shape)
+        sizes = jax_export.symbolic_shape(text, scope=scope)
     except ValueError as error:
         raise ConfigurationError(
-            f"{name}: the shape {text!r} of the input {path!r} cannot be used, whose example has "
-            f"the shape {shape}: {error}"
+            f"{name}: the shape {text!r} of the input {path!r} cannot be read: {error}"
         ) from error
+    if len(sizes) != len(shape):
+        raise ConfigurationError(
+            f"{name}: the shape {text!r} of the input {path!r} has {len(sizes)} axes, and the "
+            f"example has the shape {shape}"
+        )
+    return sizes
 
 
 @contextmanager
-def explain_open_sizes(name: str) -> Iterator[None]:
-    """Raise a `ModelError` for a function that cannot be traced with open sizes."""
+def explain_open_sizes(name: str, check_example: Callable[[], None]) -> Iterator[None]:
+    """Raise a `ModelError` for a function that cannot be traced with open sizes.
+
+    Args:
+        name: of the function.
+        check_example: traces it with the sizes of the example, to raise what else is wrong with
+            it.
+    """
     try:
         yield
     except jax.errors.InconclusiveDimensionOperation as error:
+        check_example()
         first = str(error).partition("\n")[0]
         raise ModelError(
             f"{name} depends on a size that is open: {first} State what is known of it, "
             "such as constraints=['length >= 8'], or fix it by batch= or shapes="
+        ) from error
+    except TypeError as error:
+        if "_DimExpr" not in str(error):
+            raise
+        check_example()
+        raise ModelError(
+            f"{name} makes a number of a size that is open, as len(x) does: write x.shape[0], or "
+            "fix the size by batch= or shapes="
         ) from error

@@ -105,15 +105,18 @@ def trace_function(
     specs = make_specs(function.name, list_paths(structure), leaves, options)
     body = _Body(function, model, structure, engine)
     weight_specs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in model.arrays]
-    selection = _find_what_is_read(body, weight_specs, specs)
+    examples = [
+        jax.ShapeDtypeStruct(leaf.shape, spec.dtype)
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]
+    selection = _find_what_is_read(body, weight_specs, specs, examples)
     flat = jax.jit(selection.restrict(body))
     seed_specs = [jax.ShapeDtypeStruct((), jnp.uint32)] if selection.takes_seed else []
     weights, reads = selection.weight_numbers, selection.input_numbers
-    with explain_open_sizes(function.name):
-        exported = jax_export.export(flat, platforms=options.platforms)(
-            [weight_specs[number] for number in weights],
-            [*(specs[number] for number in reads), *seed_specs],
-        )
+    exported = jax_export.export(flat, platforms=options.platforms)(
+        [weight_specs[number] for number in weights],
+        [*(specs[number] for number in reads), *seed_specs],
+    )
     names = list_paths(structure)
     return Traced(
         exported=exported,
@@ -260,7 +263,10 @@ def _fill(flags: list[bool], values: Sequence[Any], specs: list[jax.ShapeDtypeSt
 
 
 def _find_what_is_read(
-    body: _Body, weight_specs: list[jax.ShapeDtypeStruct], input_specs: list[jax.ShapeDtypeStruct]
+    body: _Body,
+    weight_specs: list[jax.ShapeDtypeStruct],
+    input_specs: list[jax.ShapeDtypeStruct],
+    example_specs: list[jax.ShapeDtypeStruct],
 ) -> _Selection:
     """Return what a function reads: a caller need not give the rest, such as labels.
 
@@ -268,13 +274,17 @@ def _find_what_is_read(
         body: the function.
         weight_specs: shapes of all arrays of the model.
         input_specs: shapes of all inputs.
+        example_specs: shapes of the examples of inputs, without open sizes.
     """
-    with explain_open_sizes(body.name):
-        traced = jax.jit(body).trace(
-            weight_specs, input_specs, jax.ShapeDtypeStruct((), jnp.uint32)
-        )
-    check_no_callbacks(traced.jaxpr, body.name)
-    program = traced.jaxpr.jaxpr
+
+    def trace(specs: list[jax.ShapeDtypeStruct]) -> Any:
+        seed = jax.ShapeDtypeStruct((), jnp.uint32)
+        program = jax.jit(body).trace(weight_specs, specs, seed).jaxpr
+        check_no_callbacks(program, body.name)
+        return program.jaxpr
+
+    with explain_open_sizes(body.name, lambda: trace(example_specs)):
+        program = trace(input_specs)
     _, flags = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
     weights, inputs = flags[: len(weight_specs)], flags[len(weight_specs) : -1]
     read_specs = [spec for spec, flag in zip(input_specs, inputs, strict=True) if flag]
