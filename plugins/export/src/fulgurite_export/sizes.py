@@ -45,7 +45,10 @@ def compute_size(text: str | int, sizes: Sizes) -> int:
     """
     if isinstance(text, int):
         return text
-    return _compute(_parse(text), sizes, text)
+    size = _compute(_parse(text), sizes, text)
+    if size < 0:
+        raise ExportError(f"{text!r} would be {size}: a size is not negative")
+    return size
 
 
 def compute_shape(shape: tuple[int | str, ...], sizes: Sizes) -> tuple[int, ...]:
@@ -87,7 +90,7 @@ def _parse(text: str) -> ast.expr:
     """Return the syntax tree of an expression, of which nothing is executed."""
     if len(text) <= MAX_TEXT and text.isascii() and text.isprintable():
         try:
-            return ast.parse(text, mode="eval").body
+            return ast.parse(text.replace("^", "**"), mode="eval").body  # JAX writes b^2
         except (SyntaxError, RecursionError, MemoryError, ValueError):
             pass
     raise ExportError(f"{text[:MAX_TEXT]!r} is not the size of an axis, such as '2*length + 1'")
@@ -124,7 +127,7 @@ def _compute_binary(node: ast.BinOp, sizes: Sizes, text: str) -> int | None:
     """Return the value of a sum, difference, product or power; None of anything else."""
     left = _compute(node.left, sizes, text)
     right = _compute(node.right, sizes, text)
-    if isinstance(node.op, ast.BitXor):  # JAX writes b^2
+    if isinstance(node.op, ast.Pow):
         return left**right if 0 <= right <= _MAX_EXPONENT else None
     function = _BINARY.get(type(node.op))
     return None if function is None else function(left, right)
