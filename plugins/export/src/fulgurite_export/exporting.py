@@ -23,6 +23,7 @@ from fulgurite_export.manifest import (
     MAX_PROGRAM,
     PLATFORMS,
     WEIGHTS_FILE,
+    WRITERS,
     ArraySpec,
     FunctionSpec,
     Manifest,
@@ -176,11 +177,13 @@ def _write_folder(
                 )
             _write_file(partial / get_program_file(name), data)
             programs[name] = data
+            # safetensors lets nobody else read its files.
+            shutil.copymode(partial / get_program_file(name), partial / WEIGHTS_FILE)
         weights_file = (partial / WEIGHTS_FILE).read_bytes()
         positions = {number: position for position, number in enumerate(numbers)}
         manifest = Manifest(
             platforms=options.platforms,
-            versions={name: version(name) for name in ("fulgurite-export", "jax", "jaxlib")},
+            versions={name: version(name) for name in WRITERS},
             weights=tuple(
                 ArraySpec(name, array.dtype.name, array.shape) for name, array in arrays.items()
             ),

@@ -93,9 +93,10 @@ def open_file(folder: Path, name: str) -> Iterator[HashedFile]:
         if error.errno == errno.ELOOP or path.is_symlink():
             raise ExportError(f"{path} is a symbolic link: copy the file itself") from error
         raise ExportError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise ExportError(f"{path} is not a file")
     with os.fdopen(number, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise ExportError(f"{path} is not a file")
         yield HashedFile(file, str(path))  # type: ignore[arg-type]
 
 

@@ -307,10 +307,9 @@ def _read_program(
         exported = jax_export.deserialize(bytearray(data))
         is_same = _describe_program(exported) == _expect_program(spec, manifest)
     except Exception as error:  # of a reader that trusts its file
-        written = manifest.versions.get("jax", "another version")
         raise ExportError(
             f"{folder / file_name} cannot be read by JAX {jax.__version__}; it was written by "
-            f"{written:.20}: {error!s:.200}"
+            f"{manifest.versions['jax']}: {error!s:.200}"
         ) from error
     if not is_same:
         raise ExportError(f"{folder / file_name} is not the program that manifest.json describes")

@@ -15,7 +15,7 @@ from fulgurite_export.dtypes import DTYPES, get_storage
 from fulgurite_export.errors import ExportError
 from fulgurite_export.files import open_file, parse_json
 from fulgurite_export.sizes import collect_names
-from fulgurite_export.structures import Template, check_template
+from fulgurite_export.structures import Template, check_template, list_paths
 
 FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
@@ -26,6 +26,9 @@ MAX_PROGRAM = 1 << 28
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _FORMAT = "fulgurite-export"
 _VERSION = 1
+WRITERS = ("fulgurite-export", "jax", "jaxlib")
+"""The distributions whose versions are noted."""
+_VERSION_TEXT = re.compile(r"[0-9][0-9A-Za-z.+!-]{0,50}")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_SIZE = 2**63
@@ -155,8 +158,9 @@ def _decode(content: Any, data: bytes) -> tuple[Manifest, str]:
     if digest != _compute_digest(rest) or _as_text(content) != data:
         raise ExportError("it was changed after it was written: copy the folder again")
     versions = fields["versions"]
-    if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
-        raise ExportError("versions must be strings")
+    if not isinstance(versions, dict) or versions.keys() != {*WRITERS}:
+        raise ExportError(f"versions must be those of {', '.join(WRITERS)}")
+    _decode_tuple([*versions.values()], "versions", _is_version)
     weights = _decode_arrays(fields["weights"], "weights")
     if any(isinstance(size, str) for spec in weights for size in spec.shape):
         raise ExportError("a weight has an axis without a size")
@@ -197,7 +201,8 @@ def _decode_function(content: Any, num_weights: int) -> FunctionSpec:
     inputs = _decode_arrays(fields["inputs"], "inputs")
     outputs = _decode_arrays(fields["outputs"], "outputs")
     for specs, name in ((inputs, "structure"), (outputs, "output_structure")):
-        if check_template(fields[name]) != len(specs):
+        check_template(fields[name])
+        if list_paths(fields[name]) != [spec.name for spec in specs]:
             raise ExportError(f"{name} does not have the arrays that are listed")
     if type(fields["takes_seed"]) is not bool:
         raise ExportError("takes_seed must be true or false")
@@ -272,6 +277,10 @@ def _decode_arrays(content: Any, what: str) -> tuple[ArraySpec, ...]:
             raise ExportError(f"an array of {what} has no name or no known dtype")
         specs.append(ArraySpec(name, dtype, _decode_tuple(shape, f"the shape of {what}", _is_size)))
     return tuple(specs)
+
+
+def _is_version(text: Any) -> bool:
+    return isinstance(text, str) and _VERSION_TEXT.fullmatch(text) is not None
 
 
 def _is_size(size: Any) -> bool:

@@ -87,8 +87,8 @@ def _iter_paths(template: Template, path: str) -> Iterator[tuple[int, str]]:
                 yield from _iter_paths(part, f"{path}[{index}]")
 
 
-def check_template(template: Any) -> int:
-    """Raise `ExportError` unless JSON that was read is a template; return the number of leaves.
+def check_template(template: Any) -> None:
+    """Raise `ExportError` unless JSON that was read is a template.
 
     Args:
         template: what was read.
@@ -113,7 +113,6 @@ def check_template(template: Any) -> int:
     visit(template, 0)
     if sorted(numbers) != list(range(len(numbers))):
         raise ExportError("a structure in manifest.json does not number its arrays from 0")
-    return len(numbers)
 
 
 def flatten(template: Template, tree: Any, read: AbstractSet[int], name: str) -> list[Any]:

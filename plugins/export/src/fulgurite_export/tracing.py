@@ -1,7 +1,8 @@
 """Tracing a function of a model into a program that takes a flat list of arrays."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,10 +114,11 @@ def trace_function(
     flat = jax.jit(selection.restrict(body))
     seed_specs = [jax.ShapeDtypeStruct((), jnp.uint32)] if selection.takes_seed else []
     weights, reads = selection.weight_numbers, selection.input_numbers
-    exported = jax_export.export(flat, platforms=options.platforms)(
-        [weight_specs[number] for number in weights],
-        [*(specs[number] for number in reads), *seed_specs],
-    )
+    with _leave_out_paths():
+        exported = jax_export.export(flat, platforms=options.platforms)(
+            [weight_specs[number] for number in weights],
+            [*(specs[number] for number in reads), *seed_specs],
+        )
     names = list_paths(structure)
     return Traced(
         exported=exported,
@@ -293,6 +295,17 @@ def _find_what_is_read(
         has_open = [bool(collect_open([spec])) for spec in input_specs]
         inputs = [flag or is_open for flag, is_open in zip(inputs, has_open, strict=True)]
     return _Selection(weights, inputs, flags[-1], weight_specs, input_specs)
+
+
+@contextmanager
+def _leave_out_paths() -> Iterator[None]:
+    """Have JAX write no locations: they are paths of files on the machine that exports."""
+    limit = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
 
 
 def _as_array_spec(name: str, spec: Any) -> ArraySpec:
