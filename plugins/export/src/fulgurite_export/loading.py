@@ -75,6 +75,24 @@ class ExportedFunction:
         Raises:
             InputError: the inputs are not as they must be; in one sentence.
         """
+        leaves, sizes = self.check(inputs)
+        leaves += self._check_seed(seed)
+        if 0 in sizes.values():
+            outputs = self._make_empty(sizes)
+        else:
+            outputs = self._call(self._weights, leaves)
+        return build(self.spec.output_structure, outputs)
+
+    def check(self, inputs: Any) -> tuple[list[Any], dict[str, int]]:
+        """Return the arrays that the function reads of some inputs, and the sizes of open axes; the
+        function itself is not called.
+
+        Args:
+            inputs: as of a call.
+
+        Raises:
+            InputError: the inputs are not as they must be; in one sentence.
+        """
         arrays = flatten(self.spec.structure, inputs, {*self.spec.reads}, self.name)
         sizes: dict[str, int] = {}
         leaves = [
@@ -82,12 +100,7 @@ class ExportedFunction:
             for number in self.spec.reads
         ]
         self._check_sizes(leaves, sizes)
-        leaves += self._check_seed(seed)
-        if 0 in sizes.values():
-            outputs = self._make_empty(sizes)
-        else:
-            outputs = self._call(self._weights, leaves)
-        return build(self.spec.output_structure, outputs)
+        return leaves, sizes
 
     def __str__(self) -> str:
         lines = [f"{self.name}:"]
