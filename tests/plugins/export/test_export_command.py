@@ -51,6 +51,19 @@ def test_functions_shapes_and_constraints_are_options(run: str, tmp_path: Path) 
     assert load(tmp_path / "fixed").functions["predict"].spec.inputs[1].shape == (3, 5)
 
 
+@pytest.mark.full
+def test_an_onnx_file_is_another_format(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jax2onnx", reason="jax2onnx is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    assert export(run, tmp_path / "model.onnx", "--format", "onnx") == 0
+    assert "onnxruntime differs from JAX by 0" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (out,) = session.run(None, {"tokens": TOKENS[:3]})
+    np.testing.assert_array_equal(out, TOKENS[:3] + 4)
+
+
 def test_mistakes_are_said_and_write_nothing(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,7 +74,12 @@ def test_mistakes_are_said_and_write_nothing(
     assert export(run, tmp_path) == 2
     assert "exists" in capsys.readouterr().err
     assert export(str(tmp_path / "nowhere"), tmp_path / "model") in (1, 2)
-    for arguments in (["--step", "x"], ["--batch", "0"], ["--shape", "tokens"]):
+    for arguments in (
+        ["--step", "x"],
+        ["--batch", "0"],
+        ["--shape", "tokens"],
+        ["--format", "onnx", "--platform", "cpu"],
+    ):
         with pytest.raises(SystemExit):
             export(run, tmp_path / "model", *arguments)
     assert not [*tmp_path.iterdir()]

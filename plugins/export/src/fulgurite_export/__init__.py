@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fulgurite_export.exporting import export
     from fulgurite_export.functions import Function
     from fulgurite_export.loading import ExportedFunction, ExportedModel, load
+    from fulgurite_export.onnx_format import export_onnx
 
 __all__ = [
     "ExportError",
@@ -18,6 +19,7 @@ __all__ = [
     "Function",
     "InputError",
     "export",
+    "export_onnx",
     "load",
 ]
 
@@ -29,6 +31,7 @@ _MODULES = {
     "Function": "fulgurite_export.functions",
     "InputError": "fulgurite_export.errors",
     "export": "fulgurite_export.exporting",
+    "export_onnx": "fulgurite_export.onnx_format",
     "load": "fulgurite_export.loading",
 }
 

@@ -12,8 +12,8 @@ from fulgurite_cli import Experiment, format_mistake, rebuild_experiment
 from fulgurite_runs import RunDirectory
 
 from fulgurite_export.exporting import export
-from fulgurite_export.loading import load
-from fulgurite_export.manifest import PLATFORMS
+from fulgurite_export.manifest import PLATFORMS, read_manifest
+from fulgurite_export.onnx_format import export_onnx
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,7 +22,11 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit code: 0; 1 if the model cannot be exported; 2 for invalid arguments.
     """
-    options = _build_parser().parse_intermixed_args(arguments)
+    parser = _build_parser()
+    options = parser.parse_intermixed_args(arguments)
+    is_onnx = options.format == "onnx"
+    if is_onnx and (options.constraint or options.platform or len(options.function) > 1):
+        parser.error("an ONNX file has one function, and no --constraint and --platform")
     try:
         experiment = rebuild_experiment(
             options.run, options.program, options.overrides, options.allow
@@ -30,28 +34,54 @@ def main(arguments: Sequence[str]) -> int:
         checkpoint = fg.CheckpointRef(
             RunDirectory(options.run).path, options.step, view=options.view
         )
-        engine = experiment.engine
-        state = engine.load_weights(experiment.model, checkpoint)
-        digest = export(
-            state,
-            options.out,
-            _find_inputs(experiment),
-            functions=options.function or ["predict"],
-            engine=engine,
-            batch=options.batch,
-            shapes=dict(options.shape),
-            constraints=options.constraint,
-            platforms=options.platform or ["cpu", "cuda", "tpu"],
-        )
+        state = experiment.engine.load_weights(experiment.model, checkpoint)
+        write = _write_onnx if is_onnx else _write_folder
+        description = write(state, _find_inputs(experiment), experiment.engine, options)
     except ConfigurationError as error:
         sys.stderr.write(format_mistake(error))
         return 2
     except (FulguriteError, OSError) as error:
         sys.stderr.write(format_mistake(error))
         return 1
-    print(load(options.out))
-    print(f"wrote step {int(state.step)} to {options.out}, digest {digest}")
+    print(f"wrote step {int(state.step)} to {options.out}{description}")
     return 0
+
+
+def _write_folder(
+    state: fg.TrainState, inputs: Any, engine: fg.Engine, options: argparse.Namespace
+) -> str:
+    """Write a folder, show what it takes, and return what else is to be said of it."""
+    digest = export(
+        state,
+        options.out,
+        inputs,
+        functions=options.function or ["predict"],
+        engine=engine,
+        batch=options.batch,
+        shapes=dict(options.shape),
+        constraints=options.constraint,
+        platforms=options.platform or ["cpu", "cuda", "tpu"],
+    )
+    manifest, _ = read_manifest(options.out)
+    for name, function in manifest.functions.items():
+        print(function.describe(name))
+    return f", digest {digest}"
+
+
+def _write_onnx(
+    state: fg.TrainState, inputs: Any, engine: fg.Engine, options: argparse.Namespace
+) -> str:
+    """Write an ONNX file, and return what else is to be said of it."""
+    difference = export_onnx(
+        state,
+        options.out,
+        inputs,
+        function=(options.function or ["predict"])[0],
+        engine=engine,
+        batch=options.batch,
+        shapes=dict(options.shape),
+    )
+    return f"; onnxruntime differs from JAX by {difference:.2g}"
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -97,8 +127,15 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--function",
         action="append",
+        default=[],
         metavar="NAME",
         help="a method of the module (repeat it for several); by default predict",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("folder", "onnx"),
+        default="folder",
+        help="a folder (the default), or an ONNX file, which needs the extra `onnx`",
     )
     parser.add_argument(
         "--batch",
@@ -129,7 +166,7 @@ def _build_parser() -> argparse.ArgumentParser:
         help="what it is for (repeat it for several); by default cpu, cuda and tpu",
     )
     parser.add_argument(
-        "-o", "--out", metavar="DIR", type=Path, required=True, help="the new folder"
+        "-o", "--out", metavar="PATH", type=Path, required=True, help="the new folder or file"
     )
     return parser
 

@@ -78,16 +78,16 @@ def export(
     folder = Path(path)
     if folder.exists() or folder.is_symlink():
         raise ConfigurationError(f"{folder} exists: remove it, or give another folder")
-    options = _make_options(batch, shapes or {}, constraints, platforms)
-    flat = _flatten_model(model)
+    options = make_options(batch, shapes or {}, constraints, platforms)
+    flat = flatten_model(model)
     engine = fg.Engine(steps=1, autoload=False) if engine is None else engine
     traced: dict[str, Traced] = {}
-    for function in _make_functions(functions, inputs):
+    for function in make_functions(functions, inputs):
         traced[function.name] = trace_function(function, flat, function.inputs, engine, options)
     return _write_folder(folder, flat, traced, options)
 
 
-def _make_options(
+def make_options(
     batch: int | str | None,
     shapes: Mapping[str, str],
     constraints: Iterable[str],
@@ -107,7 +107,7 @@ def _make_options(
     return Options(batch, shapes, tuple(constraints), tuple(platforms))
 
 
-def _make_functions(functions: Sequence[str | Function], inputs: Any) -> list[Function]:
+def make_functions(functions: Sequence[str | Function], inputs: Any) -> list[Function]:
     """Return what is exported, each with examples of its inputs."""
     if isinstance(functions, str) or not functions:
         raise ConfigurationError("export: functions is a list of names, such as ['predict']")
@@ -133,7 +133,7 @@ def _make_functions(functions: Sequence[str | Function], inputs: Any) -> list[Fu
     return complete
 
 
-def _flatten_model(model: Any) -> FlatModel:
+def flatten_model(model: Any) -> FlatModel:
     """Return what is exported as a list of arrays."""
     if isinstance(model, fg.FitResult):
         model = model.state

@@ -103,15 +103,7 @@ class ExportedFunction:
         return leaves, sizes
 
     def __str__(self) -> str:
-        lines = [f"{self.name}:"]
-        for spec in self.spec.read_inputs:
-            lines.append(f"  {spec.name or 'input'}: {spec}")
-        lines += [f"  {constraint}" for constraint in self.spec.constraints]
-        if self.spec.takes_seed:
-            lines.append("  seed: a whole number")
-        for spec in self.spec.outputs:
-            lines.append(f"  -> {spec.name or 'output'}: {spec}")
-        return "\n".join(lines)
+        return self.spec.describe(self.name)
 
     def _check_array(self, spec: ArraySpec, value: Any, sizes: dict[str, int]) -> Any:
         """Return an input as an array; note the sizes of its open axes.

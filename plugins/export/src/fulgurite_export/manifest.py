@@ -86,6 +86,22 @@ class FunctionSpec:
         """The inputs that the program gets."""
         return [self.inputs[number] for number in self.reads]
 
+    def describe(self, name: str) -> str:
+        """Return what the function takes and returns, a line each.
+
+        Args:
+            name: of the function.
+        """
+        lines = [f"{name}:"]
+        for spec in self.read_inputs:
+            lines.append(f"  {spec.name or 'input'}: {spec}")
+        lines += [f"  {constraint}" for constraint in self.constraints]
+        if self.takes_seed:
+            lines.append("  seed: a whole number")
+        for spec in self.outputs:
+            lines.append(f"  -> {spec.name or 'output'}: {spec}")
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -83,13 +83,38 @@ class FlatModel:
         return eqx.combine(jax.tree.unflatten(self._treedef, leaves), self._static)
 
 
-def trace_function(
+@dataclass(frozen=True)
+class Prepared:
+    """A function that was traced once, to see what it reads.
+
+    Attributes:
+        flat: the function, of a list of the weights and one of the inputs that it reads.
+        weights: the numbers of the model's arrays that it reads.
+        reads: the numbers of the inputs that it reads.
+        takes_seed: whether the seed is its last input.
+        structure: of its inputs.
+        input_specs: shapes of all inputs, some with open sizes.
+        weight_specs: shapes of all arrays of the model.
+        body: has the structure of the outputs, once it was traced.
+    """
+
+    flat: Callable[[list[Any], list[Any]], list[Any]]
+    weights: tuple[int, ...]
+    reads: tuple[int, ...]
+    takes_seed: bool
+    structure: Template
+    input_specs: list[jax.ShapeDtypeStruct]
+    weight_specs: list[jax.ShapeDtypeStruct]
+    body: "_Body"
+
+
+def prepare_function(
     function: Function, model: FlatModel, inputs: Any, engine: fg.Engine, options: Options
-) -> Traced:
-    """Return a function of a model as a program.
+) -> Prepared:
+    """Return a function of a model as one of flat lists.
 
     Args:
-        function: what is traced.
+        function: the function.
         model: the model.
         inputs: examples of its inputs.
         engine: whose plugins surround the function, as they do in `Engine.predict`.
@@ -111,29 +136,45 @@ def trace_function(
         for leaf, spec in zip(leaves, specs, strict=True)
     ]
     selection = _find_what_is_read(body, weight_specs, specs, examples)
-    flat = jax.jit(selection.restrict(body))
-    seed_specs = [jax.ShapeDtypeStruct((), jnp.uint32)] if selection.takes_seed else []
-    weights, reads = selection.weight_numbers, selection.input_numbers
+    return Prepared(
+        flat=selection.restrict(body),
+        weights=selection.weight_numbers,
+        reads=selection.input_numbers,
+        takes_seed=selection.takes_seed,
+        structure=structure,
+        input_specs=specs,
+        weight_specs=weight_specs,
+        body=body,
+    )
+
+
+def trace_function(
+    function: Function, model: FlatModel, inputs: Any, engine: fg.Engine, options: Options
+) -> Traced:
+    """Return a function of a model as a program; the arguments are those of
+    `prepare_function`."""
+    prepared = prepare_function(function, model, inputs, engine, options)
+    specs = prepared.input_specs
+    seed_specs = [jax.ShapeDtypeStruct((), jnp.uint32)] if prepared.takes_seed else []
     with _leave_out_paths():
-        exported = jax_export.export(flat, platforms=options.platforms)(
-            [weight_specs[number] for number in weights],
-            [*(specs[number] for number in reads), *seed_specs],
+        exported = jax_export.export(jax.jit(prepared.flat), platforms=options.platforms)(
+            [prepared.weight_specs[number] for number in prepared.weights],
+            [*(specs[number] for number in prepared.reads), *seed_specs],
         )
-    names = list_paths(structure)
+    names = list_paths(prepared.structure)
+    output_names = list_paths(prepared.body.output_structure)
     return Traced(
         exported=exported,
-        weights=weights,
+        weights=prepared.weights,
         inputs=tuple(_as_array_spec(name, spec) for name, spec in zip(names, specs, strict=True)),
-        reads=reads,
-        structure=structure,
+        reads=prepared.reads,
+        structure=prepared.structure,
         outputs=tuple(
             _as_array_spec(name, aval)
-            for name, aval in zip(
-                list_paths(body.output_structure), exported.out_avals, strict=True
-            )
+            for name, aval in zip(output_names, exported.out_avals, strict=True)
         ),
-        output_structure=body.output_structure,
-        takes_seed=selection.takes_seed,
+        output_structure=prepared.body.output_structure,
+        takes_seed=prepared.takes_seed,
     )
 
 
