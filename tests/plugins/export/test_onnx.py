@@ -29,8 +29,10 @@ def test_a_model_with_batch_norm_runs_in_onnxruntime(onnxruntime: Any, tmp_path:
 
     module, state = eqx.nn.make_with_state(Normalized)(key=jax.random.key(0))
     mean, variance = jnp.arange(8) / 8, 1 + jnp.arange(8) / 4
-    state = state.set(module.norm.ema_state_index, (mean, variance))
-    state = state.set(module.norm.ema_first_time_index, jnp.array(False))
+    norm = module.norm
+    assert norm.ema_state_index is not None and norm.ema_first_time_index is not None
+    state = state.set(norm.ema_state_index, (mean, variance))
+    state = state.set(norm.ema_first_time_index, jnp.array(False))
     batch = {"x": X, "y": X}
     assert export_onnx((module, state), tmp_path / "model.onnx", batch) < 1e-5
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from exported_models import Perceptron
@@ -67,7 +68,7 @@ def post(address: str, data: bytes | Any) -> tuple[int, Any]:
 def test_requests_under_load_are_answered_each_with_its_own_prediction(
     address: str, module: Perceptron
 ) -> None:
-    expected = np.asarray(jax.vmap(module.net)(X))
+    expected = np.asarray(jax.vmap(module.net)(jnp.asarray(X)))
 
     def ask(index: int) -> int:
         while True:  # a client tries again when it is told to

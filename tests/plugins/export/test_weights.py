@@ -81,7 +81,7 @@ def test_a_dtype_without_a_name_in_safetensors_is_stored_as_bytes() -> None:
     assert as_stored(np.zeros((0, 2), np.complex128)).shape == (0, 2, 16)
 
 
-def test_64_bit_models_need_x64_where_they_are_loaded(tmp_path: Path) -> None:
+def test_models_of_64_bits_need_x64_where_they_are_loaded(tmp_path: Path) -> None:
     from fulgurite_export import ExportError
 
     with jax.enable_x64(True):

@@ -30,7 +30,8 @@ from fulgurite_export.manifest import (
     get_program_file,
     is_function_name,
 )
-from fulgurite_export.tracing import FlatModel, Options, Traced, trace_function
+from fulgurite_export.shapes import Options
+from fulgurite_export.tracing import FlatModel, Traced, trace_function
 from fulgurite_export.weights import write_weights
 
 

@@ -59,7 +59,7 @@ class HashedFile:
 
     def fill(self, array: np.ndarray) -> None:
         """Read the next bytes into the memory of a contiguous array."""
-        memory = memoryview(array.reshape(-1).view(np.uint8))
+        memory = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         for start in range(0, len(memory), _CHUNK):
             part = memory[start : start + _CHUNK]
             if self._file.readinto(part) != len(part):  # type: ignore[attr-defined]

@@ -126,8 +126,8 @@ class ExportedFunction:
                 elif size != expected:
                     is_shaped = False
         if not is_shaped or array.dtype.name != spec.dtype:
-            given = ArraySpec("", array.dtype.name, array.shape)
-            raise InputError(f"{place} is {given}; it must be {spec}")
+            actual = ArraySpec("", array.dtype.name, array.shape)
+            raise InputError(f"{place} is {actual}; it must be {spec}")
         return array
 
     def _check_sizes(self, leaves: list[Any], sizes: dict[str, int]) -> None:
@@ -140,9 +140,9 @@ class ExportedFunction:
         """
         for spec, leaf in zip(self.spec.read_inputs, leaves, strict=True):
             if compute_shape(spec.shape, sizes) != leaf.shape:
-                given = ArraySpec("", spec.dtype, leaf.shape)
+                actual = ArraySpec("", spec.dtype, leaf.shape)
                 raise InputError(
-                    f"{self.name}: the input {spec.name!r} is {given}; it must be {spec}, where "
+                    f"{self.name}: the input {spec.name!r} is {actual}; it must be {spec}, where "
                     f"{_format_sizes(sizes)} by the other inputs"
                 )
         for constraint in self.spec.constraints:

@@ -139,16 +139,16 @@ def _compare(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the largest difference between two lists of arrays; raise `ModelError` if they are not
     close."""
     largest = 0.0
-    for given, value in zip(outputs, expected, strict=True):
+    for output, value in zip(outputs, expected, strict=True):
         wanted = np.asarray(value)
-        if given.shape != wanted.shape or given.dtype != wanted.dtype:
+        if output.shape != wanted.shape or output.dtype != wanted.dtype:
             raise ModelError(
-                f"onnxruntime gives {given.dtype} {given.shape} instead of {wanted.dtype} "
+                f"onnxruntime gives {output.dtype} {output.shape} instead of {wanted.dtype} "
                 f"{wanted.shape}"
             )
         if wanted.size:
-            largest = max(largest, float(np.max(np.abs(given - wanted), initial=0)))
-        if not np.allclose(given, wanted, RTOL, ATOL, equal_nan=True):
+            largest = max(largest, float(np.max(np.abs(output - wanted), initial=0)))
+        if not np.allclose(output, wanted, RTOL, ATOL, equal_nan=True):
             raise ModelError(f"onnxruntime differs from JAX by {largest:.2g}")
     return largest
 

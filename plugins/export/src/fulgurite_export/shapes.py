@@ -112,7 +112,7 @@ def _make_shape(
             f"{name}: the shape {text!r} of the input {path!r} has {len(sizes)} axes, and the "
             f"example has the shape {shape}"
         )
-    return sizes
+    return tuple(sizes)
 
 
 @contextmanager
