@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 CORE = "fulgurite"
 # The core's dependencies may be imported by whoever depends on the core.
 CORE_PACKAGES = {"equinox", "fulgurite", "jax", "jaxtyping", "numpy", "optax", "pluggy"}
-STANDALONE = {"fulgurite-config", "fulgurite-report"}
-"""What imports neither jax nor the core, so that it can be used without them."""
+STANDALONE = {"fulgurite-config", "fulgurite-export", "fulgurite-report"}
+"""What can be used without the core; the half of `fulgurite-export` that writes asks for it."""
 FACES = {"fulgurite", "fulgurite.errors", "fulgurite.metrics", "fulgurite.plugins"}
 """What others import of the core; other distributions are imported by their top level."""
 PUBLIC_MODULES = {"fulgurite_logging.media"}

@@ -334,6 +334,7 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch):
 def test_every_example_is_run_here():
     names = {"autoencoder.py", "classifier.py", "digits.py", "digits_standalone_eval.py", "gan.py"}
     names |= {"language_model.py", "notebook.py", "ppo.py", "transformer.py", "wgan_gp.py"}
+    names |= {"serve.py"}  # by tests/plugins/export/test_serve.py
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 

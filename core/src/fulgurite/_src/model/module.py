@@ -523,7 +523,7 @@ def apply_model(model: Any, batch: Any, ctx: Context) -> Output:
         )
     inputs = batch[0]
     takes_key = issubclass(type(model), eqx.Module) and "key" in inspect.signature(model).parameters
-    keys = {"key": ctx.keys("default", len(jax.tree.leaves(inputs)[0]))} if takes_key else {}
+    keys = {"key": ctx.keys("default", jax.tree.leaves(inputs)[0].shape[0])} if takes_key else {}
     if ctx.model_state is None:
         return Output(preds=jax.vmap(model)(inputs, **keys))
     apply = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))

@@ -1,0 +1,397 @@
+"""Exported models compute what `Engine.predict` computes, and what plain JAX does on the module."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exported_models import (
+    VOCABULARY,
+    Ensemble,
+    Normalized,
+    Perceptron,
+    Transformer,
+)
+from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite_averaging import EMA, Average
+from fulgurite_export import Function, export, load
+from fulgurite_lora import Lora, merge, remove_adapters
+from fulgurite_precision import Precision
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+BATCH = {"x": X, "y": X[:, :3]}
+TOKENS = np.random.default_rng(1).integers(VOCABULARY, size=(8, 12)).astype(np.int32)
+
+
+def make_engine(*plugins: Any, steps: int = 4) -> fg.Engine:
+    return fg.Engine(steps=steps, autoload=False, plugins=plugins, log_every=None)
+
+
+def run_elsewhere(lines: list[str]) -> None:
+    """Run exported functions in a process that cannot import Equinox and Fulgurite."""
+    program = Path(__file__).parent / "run_exported.py"
+    process = subprocess.run(
+        [sys.executable, str(program)],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert process.returncode == 0, process.stderr
+
+
+def check_elsewhere(folder: Path, cases: list[tuple[dict[str, Any], list[Any]]]) -> None:
+    """Check what an exported model predicts in a process without Equinox and Fulgurite.
+
+    Args:
+        folder: of the model; files are written beside it.
+        cases: inputs, and what their predictions must be.
+    """
+    lines = []
+    for index, (inputs, _) in enumerate(cases):
+        names = [str(folder.with_name(f"{folder.name}-{index}-{end}.npz")) for end in ("in", "out")]
+        np.savez(names[0], **inputs)
+        lines.append(f"{folder} predict {' '.join(names)}")
+    run_elsewhere(lines)
+    for index, (_, expected) in enumerate(cases):
+        out = np.load(folder.with_name(f"{folder.name}-{index}-out.npz"))["out"]
+        for value in expected:
+            np.testing.assert_allclose(out, value, rtol=0, atol=1e-6)
+
+
+def test_any_batch_is_predicted_where_equinox_cannot_be_imported(tmp_path: Path) -> None:
+    engine = make_engine()
+    result = engine.fit(Perceptron, fg.ArrayData(BATCH, 16))
+    export(result, tmp_path / "model", BATCH)
+    cases = []
+    for size in (1, 7, 64):
+        first, second = result.module.net.layers
+        hidden = np.maximum(X[:size] @ np.asarray(first.weight).T + np.asarray(first.bias), 0)
+        by_hand = hidden @ np.asarray(second.weight).T + np.asarray(second.bias)
+        batch = {name: array[:size] for name, array in BATCH.items()}
+        cases.append(({"x": X[:size]}, [engine.predict(result, [batch]), by_hand]))
+    check_elsewhere(tmp_path / "model", cases)
+
+
+@pytest.mark.full
+def test_statistics_of_batch_norm_are_exported_and_dropout_is_off(tmp_path: Path) -> None:
+    engine = make_engine(steps=8)
+    model = eqx.nn.make_with_state(Normalized)
+    result = engine.fit(lambda key: model(key=key), fg.ArrayData(BATCH, 16))
+    export(result, tmp_path / "model", BATCH)
+    module, state = result.module, result.model_state
+    assert state is not None
+    hidden = X @ np.asarray(module.linear.weight).T + np.asarray(module.linear.bias)
+    mean, variance = state.get(module.norm.ema_state_index)
+    scaled = (hidden - np.asarray(mean)) / np.sqrt(np.asarray(variance) + module.norm.eps)
+    scaled = scaled * np.asarray(module.norm.weight) + np.asarray(module.norm.bias)
+    by_hand = scaled @ np.asarray(module.head.weight).T + np.asarray(module.head.bias)
+    expected = [engine.predict(result, [BATCH]), by_hand]
+    check_elsewhere(tmp_path / "model", [({"x": X}, expected)])
+
+
+@pytest.mark.full
+def test_transformer_with_rotary_positions_under_scan_takes_any_length(tmp_path: Path) -> None:
+    engine = make_engine()
+    result = engine.fit(Transformer, [{"tokens": TOKENS}] * 4)
+    export(
+        result,
+        tmp_path / "model",
+        {"tokens": TOKENS},
+        shapes={"tokens": "batch, length"},
+        constraints=["length <= 16"],
+    )
+    cases = []
+    for size, length in ((8, 12), (3, 1), (1, 7)):
+        tokens = TOKENS[:size, :length]
+        unrolled = jax.vmap(result.module.apply_unrolled)(tokens)
+        cases.append(({"tokens": tokens}, [engine.predict(result, [{"tokens": tokens}]), unrolled]))
+    check_elsewhere(tmp_path / "model", cases)
+
+
+@pytest.mark.full
+def test_average_is_exported_as_its_view(tmp_path: Path) -> None:
+    engine = make_engine(Average(EMA(0.5)))
+    result = engine.fit(Perceptron, fg.ArrayData(BATCH, 16))
+    view = result.view("averaged")
+    export(view, tmp_path / "model", BATCH)
+    plain = jax.vmap(view.module.net)(X)
+    assert not np.allclose(plain, jax.vmap(result.module.net)(X), atol=1e-4)
+    check_elsewhere(tmp_path / "model", [({"x": X}, [engine.predict(view, [BATCH]), plain])])
+
+
+@pytest.mark.full
+def test_merged_adapters_are_part_of_the_exported_weights(tmp_path: Path) -> None:
+    engine = make_engine(Lora("**", rank=2, scale=2.0))
+    result = engine.fit(Perceptron, fg.ArrayData(BATCH, 16))
+    merged = remove_adapters(merge(result.module))
+    export(merged, tmp_path / "model", BATCH)
+    names = load(tmp_path / "model").weights.keys()
+    assert names == {f"net.layers[{i}].{name}" for i in (0, 1) for name in ("weight", "bias")}
+    expected = [engine.predict(result, [BATCH]), jax.vmap(merged.net)(X)]
+    check_elsewhere(tmp_path / "model", [({"x": X}, expected)])
+
+
+@pytest.mark.full
+def test_ensemble_is_exported_as_one_model(tmp_path: Path) -> None:
+    engine = make_engine()
+    result = engine.fit(Ensemble, fg.ArrayData(BATCH, 16))
+    export(result, tmp_path / "model", BATCH)
+    members = [
+        jax.tree.map(lambda leaf, i=i: leaf[i] if eqx.is_array(leaf) else leaf, result.module)
+        for i in range(5)
+    ]
+    mean = np.mean([jax.vmap(member.members)(X) for member in members], axis=0)
+    check_elsewhere(tmp_path / "model", [({"x": X}, [engine.predict(result, [BATCH]), mean])])
+
+
+class Many(fg.Module):
+    """Takes and returns arrays of several dtypes in structures."""
+
+    weight: Any
+    scale: Any
+    offset: Any
+    turn: Any
+
+    def __init__(self) -> None:
+        self.weight = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3) / 4
+        self.scale = jnp.float32(0.5)
+        self.offset = jnp.zeros((0, 3))
+        self.turn = jnp.asarray([1j, 1 + 1j], jnp.complex64)
+
+    def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+        image, (numbers, flags) = batch["image"], batch["more"]
+        low = image.astype(jnp.bfloat16) @ self.weight
+        return {
+            "low": low,
+            "pair": (numbers * 2, [jnp.where(flags, numbers, -1)]),
+            "complex": image * self.turn,
+            "scaled": image.sum(1) * self.scale + self.offset.sum(),
+        }
+
+
+def make_many(size: int) -> dict[str, Any]:
+    image = np.arange(2 * size, dtype=np.float32).reshape(size, 2) / 8
+    numbers = np.arange(size, dtype=np.int16)
+    return {"image": image, "more": (numbers, numbers % 2 == 0)}
+
+
+def test_dtypes_and_structures_of_inputs_and_outputs_are_kept(tmp_path: Path) -> None:
+    module = Many()
+    export(module, tmp_path / "model", make_many(2))
+    model = load(tmp_path / "model")
+    batch = make_many(5)
+    outputs = model(batch)
+    image, numbers = batch["image"], batch["more"][0]
+    assert outputs["low"].dtype == jnp.bfloat16
+    # Quarters and eighths of small numbers, which bfloat16 holds.
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3) / 4
+    np.testing.assert_array_equal(np.asarray(outputs["low"], np.float32)[:2], (image @ weight)[:2])
+    pair = outputs["pair"]
+    assert isinstance(pair, tuple) and isinstance(pair[1], list)
+    assert pair[0].dtype == np.int16
+    np.testing.assert_array_equal(pair[0], numbers * 2)
+    np.testing.assert_array_equal(pair[1][0], [0, -1, 2, -1, 4])
+    np.testing.assert_array_equal(
+        outputs["complex"], image * np.asarray([1j, 1 + 1j], np.complex64)
+    )
+    np.testing.assert_array_equal(outputs["scaled"], image.sum(1) / 2)
+
+
+def test_an_empty_batch_gives_empty_outputs(tmp_path: Path) -> None:
+    export(Many(), tmp_path / "model", make_many(2))
+    outputs = load(tmp_path / "model")(make_many(0))
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), outputs)
+    assert shapes == {
+        "low": ((0, 3), "bfloat16"),
+        "pair": (((0,), "int16"), [((0,), "int16")]),
+        "complex": ((0, 2), "complex64"),
+        "scaled": ((0,), "float32"),
+    }
+
+
+def test_several_functions_share_the_weights(tmp_path: Path) -> None:
+    module = Perceptron(key=jax.random.key(0))
+
+    def sample(module: Any, batch: Any, ctx: fg.Context) -> Any:
+        return batch["start"] + jax.random.normal(ctx.key(), batch["start"].shape)
+
+    start = {"start": np.zeros((2, 5), np.float32)}
+    functions = ["predict", "embed", Function("sample", call=sample, inputs=start)]
+    export(module, tmp_path / "model", BATCH, functions=functions)
+    model = load(tmp_path / "model")
+    assert {*model.functions} == {"predict", "embed", "sample"}
+    np.testing.assert_allclose(model({"x": X}), jax.vmap(module.net)(jnp.asarray(X)), atol=1e-6)
+    first = module.net.layers[0]
+    hidden = np.maximum(X @ np.asarray(first.weight).T + np.asarray(first.bias), 0)
+    np.testing.assert_allclose(model.functions["embed"]({"x": X}), hidden, atol=1e-6)
+    assert model.functions["embed"].spec.weights == (0, 1)
+    samples = [model.functions["sample"](start, seed=seed) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(samples[0], samples[1])
+    assert np.abs(samples[0] - samples[2]).max() > 0.1
+
+
+def test_a_seed_gives_the_random_numbers_of_an_engine_of_that_seed(tmp_path: Path) -> None:
+    class Noisy(fg.Module):
+        base: Perceptron
+
+        def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+            return self.base.forward(batch, ctx) + jax.random.normal(
+                ctx.key(), (batch["x"].shape[0], 3)
+            )
+
+    engine = fg.Engine(steps=1, seed=5, autoload=False)
+    module = Noisy(Perceptron(key=jax.random.key(0)))
+    export(module, tmp_path / "model", BATCH)
+    predictions = load(tmp_path / "model")({"x": X}, seed=5)
+    np.testing.assert_allclose(predictions, engine.predict(module, [BATCH]), atol=1e-6)
+
+
+def test_what_plugins_of_the_engine_change_is_exported(tmp_path: Path) -> None:
+    engine = make_engine(Precision("bf16"))
+    module = Perceptron(key=jax.random.key(0))
+    export(module, tmp_path / "model", BATCH, engine=engine)
+    predictions = load(tmp_path / "model")({"x": X})
+    expected = engine.predict(module, [BATCH])
+    assert predictions.dtype == expected.dtype
+    np.testing.assert_allclose(
+        np.asarray(predictions, np.float32), np.asarray(expected, np.float32), atol=1e-6
+    )
+    assert (
+        np.abs(np.asarray(predictions, np.float32) - jax.vmap(module.net)(jnp.asarray(X))).max()
+        > 1e-4
+    )
+
+
+def test_an_array_that_nothing_reads_is_left_out(tmp_path: Path) -> None:
+    class Spare(Perceptron):
+        unused: Any
+
+        def __init__(self, *, key: Any) -> None:
+            super().__init__(key=key)
+            self.unused = jnp.ones(1000)
+
+    export(Spare(key=jax.random.key(0)), tmp_path / "model", BATCH)
+    model = load(tmp_path / "model")
+    assert "unused" not in model.weights and len(model.weights) == 4
+    np.testing.assert_array_equal(model({"x": X}), model(BATCH))
+
+
+def test_the_size_of_an_input_of_which_no_number_is_read_is_known(tmp_path: Path) -> None:
+    def count(module: Any, batch: Any) -> Any:
+        return jnp.zeros(batch["x"].shape[0]) + module.net.layers[0].bias[0]
+
+    module = Perceptron(key=jax.random.key(0))
+    export(module, tmp_path / "model", {"x": X}, functions=[Function("count", count)])
+    assert load(tmp_path / "model")({"x": X[:3]}).shape == (3,)
+
+
+def test_random_keys_in_a_model_are_exported(tmp_path: Path) -> None:
+    class Keyed(fg.Module):
+        key: Any
+
+        def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+            return batch + jax.random.normal(self.key, batch.shape[1:])
+
+    key = jax.random.key(3)
+    export(Keyed(key), tmp_path / "model", X)
+    np.testing.assert_allclose(
+        load(tmp_path / "model")(X), X + jax.random.normal(key, (4,)), atol=1e-6
+    )
+
+
+def test_a_check_in_a_layer_is_an_error_that_names_the_layer_and_the_remedy(tmp_path: Path) -> None:
+    class Checked(eqx.Module):
+        def __call__(self, x: Any) -> Any:
+            return eqx.error_if(x, x.sum() < 0, "negative")
+
+    class Net(fg.Module):
+        layer: Any
+
+        def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+            return jax.vmap(self.layer)(batch)
+
+    with pytest.raises(
+        ModelError, match=r"Checked.__call__ \(.*test_export.py:\d+\).*EQX_ON_ERROR=nan"
+    ):
+        export(Net(Checked()), tmp_path / "model", X)
+
+    class Printing(eqx.Module):
+        def __call__(self, x: Any) -> Any:
+            jax.debug.print("x {}", x)
+            return x
+
+    with pytest.raises(ModelError, match="Printing.__call__ .*leave it out"):
+        export(Net(Printing()), tmp_path / "model", X)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_function_that_depends_on_an_open_size_is_an_error_that_says_how_to_fix_it(
+    tmp_path: Path,
+) -> None:
+    def halve(module: Any, batch: Any) -> Any:
+        return batch[:3] if batch.shape[0] > 3 else batch
+
+    module = Perceptron(key=jax.random.key(0))
+    functions = [Function("halve", halve)]
+    with pytest.raises(ModelError, match="halve depends on a size that is open.*constraints="):
+        export(module, tmp_path / "model", X, functions=functions)
+    export(module, tmp_path / "four", X, functions=functions, constraints=["batch >= 4"])
+    assert load(tmp_path / "four")(X[:5]).shape == (3, 4)
+
+    def count(module: Any, batch: Any) -> Any:
+        return batch * len(batch)
+
+    with pytest.raises(ModelError, match=r"count makes a number .* write x.shape\[0\]"):
+        export(module, tmp_path / "model", X, functions=[Function("count", count)])
+    export(module, tmp_path / "two", X, functions=functions, batch=2)
+    assert load(tmp_path / "two")(X[:2]).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch": "any"}, "batch is 'any'"),
+        ({"batch": 0}, "batch is 0"),
+        ({"platforms": ["gpu"]}, "platforms is 'gpu'"),
+        ({"platforms": []}, "platforms is empty"),
+        ({"platforms": "cpu"}, "lists of strings"),
+        ({"functions": []}, "a list of names"),
+        ({"functions": ["../x"]}, "cannot be the name of a function"),
+        ({"functions": ["predict", "predict"]}, "two functions have one name"),
+        ({"functions": ["missing"]}, "no method 'missing'"),
+        ({"shapes": {"z": "batch"}}, "there is no input 'z'"),
+        ({"shapes": {"x": "batch"}}, "the shape 'batch' of the input 'x' has 1 axes"),
+        ({"shapes": {"x": "batch, ("}}, "the shape 'batch, .' of the input 'x' cannot be read"),
+        ({"shapes": {"x": "batch, 2*n"}}, "size 'n' alone"),
+        ({"inputs": None}, "no inputs"),
+        ({"inputs": {"x": object()}}, "object cannot be exported"),
+        ({"inputs": {1: X}}, "names in a dictionary must be strings"),
+        ({"inputs": {"x": np.array(["a"])}}, "dtype <U1"),
+    ],
+)
+def test_invalid_arguments_are_errors(
+    arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    module = Perceptron(key=jax.random.key(0))
+    with pytest.raises(ConfigurationError, match=message):
+        export(module, tmp_path / "model", **{"inputs": {"x": X}, **arguments})
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ConfigurationError, match="exists"):
+        export(Perceptron(key=jax.random.key(0)), tmp_path / "model", BATCH)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="dict is no model"):
+        export({}, tmp_path / "model", BATCH)
