@@ -28,7 +28,7 @@ LAYERS: Sequence[str] = """
     model.media model.mode model.sow model.output model.loss model.context model.ambient_rng model.module
     training.compilations training.trace training.host_draws training.initializer training.nonfinite training.metric_window training.state training.update training.settings training.forward training.services
     training.step_rule training.step
-    execution.debugging execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.batch_buffer execution.step_parts execution.compiled_step execution.build execution.program execution.program_cache
+    execution.debugging execution.dataflow execution.flops execution.executables execution.dispatch execution.flat_state execution.batch_buffer execution.step_parts execution.compiled_step execution.build execution.program execution.program_cache
     evaluation.evaluation evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.totals evaluation.step evaluation.feed evaluation.prediction evaluation.evaluation_pass evaluation.trials evaluation.runner evaluation.service
     fit.actions fit.lambda_plugin fit.records fit.history fit.record_dispatcher fit.snapshot fit.signals fit.scheduler fit.schedule fit.engine_view fit.result fit.without_effect fit.start fit.request fit.losses fit.progress fit.current_state fit.running fit.compiling fit.plan fit.manual_loop fit.dispatcher fit.run_view fit.run fit.monitor fit.train_metrics fit.due fit.loop fit.ending fit.fit
     hookspecs
