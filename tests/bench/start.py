@@ -11,6 +11,9 @@ of a program are those of its model and of Adam: 4 for each layer and optimizer 
 `function` is an engine that is given the function that makes the model, and not the model: so the step compiles
 while the model is made.
 
+`evaluator` is an engine whose first evaluation is due after 1,000 steps: `stall` is what it waits for the
+compilation of the evaluation, over what XLA takes for that.
+
 python tests/bench/start.py --arrays 13 121 601
 """
 
@@ -18,6 +21,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +30,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import numpy as np
+from fulgurite_evaluators import Evaluator
 from harness import Spread, arguments, show, write
 from workloads import (
     OPTIMIZER,
@@ -37,6 +43,7 @@ from workloads import (
 )
 
 STEPS = 20
+EVALUATE_AT = 1_000
 
 
 def make_workload(num_arrays: int) -> Workload:
@@ -101,10 +108,48 @@ def fit_anew(workload: Workload, arrays: Batch, model: Any) -> fg.Timings:
     return result.timings
 
 
+@dataclass(eq=False)
+class CompileClock:
+    """Notes the accounts of the compiler when a program is ready.
+
+    Attributes:
+        waited: the seconds until then that the fit has waited for the compiler, by program.
+        background: the seconds until then that it has not, by program.
+    """
+
+    waited: dict[str, float] = field(default_factory=dict)
+    background: dict[str, float] = field(default_factory=dict)
+
+    @fg.hookimpl
+    def around_fit(self, timings: fg.Timings) -> AbstractContextManager[None]:
+        self._timings = timings
+        return nullcontext()
+
+    @fg.hookimpl
+    def on_compile(self, name: str) -> None:
+        self.waited[name] = self._timings.seconds["compile"]
+        self.background[name] = self._timings.background_seconds["compile"]
+
+
+def run_evaluator(workload: Workload) -> dict[str, float]:
+    """Train to the first evaluation, and return how long it has waited for its compilation."""
+    arrays = workload.arrays()
+    clock = CompileClock()
+    evaluator = Evaluator("test", fg.ArrayData(arrays, workload.batch_size), every=EVALUATE_AT)
+    engine = fg.Engine(steps=EVALUATE_AT, plugins=[clock, evaluator], autoload=False)
+    data = fg.ArrayData(arrays, workload.batch_size, shuffle=True)
+    engine.fit(lambda key: Trained(workload.model(key=key)), data)
+    waited, background = (
+        seconds["evaluate.test"] - seconds["step"] for seconds in (clock.waited, clock.background)
+    )
+    return {"waited": waited, "compile": waited + background}
+
+
 ARMS: dict[str, Callable[[Workload], dict[str, float]]] = {
     "hand": run_by_hand,
     "engine": run_engine,
     "function": run_function,
+    "evaluator": run_evaluator,
 }
 
 
@@ -131,6 +176,9 @@ def measure(num_arrays: int, repeats: int) -> tuple[dict[str, Spread], dict[str,
     }
     ratios["total of a function"] = Spread.of(
         [results["function"]["total"] / results["hand"]["total"] for results in rounds]
+    )
+    ratios["stall"] = Spread.of(
+        [results["evaluator"]["waited"] / results["evaluator"]["compile"] for results in rounds]
     )
     ratios["second"] = Spread.of(
         [results["engine"]["second fit"] / results["engine"]["first fit"] for results in rounds]

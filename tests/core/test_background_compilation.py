@@ -5,12 +5,16 @@ import signal
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fulgurite as fg
 import jax
+import numpy as np
 import pytest
 from compiler import DATA, Compiler, make_engine, wait_for_waiter
+from fulgurite_optimizers import Freeze
 from fulgurite_testing.memory import InMemoryCheckpointer
 from models import Counting, Events, assert_same_bits, numbers, trained
 
@@ -117,6 +121,66 @@ def test_a_restored_run_compiles_before_it_begins_and_a_finished_one_does_not(
     compiler.events.clear()
     make_engine(memory, compiler).fit(Counting, DATA, resume="latest")
     assert compiler.events == ["fit"]
+
+
+@dataclass(frozen=True, eq=False)
+class Announcing(InMemoryCheckpointer):
+    """Copies its arrays once XLA has begun to compile.
+
+    Attributes:
+        compiler: notes when that is.
+        announced: the step of the checkpoint that it announces; None for the one that it returns.
+    """
+
+    compiler: Compiler = field(default_factory=Compiler)
+    announced: int | None = None
+
+    @fg.hookimpl
+    def restore_checkpoint(
+        self,
+        resume: fg.CheckpointRef | str | int,
+        template: fg.TrainState,
+        announce: Callable[[fg.Snapshot], None],
+    ) -> fg.Snapshot | None:
+        def announce_first(snapshot: fg.Snapshot) -> None:
+            if self.announced is not None:
+                step = np.int32(self.announced)
+                announce(replace(snapshot, state=snapshot.state.replace(step=step)))
+                return
+            announce(snapshot)
+            self.compiler.wait_for(1)
+            self.compiler.events.append("read")
+
+        return super().restore_checkpoint(resume, template, announce_first)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_compilations": 1}, {"fast_dev_run": 2}])
+def test_a_restored_run_compiles_before_its_arrays_are_read(
+    compiler: Compiler, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = InMemoryCheckpointer()
+    make_engine(memory, steps=3).fit(Counting, DATA)
+    monkeypatch.setattr("fulgurite._src.execution.executables._executables", OrderedDict())
+    compiler.events.clear()
+    announcing = Announcing(memory.checkpoints, compiler)
+    resumed = make_engine(announcing, compiler, **options).fit(Counting, DATA, resume="latest")
+    assert compiler.events == ["compile", "read", "fit"]
+    assert resumed.timings.calls["compile"] == 1
+
+
+@pytest.mark.parametrize("step", [6, 99])
+def test_another_checkpoint_than_was_announced_trains_as_it_would(
+    compiler: Compiler, step: int
+) -> None:
+    """Another rule applies after step 6, and step 99 is past the end."""
+    freeze = Freeze("weight", until=5)
+    expected = make_engine(freeze).fit(Counting, DATA)
+    memory = InMemoryCheckpointer()
+    make_engine(memory, freeze, steps=3).fit(Counting, DATA)
+    announcing = Announcing(memory.checkpoints, compiler, announced=step)
+    resumed = make_engine(announcing, freeze).fit(Counting, DATA, resume="latest")
+    assert float(expected.module.weight) == -3
+    assert_same_bits(trained(resumed.state), trained(expected.state))
 
 
 def test_a_second_fit_takes_what_the_first_one_has_begun_to_compile(compiler: Compiler) -> None:

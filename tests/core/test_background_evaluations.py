@@ -32,6 +32,23 @@ def test_an_evaluation_is_compiled_behind_the_steps_before_it(compiler: Compiler
     assert compiler.events.count("compile") == 2
 
 
+def test_the_trial_of_an_evaluation_is_compiled_behind_the_steps_before_it(
+    compiler: Compiler,
+) -> None:
+    """Whether its numbers are means over examples is tried at the second batch."""
+    begun: list[int] = []
+    batch = np.arange(4, dtype=np.float32)
+    evaluating = Evaluating(fg.Evaluation("val", [batch, batch]), trigger=8)
+    first = Act(fg.At(1), lambda run: compiler.wait_for(3), instance="first")
+    second = Act(
+        fg.At(8), lambda run: begun.append(compiler.events.count("compile")), instance="second"
+    )
+    make_engine(compiler, evaluating, first, second).fit(Counting, DATA)
+    # The step, the evaluation and the trial, and nothing at the evaluation itself.
+    assert begun == [3]
+    assert compiler.events.count("compile") == 3
+
+
 def test_what_is_not_needed_yet_is_compiled_after_the_first_step(compiler: Compiler) -> None:
     begun: list[int] = []
     evaluating = Evaluating(fg.Evaluation("val", numbers([0])), trigger=8)

@@ -1,5 +1,6 @@
 """A callable that makes the model: Python runs it once, and the arrays are those it makes eagerly."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -75,8 +76,70 @@ def make_computed(key: Any) -> Layers:
     return Layers(make_head(head_key), rest)
 
 
+def make_drawn(key: Any) -> Layers:
+    """Every kind of random numbers, of shapes that are no multiple of anything."""
+    head_key, key = jr.split(key)
+    draw = [
+        lambda key: jr.uniform(key, (7, 13), minval=-0.37, maxval=0.73),
+        lambda key: jr.uniform(key, (1001,), minval=1e-3, maxval=17.3),
+        lambda key: jr.normal(key, (5, 3, 11)),
+        lambda key: jr.normal(key, (64,), dtype=jnp.bfloat16),
+        lambda key: jr.truncated_normal(key, -2.0, 2.0, (19, 5)),
+        lambda key: jr.bernoulli(key, 0.3, (41,)),
+        lambda key: jr.randint(key, (29,), -3, 1000),
+        lambda key: jr.bits(key, (9,), jnp.uint8),
+        lambda key: jr.bits(key, (9, 2)),
+        lambda key: jr.gumbel(key, (31,)),
+        lambda key: jr.exponential(key, (31,)),
+        lambda key: jr.laplace(key, (31,)),
+        lambda key: jr.cauchy(key, (31,)),
+        lambda key: jr.gamma(key, 1.7, (8,)),
+        lambda key: jr.categorical(key, jnp.arange(6.0), shape=(23,)),
+        lambda key: jr.permutation(key, 37),
+        lambda key: jr.orthogonal(key, 5),
+        lambda key: jr.uniform(jr.fold_in(key, 2**32 - 1), ()),
+        lambda key: jr.normal(jr.split(key, (2, 3))[1, 2], (0, 4)),
+        lambda key: jr.key_data(jr.split(key, 5)[::2]),
+        jax.nn.initializers.glorot_uniform(),
+        jax.nn.initializers.he_normal(),
+        jax.nn.initializers.variance_scaling(0.3, "fan_avg", "truncated_normal"),
+    ]
+    keys = jr.split(key, len(draw))
+    shape = (6, 7)
+    drawn: list[Any] = [each(key) for each, key in zip(draw[:-3], keys[:-3], strict=True)]
+    drawn += [each(key, shape) for each, key in zip(draw[-3:], keys[-3:], strict=True)]
+    return Layers(make_head(head_key), drawn)
+
+
+@eqx.filter_jit
+def split_jitted(key: Any) -> tuple[Any, Any]:
+    """Return a key and numbers of another one."""
+    first, second = jr.split(key)
+    return first, jr.uniform(second, (3,)) * 0.3 + 1.1
+
+
+def make_nested(key: Any) -> Layers:
+    """Functions of keys within others, in loops, with keys of other kinds, and of many numbers."""
+    head_key, *keys = jr.split(key, 9)
+    inner_key, jitted = split_jitted(keys[0])
+    _, scanned = jax.lax.scan(
+        lambda key, _: (jr.split(key)[0], jr.normal(key, (2,))), keys[1], length=3
+    )
+    branched = jax.lax.cond(jr.bernoulli(keys[2]), jr.normal, jr.uniform, keys[3])
+    with jax.threefry_partitionable(False):
+        original = jr.uniform(keys[4], (5,))
+    other_kind = jr.normal(jr.key(3, impl="rbg"), (4,))
+    data = jr.key_data(keys[5])
+    large = jr.uniform(keys[6], (1025, 1024))
+    several = jax.vmap(jax.vmap(lambda key: jr.normal(key, (2,))))(jr.split(keys[7], (3, 4)))
+    rest = [jitted, jr.uniform(inner_key, (3,)), scanned, branched, original, other_kind, data]
+    return Layers(make_head(head_key), [*rest, large, several])
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("make", [make_loop, make_scanned, make_various, make_computed])
+@pytest.mark.parametrize(
+    "make", [make_loop, make_scanned, make_various, make_computed, make_drawn, make_nested]
+)
 def test_a_state_has_the_arrays_of_the_function_called_by_hand(
     make: Callable[[Any], Layers],
 ) -> None:
@@ -86,6 +149,38 @@ def test_a_state_has_the_arrays_of_the_function_called_by_hand(
     key = engine.make_rng_streams(state.key).key("params", "init")
     expected = make(key)
     assert_same_bits(state.module, expected)
+
+
+@pytest.mark.full
+@pytest.mark.optimized
+@pytest.mark.parametrize("make", [make_computed, make_drawn, make_nested])
+def test_a_state_has_these_arrays_as_xla_optimizes_for_users(
+    make: Callable[[Any], Layers],
+) -> None:
+    """XLA may contract a product and a sum, whether it or the host has made the random bits."""
+    test_a_state_has_the_arrays_of_the_function_called_by_hand(make)
+
+
+def test_a_state_is_made_without_the_programs_that_make_random_bits_and_zeros(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The moments of Adam have the shapes of the weights, and so has what is drawn."""
+    engine = fg.Engine(steps=1, autoload=False)
+
+    def make(key: Any) -> Layers:
+        first, second, third = jr.split(key, 3)
+        return Layers(make_head(first), [jr.uniform(second, (3,)), jr.uniform(third, (3,))])
+
+    jax.clear_caches()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+        engine.init_state(make, regression())
+    started = [
+        record.args[0]
+        for record in caplog.records
+        if record.msg.startswith("Compiling") and isinstance(record.args, tuple)
+    ]
+    # For the weight, the bias and the others; the last two are of one kind.
+    assert started == ["jit(_uniform)"] * 3
 
 
 def test_python_runs_the_function_once_for_each_fit() -> None:

@@ -26,11 +26,11 @@ LAYERS: Sequence[str] = """
     threefry rng triggers redact sharding metrics.base metrics.accumulator metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.batch data.seekable data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.plugin plugins.selection plugins.usage plugins.answers plugins.implementations plugins.callers plugins.manager plugins.strategy
     model.media model.mode model.sow model.output model.loss model.context model.ambient_rng model.module
-    training.compilations training.trace training.nonfinite training.metric_window training.state training.update training.settings training.forward training.services
+    training.compilations training.trace training.host_draws training.initializer training.nonfinite training.metric_window training.state training.update training.settings training.forward training.services
     training.step_rule training.step
-    execution.debugging execution.executables execution.dataflow execution.flops execution.dispatch execution.flat_state execution.batch_buffer execution.step_parts execution.compiled_step execution.build execution.program execution.program_cache
+    execution.debugging execution.dataflow execution.flops execution.executables execution.dispatch execution.flat_state execution.batch_buffer execution.step_parts execution.compiled_step execution.build execution.program execution.program_cache
     evaluation.evaluation evaluation.target evaluation.batch_metrics evaluation.local_strategy evaluation.loss_trial evaluation.padding_trial evaluation.program evaluation.totals evaluation.step evaluation.feed evaluation.prediction evaluation.evaluation_pass evaluation.trials evaluation.runner evaluation.service
-    fit.actions fit.lambda_plugin fit.records fit.history fit.record_dispatcher fit.snapshot fit.signals fit.scheduler fit.schedule fit.engine_view fit.result fit.without_effect fit.start fit.losses fit.progress fit.current_state fit.running fit.compiling fit.plan fit.manual_loop fit.dispatcher fit.run_view fit.run fit.monitor fit.train_metrics fit.due fit.loop fit.ending fit.fit
+    fit.actions fit.lambda_plugin fit.records fit.history fit.record_dispatcher fit.snapshot fit.signals fit.scheduler fit.schedule fit.engine_view fit.result fit.without_effect fit.start fit.request fit.losses fit.progress fit.current_state fit.running fit.compiling fit.plan fit.manual_loop fit.dispatcher fit.run_view fit.run fit.monitor fit.train_metrics fit.due fit.loop fit.ending fit.fit
     hookspecs
     engine
 """.split()

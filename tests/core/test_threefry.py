@@ -41,6 +41,21 @@ def test_folded_keys_are_those_of_jax() -> None:
         assert not folded.committed
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 4), (70_001,)])
+def test_split_keys_and_random_bits_are_those_of_jax(shape: tuple[int, ...]) -> None:
+    keys = jax.random.split(jax.random.key(5), (2, 3))
+    words = get_bits(keys)
+
+    split = jax.vmap(jax.vmap(lambda key: jax.random.split(key, shape)))(keys)
+    assert_array_equal(threefry.split(words, shape), get_bits(split))
+    assert_array_equal(threefry.split(words[1, 2], shape), get_bits(split)[1, 2])
+    bits = jax.vmap(jax.vmap(lambda key: jax.random.bits(key, shape)))(keys)
+    assert_array_equal(threefry.draw_bits(words, shape), bits)
+    assert_array_equal(threefry.draw_bits(words[0, 1], shape), bits[0, 1])
+    folded = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, 2**32 - 2)))(keys)
+    assert_array_equal(threefry.fold_in_words(words, 2**32 - 2), get_bits(folded))
+
+
 def test_key_that_is_bound_to_a_device_stays_there() -> None:
     key = jax.device_put(jax.random.key(0), jax.devices()[0])
 

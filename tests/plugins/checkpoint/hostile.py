@@ -194,8 +194,13 @@ counting(base / "good", steps=2, max_to_keep=None)
 checkpoints = Checkpointer(1, max_to_keep=1)
 reader = engine(None, checkpoints, steps=1, log_every=None)
 like = jax.eval_shape(lambda: reader.init_state(Counting, ZEROS))
+
+
+def announce(snapshot: fg.Snapshot) -> None: ...
+
+
 checkpoints.restore_checkpoint(
-    fg.CheckpointRef(base / "good"), like, reader
+    fg.CheckpointRef(base / "good"), like, reader, announce
 )  # imports everything that reading needs
 modules = set(sys.modules)
 
@@ -246,7 +251,7 @@ for name, attack in ATTACKS.items():
         warnings.simplefilter("always")
         watching = True
         try:
-            snapshot = checkpoints.restore_checkpoint(fg.CheckpointRef(run), like, reader)
+            snapshot = checkpoints.restore_checkpoint(fg.CheckpointRef(run), like, reader, announce)
             outcome = float(snapshot.state.module.weight) if snapshot else None
         except CheckpointError as error:
             outcome = f"CheckpointError: {error}"

@@ -63,7 +63,7 @@ def restore() -> Callable[..., float]:
 
     def read(run: Path, step: Any = "latest", **options: Any) -> float:
         snapshot = Checkpointer(1, **options).restore_checkpoint(
-            fg.CheckpointRef(run, step), like, reader
+            fg.CheckpointRef(run, step), like, reader, lambda _: None
         )
         assert snapshot is not None
         return float(snapshot.state.module.weight)

@@ -318,7 +318,7 @@ class Reader:
     def restore_checkpoint(
         self, resume: fg.CheckpointRef, template: fg.TrainState, engine: fg.Engine
     ) -> fg.Snapshot | None:
-        return Checkpointer(1).restore_checkpoint(resume, template, engine)
+        return Checkpointer(1).restore_checkpoint(resume, template, engine, lambda _: None)
 
 
 def test_part_of_another_model_is_restored(old: Any) -> None:

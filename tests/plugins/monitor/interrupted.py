@@ -77,10 +77,12 @@ class SlowCheckpointer(Checkpointer):
             time.sleep(SAVE)
 
     @fg.hookimpl
-    def restore_checkpoint(self, resume: Any, template: Any, engine: Any) -> fg.Snapshot | None:
+    def restore_checkpoint(
+        self, resume: Any, template: Any, engine: Any, announce: Any
+    ) -> fg.Snapshot | None:
         with measure("restore"):
             time.sleep(RESTORE if Path(RUN_DIR, "checkpoints").exists() else 0)
-            return super().restore_checkpoint(resume, template, engine)
+            return super().restore_checkpoint(resume, template, engine, announce)
 
 
 class Killer:

@@ -26,7 +26,7 @@ from fulgurite._src.execution.executables import keep_compiled_programs
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.fit import run_fit
 from fulgurite._src.fit.manual_loop import ManualLoop
-from fulgurite._src.fit.plan import check_request
+from fulgurite._src.fit.request import check_request
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.scheduler import BoundAction, collect_actions
 from fulgurite._src.fit.snapshot import CheckpointSource, InitFrom, PathLike, Resume

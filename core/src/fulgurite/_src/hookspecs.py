@@ -600,7 +600,10 @@ def save_checkpoint(run: Run) -> None:
     "By a fit with `resume=`, and by `init_from=` and `weights=`.",
 )
 def restore_checkpoint(
-    resume: CheckpointSource | int, template: TrainState, engine: EngineView
+    resume: CheckpointSource | int,
+    template: TrainState,
+    engine: EngineView,
+    announce: Callable[[Snapshot], None],
 ) -> Snapshot | None:
     """Return a snapshot; write nothing. None says that there is no checkpoint, which only "auto"
     and an optional `CheckpointRef` allow.
@@ -613,4 +616,7 @@ def restore_checkpoint(
             What a `map` leaves out stays as in it, and so do the states of plugins that were not
             active when the checkpoint was saved.
         engine: the engine that trains or evaluates.
+        announce: may be called with the snapshot before its arrays are read, with those of
+            `template` in their places, all but `step`: a fit then compiles while they are read. It
+            counts for nothing else, and another snapshot may be returned.
     """

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -219,6 +219,7 @@ class Checkpointer(RunPlugin):
         resume: fg.CheckpointRef | str | os.PathLike[str] | int,
         template: fg.TrainState,
         engine: EngineView,
+        announce: Callable[[fg.Snapshot], None],
     ) -> fg.Snapshot | None:
         """Read a checkpoint, whole or what the map of a reference names. Write nothing.
 
@@ -226,6 +227,7 @@ class Checkpointer(RunPlugin):
             resume: which one: a value of `fit(resume=...)`.
             template: a state of shapes, like the one that is needed.
             engine: the engine that trains or evaluates.
+            announce: called before the arrays of a whole checkpoint are read.
         """
         reference = as_checkpoint_ref(resume)
         directory = get_run_directory(engine)
@@ -244,7 +246,9 @@ class Checkpointer(RunPlugin):
             raise ConfigurationError("resume names no run: give a path, or Engine(run_dir=...)")
         if not root.is_dir() and not reference.optional:
             raise CheckpointError(f"there is no run in {root}: check the path")
-        result = self._find_and_read(reference, root, template, engine, is_same_run)
+        result = self._find_and_read(
+            reference, root, template, engine, announce, is_same_run=is_same_run
+        )
         if result is None:
             if reference.optional:
                 return None
@@ -303,6 +307,8 @@ class Checkpointer(RunPlugin):
         root: Path,
         template: fg.TrainState,
         engine: EngineView,
+        announce: Callable[[fg.Snapshot], None],
+        *,
         is_same_run: bool,
     ) -> tuple[SavedCheckpoint, fg.Snapshot] | None:
         """Return the checkpoint of the run at `root` that a reference means, and its snapshot; None
@@ -327,7 +333,7 @@ class Checkpointer(RunPlugin):
                 snapshot = restoring.restore_part(checkpoint, template, reference, verify)
             else:
                 snapshot = restoring.restore_whole(
-                    checkpoint, template, engine, verify, self.on_missing_plugin
+                    checkpoint, template, engine, announce, verify, self.on_missing_plugin
                 )
             return checkpoint, snapshot
 

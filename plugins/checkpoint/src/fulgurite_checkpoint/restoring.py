@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import fulgurite as fg
 import jax
+import numpy as np
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins import BatchIterator, EngineView, RegisteredPlugin, TreePath
 from fulgurite_runs import describe_plugins
@@ -213,6 +214,7 @@ def restore_whole(
     checkpoint: SavedCheckpoint,
     template: fg.TrainState,
     engine: EngineView,
+    announce: Callable[[fg.Snapshot], None],
     verify: Verify,
     on_missing_plugin: str,
 ) -> fg.Snapshot:
@@ -222,6 +224,7 @@ def restore_whole(
         checkpoint: the checkpoint.
         template: shapes of the state that the engine needs.
         engine: the engine that resumes.
+        announce: as of the hook `restore_checkpoint`.
         verify: how files are compared with their hashes.
         on_missing_plugin: `error`, `warn` or `ignore`; see `check_plugins`.
     """
@@ -250,6 +253,8 @@ def restore_whole(
         if not name.startswith(tuple(changes.removed))
     }
     arrays.check_same_specs(needed, saved, checkpoint.path)
+    make_snapshot = checkpoint.contents.make_snapshot
+    announce(make_snapshot(template.replace(step=np.int32(checkpoint.commit.step))))
     loaded = load_verified(checkpoint, needed, verify)
     state_step = int(loaded["step"])
     if state_step != checkpoint.commit.step:
@@ -257,7 +262,7 @@ def restore_whole(
             f"{checkpoint.path} is of step {checkpoint.commit.step}, and its array `step` is "
             f"{state_step}"
         )
-    return checkpoint.contents.make_snapshot(arrays.unflatten_state(template, loaded))
+    return make_snapshot(arrays.unflatten_state(template, loaded))
 
 
 def check_logger_positions(checkpoint: SavedCheckpoint, engine: EngineView) -> None:

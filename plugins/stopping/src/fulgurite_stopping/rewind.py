@@ -30,7 +30,10 @@ def read_trained(run: fg.Run, step: int) -> fg.TrainState:
     while True:
         try:
             answer = run.engine.plugins.hooks.restore_checkpoint.ask(
-                resume=reference, template=template, engine=run.engine
+                resume=reference,
+                template=template,
+                engine=run.engine,
+                announce=lambda _: None,
             )
             break
         except CheckpointError:

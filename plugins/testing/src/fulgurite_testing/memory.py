@@ -1,7 +1,8 @@
 """A checkpointer that keeps snapshots in memory, as arrays and JSON text: nothing else survives."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
@@ -66,24 +67,26 @@ class InMemoryCheckpointer(fg.Plugin):
 
     @fg.hookimpl
     def restore_checkpoint(
-        self, resume: fg.CheckpointRef | str | int, template: fg.TrainState
+        self,
+        resume: fg.CheckpointRef | str | int,
+        template: fg.TrainState,
+        announce: Callable[[fg.Snapshot], None],
     ) -> fg.Snapshot | None:
         """Return the snapshot of the newest step, or of the step that `resume` names.
 
         Args:
             resume: a step, "latest", "auto", or a reference; its path is not looked at.
             template: a state of shapes.
+            announce: called before the arrays are copied.
         """
         if not self.checkpoints:
             return None
         step = resume.step if isinstance(resume, fg.CheckpointRef) else resume
-        arrays, text = self.checkpoints[step if isinstance(step, int) else max(self.checkpoints)]
+        step = step if isinstance(step, int) else max(self.checkpoints)
+        arrays, text = self.checkpoints[step]
         rest = json.loads(text)
-        state = jax.tree_util.tree_map_with_path(
-            lambda path, spec: _restore_leaf(arrays, path, spec), template
-        )
-        return fg.Snapshot(
-            state,
+        snapshot = fg.Snapshot(
+            template.replace(step=np.int32(step)),
             fg.StepRange.from_json(rest["step_range"]),
             data_position=rest["data_position"],
             pending_actions=tuple(rest["pending_actions"]),
@@ -91,6 +94,11 @@ class InMemoryCheckpointer(fg.Plugin):
             metrics=rest["metrics"],
             requested_length=TrainingLength(*rest["requested_length"]),
         )
+        announce(snapshot)
+        state = jax.tree_util.tree_map_with_path(
+            lambda path, spec: _restore_leaf(arrays, path, spec), template
+        )
+        return replace(snapshot, state=state)
 
     @fg.hookimpl
     def on_restore(self, run: fg.Run, step: int) -> None:

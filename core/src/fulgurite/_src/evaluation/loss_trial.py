@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fulgurite._src.data.batch import as_batch
-from fulgurite._src.execution.executables import compile_lowered
+from fulgurite._src.execution.executables import Compilation
 from fulgurite._src.execution.flops import uses_low_precision
+from fulgurite._src.execution.step_parts import list_argument_specs
 from fulgurite._src.training.forward import get_common_length
 from fulgurite._src.tree.specs import is_key
 from fulgurite.errors import DataError
@@ -140,11 +141,34 @@ def compute_trial(compute_numbers: ComputeNumbers, batch: Any, size: int) -> Any
     return whole, halves
 
 
-def run_trial(program: Any, arguments: tuple[Any, ...]) -> tuple[Any, Any, float]:
-    """Return what `compute_trial` gives, on the host, and how exact it is.
+class TrialCompilation(NamedTuple):
+    """The compilation of a trial.
+
+    Attributes:
+        compilation: of a function that returns what `compute_trial` gives.
+        argument_specs: of the arguments that it is for, and their structure.
+        noise: how far two computations of a number may be apart, relative to it.
+    """
+
+    compilation: Compilation
+    argument_specs: list[Any]
+    noise: float
+
+    def fits(self, arguments: Any) -> bool:
+        """Return whether the executable will be one for these arguments."""
+        return _list_specs(arguments) == self.argument_specs
+
+    def run(self, arguments: tuple[Any, ...]) -> tuple[Any, Any, float]:
+        """Return what `compute_trial` gives, on the host, and how exact it is."""
+        whole, halves = jax.device_get(self.compilation.wait()(*arguments))
+        return whole, halves, self.noise
+
+
+def lower_trial(program: Any, arguments: tuple[Any, ...]) -> TrialCompilation:
+    """Return the compilation of a trial, which has yet to start.
 
     Args:
-        program: a jitted function that returns it.
+        program: a jitted function that returns what `compute_trial` gives.
         arguments: of the program.
     """
     traced = program.trace(*arguments)
@@ -152,9 +176,13 @@ def run_trial(program: Any, arguments: tuple[Any, ...]) -> tuple[Any, Any, float
     if jax.default_backend() == "cpu":
         # It runs once: not to optimize it halves the time to compile it.
         options = {"xla_backend_optimization_level": "0"}
-    compiled = compile_lowered(traced.lower(), arguments, options)
-    whole, halves = jax.device_get(compiled(*arguments))
-    return whole, halves, LOW_PRECISION_NOISE if uses_low_precision(traced.jaxpr) else NOISE
+    compilation = Compilation(traced.lower(), arguments, options)
+    noise = LOW_PRECISION_NOISE if uses_low_precision(traced.jaxpr) else NOISE
+    return TrialCompilation(compilation, _list_specs(arguments), noise)
+
+
+def _list_specs(arguments: tuple[Any, ...]) -> list[Any]:
+    return [jax.tree.structure(arguments), *list_argument_specs(arguments)]
 
 
 def describe_mismatches(whole: Any, halves: Any, noise: float, size: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Float
 
 from fulgurite._src.data.batch import Batch, IndexedBatch, as_batch
-from fulgurite._src.evaluation.loss_trial import run_trial
+from fulgurite._src.evaluation.loss_trial import lower_trial
 from fulgurite._src.execution.dataflow import find_dependent_results
 from fulgurite._src.metrics.conversion import sum_values
 from fulgurite._src.training.forward import get_common_length
@@ -128,7 +128,7 @@ def try_padding(
         )
         return whole, (padded, _compare_gradients(gradient, gradients))
 
-    whole, (padded, change), noise = run_trial(jax.jit(run), arguments)
+    whole, (padded, change), noise = lower_trial(jax.jit(run), arguments).run(arguments)
     # Gradients are sums that cancel; padding changes them by more than a few percent.
     tolerance = min(50 * noise, 0.05) * change.size
     sentences = [

@@ -2,6 +2,7 @@
 read once."""
 
 from collections.abc import Iterator
+from operator import length_hint
 from typing import Any, NoReturn
 
 import jax
@@ -99,7 +100,11 @@ class EvaluationRunner:
         )
 
     def trace_metric_types(
-        self, target: EvalTarget, data: Any, queue: CompilationQueue | None = None
+        self,
+        target: EvalTarget,
+        data: Any,
+        num_batches: int | None,
+        queue: CompilationQueue | None = None,
     ) -> dict[str, type]:
         """Trace an evaluation by shape, on the first batch of `data`, and return the types of its
         metrics by name.
@@ -110,6 +115,7 @@ class EvaluationRunner:
         Args:
             target: the module and what belongs to it.
             data: any data source.
+            num_batches: how many batches of it are evaluated at most; None for all.
             queue: where the program is to be compiled behind other work; None if it is not.
 
         Raises:
@@ -135,6 +141,8 @@ class EvaluationRunner:
                 else:
                     zeros = program.init_carry(arguments).arrays
                     self._programs.compile_ahead(queue, target, program.jitted, (*arguments, zeros))
+                    if length_hint(source) > 1 and num_batches != 1:
+                        self._warnings.compile_ahead(queue, target, feed, batch)
                 assert program.carry_layout is not None
                 spec: EvaluationCarry = program.carry_layout.spec
                 collected = program.collected_treedef.unflatten(collected)

@@ -131,7 +131,9 @@ class EvaluationService:
     ) -> dict[str, type]:
         """Trace an evaluation by shape, and return the types of its metrics by name."""
         target = self._view_target(evaluation, state)
-        return self._get_runner(evaluation).trace_metric_types(target, evaluation.data, queue)
+        num_batches = self._services.settings.limit_batches(evaluation.num_batches)
+        runner = self._get_runner(evaluation)
+        return runner.trace_metric_types(target, evaluation.data, num_batches, queue)
 
     def _as_target(self, model: Any) -> EvalTarget:
         return as_eval_target(model, make_root_key(self._services.settings.seed))

@@ -2,6 +2,7 @@
 padding counts in them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,12 +21,13 @@ from fulgurite._src.evaluation.local_strategy import LocalStrategy, has_whole_ar
 from fulgurite._src.evaluation.loss_trial import (
     FIX,
     Sample,
+    TrialCompilation,
     Undecided,
     choose_sample,
     compute_trial,
     describe_mismatches,
     is_small,
-    run_trial,
+    lower_trial,
 )
 from fulgurite._src.evaluation.padding_trial import (
     FIX as FIX_PADDING,
@@ -36,6 +38,7 @@ from fulgurite._src.evaluation.padding_trial import (
 )
 from fulgurite._src.evaluation.step import EvaluationStep
 from fulgurite._src.evaluation.target import EvalTarget
+from fulgurite._src.execution.executables import CompilationQueue
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import MEDIA_ACTION
 from fulgurite._src.sharding import ShardingStrategy
@@ -57,6 +60,28 @@ class StepTrials:
 
     def __init__(self, step: EvaluationStep) -> None:
         self._step = step
+        # By target.
+        self._begun: dict[Any, TrialCompilation] = {}
+
+    def compile_ahead(
+        self, queue: CompilationQueue, target: EvalTarget, sample: Sample, device_arrays: Any
+    ) -> None:
+        """Have the trial of means compiled behind other work; `try_means` waits for it.
+
+        Args:
+            queue: when.
+            target: the module and what belongs to it.
+            sample: examples like those that are tried.
+            device_arrays: what indexed batches are gathered from.
+        """
+        sharding = self._choose_strategy(target, device_arrays)
+        if sharding is None or target.key in self._begun:
+            return
+        with sharding.mesh_context():
+            program, arguments = self._make_trial(sharding, target, sample, device_arrays, None)
+            if jax.eval_shape(program, *arguments)[0]:
+                self._begun[target.key] = lower_trial(program, arguments)
+                queue.add(self._begun[target.key].compilation)
 
     def try_means(
         self,
@@ -77,6 +102,34 @@ class StepTrials:
         sharding = self._choose_strategy(target, device_arrays)
         if sample is None or sharding is None:
             return {}
+        with sharding.mesh_context():
+            program, arguments = self._make_trial(
+                sharding, target, sample, device_arrays, transform_batch
+            )
+            trial = self._begun.pop(target.key, None) if self._begun else None
+            if trial is None or not trial.fits(arguments):
+                if not jax.eval_shape(program, *arguments)[0]:
+                    return {}
+                trial = lower_trial(program, arguments)
+            return describe_mismatches(*trial.run(arguments), sample.size)
+
+    def _make_trial(
+        self,
+        sharding: ShardingStrategy,
+        target: EvalTarget,
+        sample: Sample,
+        device_arrays: Any,
+        transform_batch: TransformBatch | None,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the jitted trial of means, and its arguments.
+
+        Args:
+            sharding: where it is computed.
+            target: the module and what belongs to it.
+            sample: the examples.
+            device_arrays: what indexed batches are gathered from.
+            transform_batch: what the batch goes through before it is divided.
+        """
 
         def compute_numbers(target: Any, batch: Any, index: Any) -> dict[str, Any]:
             with self._step.open_context(target, batch, None, index) as (module, batch, ctx):
@@ -88,14 +141,9 @@ class StepTrials:
             target_parts, batch = self._prepare(target, transform_batch, *arguments)
             return compute_trial(partial(compute_numbers, target_parts), batch, sample.size)
 
-        with sharding.mesh_context():
-            leaves = sharding.put_on_mesh(target.leaves)
-            batch = sharding.shard_eval_batch(sample.batch, beside=leaves)
-            program = jax.jit(run)
-            arguments = (leaves, batch, device_arrays)
-            if not jax.eval_shape(program, *arguments)[0]:
-                return {}
-            return describe_mismatches(*run_trial(program, arguments), sample.size)
+        leaves = sharding.put_on_mesh(target.leaves)
+        batch = sharding.shard_eval_batch(sample.batch, beside=leaves)
+        return jax.jit(run), (leaves, batch, device_arrays)
 
     def try_padding(
         self,
@@ -190,6 +238,25 @@ class ResultWarnings:
         self._padded_targets: set[Any] = set()
         self._small_batch: Any = None
         self._is_tried = False
+
+    def compile_ahead(
+        self, queue: CompilationQueue, target: EvalTarget, feed: BatchFeed, batch: EvalBatch
+    ) -> None:
+        """Have what `warn_of_bare_numbers` tries compiled behind other work.
+
+        Args:
+            queue: when.
+            target: what is evaluated.
+            feed: of the batch.
+            batch: the first one of several.
+        """
+        if not self._step.may_have_bare_numbers or target.key in self._trials_left:
+            return
+        sample = choose_sample(batch.value)
+        if sample is not None:
+            # What fails is tried again and told there.
+            with suppress(Exception):
+                self._trials.compile_ahead(queue, target, sample, feed.device_arrays)
 
     def warn_of_bare_numbers(self, target: EvalTarget, feed: BatchFeed, batch: EvalBatch) -> None:
         """Tell the user, from the second batch on, if the results depend on how data is divided.

@@ -27,6 +27,7 @@ from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.selection import RegisteredPlugin
 from fulgurite._src.rng import fold_name, make_root_key
 from fulgurite._src.sharding import ShardingStrategy
+from fulgurite._src.training.initializer import call_by_operations
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
 from fulgurite._src.training.services import Services
@@ -218,7 +219,7 @@ def init_train_state(
         step=put_constant(np.int32(0)),
         module=module,
         model_state=model_state,
-        opt_state=copy_arrays(update_rule.init(module)),
+        opt_state=copy_arrays(call_by_operations(update_rule.init, module)),
         key=key,
         metric_window=MetricWindow.zeros(*window),
         nonfinite=NonFiniteTracker.init(module),

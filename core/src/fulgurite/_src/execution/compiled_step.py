@@ -255,7 +255,7 @@ class CompiledStep:
             buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
             traced = run.trace(*state_and_data, buffer_spec, count, due)
             lowered = traced.lower()
-            options = choose_compiler_options(lowered, arguments[0])
+            options = choose_compiler_options(traced.jaxpr, arguments[0])
             compilation = Compilation(lowered, arguments, options)
         assert self._traced_output_layout is not None
         return StepCompilation(

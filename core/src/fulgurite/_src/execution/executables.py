@@ -17,7 +17,9 @@ from typing import Any
 import jax
 from jax.core import Tracer
 from jax.experimental.compilation_cache import compilation_cache
+from jax.extend.core import ClosedJaxpr
 
+from fulgurite._src.execution.flops import contains_primitive
 from fulgurite._src.waits import Wait
 from fulgurite.errors import ConfigurationError
 
@@ -54,16 +56,16 @@ def keep_compiled_programs(directory: str) -> None:
     compilation_cache.reset_cache()
 
 
-def choose_compiler_options(lowered: Any, arrays: list[Any]) -> dict[str, Any] | None:
+def choose_compiler_options(program: ClosedJaxpr, arrays: list[Any]) -> dict[str, Any] | None:
     """Return options for a step on a small state without convolutions; None for the default.
 
     Args:
-        lowered: the step.
+        program: the step.
         arrays: of its state, or their shapes.
     """
     if sum(array.size * array.dtype.itemsize for array in arrays) >= _SMALL_STATE_BYTES:
         return None
-    if "stablehlo.convolution" in lowered.as_text():
+    if contains_primitive(program, "conv_general_dilated"):
         return None
     return _SMALL_STEP_OPTIONS.get(jax.default_backend())
 

@@ -3,7 +3,7 @@
 import math
 from contextlib import suppress
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,20 @@ from fulgurite._src.fit.scheduler import find_interval
 from fulgurite._src.sharding import SINGLE_PROCESS
 from fulgurite._src.training.settings import StepsPerExecution
 from fulgurite._src.triggers import StepRange
+
+
+class StepPlan(NamedTuple):
+    """The steps that a fit is to take.
+
+    Attributes:
+        step: at which this process begins.
+        step_range: of the fit.
+        steps_per_execution: the largest number of steps in one dispatch.
+    """
+
+    step: int
+    step_range: StepRange
+    steps_per_execution: int
 
 
 def choose_steps_per_execution(
@@ -45,8 +59,8 @@ def choose_steps_per_execution(
 def compile_first_step(
     engine: EngineView,
     queue: CompilationQueue,
-    compiled_step: CompiledStep,
-    step: int,
+    program: Program,
+    step_plan: StepPlan,
     batch: Any,
     device_arrays: Any,
 ) -> None:
@@ -58,13 +72,16 @@ def compile_first_step(
     Args:
         engine: the engine that trains.
         queue: of the fit's compilations.
-        compiled_step: of the rule that applies there.
-        step: at which this process begins.
+        program: the training program.
+        step_plan: the steps that the fit is to take.
         batch: a batch, which is likely of the shapes of the first one.
         device_arrays: the arrays on the device that indexed batches are gathered from.
     """
-    if not may_compile_ahead(engine):
+    step, step_range, steps_per_execution = step_plan
+    if step == step_range.stop or not may_compile_ahead(engine):
         return
+    update_rule = program.update_rule.for_step(step, step_range)
+    compiled_step = program.get_compiled_step(steps_per_execution, update_rule)
     nothing_due = np.zeros(len(engine.services.due_names), bool)
     # Nothing is lost: what fails here is not kept, so it is traced and raised where it is needed.
     with suppress(Exception):

@@ -7,7 +7,8 @@ from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.ending import ResultKeeper
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.loop import Loop
-from fulgurite._src.fit.plan import FitRequest, plan_fit
+from fulgurite._src.fit.plan import plan_fit
+from fulgurite._src.fit.request import FitRequest
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.signals import StopRequests, raise_unanswered
 from fulgurite._src.fit.start import restore_host_states

@@ -1,6 +1,6 @@
-"""The plan of a fit: what was asked for, checked, and everything that a loop begins with."""
+"""The plan of a fit: everything that a loop begins with, from what was asked for."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,17 +9,20 @@ from fulgurite._src.data.sources import (
     get_batch_examples,
     get_device_arrays,
     get_shared_batch_spec,
-    get_split,
 )
 from fulgurite._src.execution.executables import CompilationQueue
 from fulgurite._src.execution.program import Program
 from fulgurite._src.execution.program_cache import ProgramCache
-from fulgurite._src.fit.compiling import choose_steps_per_execution, compile_first_step
+from fulgurite._src.fit.compiling import (
+    StepPlan,
+    choose_steps_per_execution,
+    compile_first_step,
+)
 from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.losses import choose_trials, try_losses, try_padding
-from fulgurite._src.fit.snapshot import InitFrom, Resume, Snapshot, TrainingLength
+from fulgurite._src.fit.request import FitRequest
+from fulgurite._src.fit.snapshot import Resume, Snapshot, TrainingLength
 from fulgurite._src.fit.start import (
-    check_starting_point,
     fill_missing_state,
     load_snapshot,
     select_hyperparameters,
@@ -27,44 +30,15 @@ from fulgurite._src.fit.start import (
 from fulgurite._src.fit.without_effect import describe_what_has_no_effect
 from fulgurite._src.sharding import FIT_START, ShardingStrategy
 from fulgurite._src.training.services import Services
-from fulgurite._src.training.settings import StepsPerExecution, check_steps_per_execution
-from fulgurite._src.training.state import ModelInit, TrainState, as_model_init, check_not_consumed
+from fulgurite._src.training.state import TrainState
 from fulgurite._src.tree.specs import hash_tree
 from fulgurite._src.triggers import StepRange
 from fulgurite._src.waits import Wait
 from fulgurite.errors import (
     CheckpointError,
-    ConfigurationError,
     DataError,
-    StateError,
-    as_int,
     error_context,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class FitRequest:
-    """What `Engine.fit` was asked for.
-
-    Attributes:
-        model_init: where the module comes from.
-        data: the data source of training.
-        state: a state to continue from, or None.
-        start_step: the step of that state, else 0.
-        length: how long to train.
-        steps_per_execution: the largest number of steps in one dispatch; `auto` to choose it.
-        resume: the argument of `fit`.
-        init_from: the argument of `fit`.
-    """
-
-    model_init: ModelInit
-    data: Any
-    state: TrainState | None
-    start_step: int
-    length: TrainingLength
-    steps_per_execution: StepsPerExecution
-    resume: Resume
-    init_from: InitFrom
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,43 +74,6 @@ class FitPlan:
     compilations: CompilationQueue
 
 
-def check_request(
-    engine: EngineView,
-    model: Any,
-    data: Any,
-    state: TrainState | None,
-    *,
-    steps: int | None,
-    epochs: int | None,
-    steps_per_execution: StepsPerExecution | None,
-    resume: Resume,
-    init_from: InitFrom,
-) -> FitRequest:
-    """Return what `Engine.fit` was asked for, as far as it can be checked before a batch is read;
-    the arguments are those of `fit`."""
-    settings = engine.services.settings
-    steps_per_execution, resume = as_int(steps_per_execution), as_int(resume)
-    check_steps_per_execution(steps_per_execution)
-    engine.sharding.check_processes()
-    start_step = 0
-    if state is not None:
-        start_step = _get_start_step(model, state)
-        model = (state.module, state.model_state)
-    request = FitRequest(
-        model_init=as_model_init(model),
-        data=get_split(data, "train"),
-        state=state,
-        start_step=start_step,
-        length=TrainingLength(*settings.choose_length(steps, epochs)),
-        steps_per_execution=steps_per_execution or settings.steps_per_execution,
-        resume=resume,
-        init_from=init_from,
-    )
-    _check_run_dir(engine)
-    check_starting_point(resume, state, init_from)
-    return request
-
-
 def plan_fit(
     engine: EngineView, programs: ProgramCache, request: FitRequest, stack: ExitStack
 ) -> FitPlan:
@@ -158,29 +95,26 @@ def plan_fit(
         program = programs.get(request.model_init, examples, device_arrays)
     _check_same_start(services, request, batches, first_batch)
     sample, padded = choose_trials(request.data, program, first_batch)
-    state = request.state
-    start_step = request.start_step
-    steps, epochs = request.length
-    with Wait("the checkpoint"):
-        snapshot = load_snapshot(engine, request.resume, program.state_spec)
-    if snapshot is not None:
-        state = select_hyperparameters(request.resume, snapshot.state)
-        start_step = snapshot.step_range.start
-        if engine.fast_dev_run is not None:
-            steps = int(state.step) - start_step + engine.fast_dev_run
-        batches = _resume_batches(services, request, snapshot, batches, stack)
-    epoch_length = batches.epoch_length
-    step_range = _plan_step_range(snapshot, start_step, steps, epochs, epoch_length)
-    step = start_step if state is None else int(state.step)
-    steps_per_execution = choose_steps_per_execution(
-        engine, program, request.steps_per_execution, step, step_range, epoch_length
-    )
     placed_arrays = engine.sharding.replicate(device_arrays)
     compilations = stack.enter_context(CompilationQueue())
-    if step != step_range.stop:
-        update_rule = program.update_rule.for_step(step, step_range)
-        first_step = program.get_compiled_step(steps_per_execution, update_rule)
-        compile_first_step(engine, compilations, first_step, step, first_batch, placed_arrays)
+
+    def plan_steps(snapshot: Snapshot | None) -> StepPlan:
+        step_plan = _plan_steps(engine, request, program, snapshot, batches.epoch_length)
+        compile_first_step(engine, compilations, program, step_plan, first_batch, placed_arrays)
+        return step_plan
+
+    def announce(snapshot: Snapshot) -> None:
+        # What is wrong with it is raised when it is read.
+        with suppress(Exception):
+            plan_steps(snapshot)
+
+    state = request.state
+    with Wait("the checkpoint"):
+        snapshot = load_snapshot(engine, request.resume, program.state_spec, announce)
+    if snapshot is not None:
+        state = select_hyperparameters(request.resume, snapshot.state)
+        batches = _resume_batches(services, request, snapshot, batches, stack)
+    step_plan = plan_steps(snapshot)
     del first_batch, examples  # a fit keeps no batch longer than its steps do
     state = fill_missing_state(engine, state, program, request.model_init, request.init_from)
     program.check(state)
@@ -188,14 +122,14 @@ def plan_fit(
         messages = try_losses(services, program, state, sample, device_arrays)
         messages += try_padding(services, program, state, padded, device_arrays)
         messages += describe_what_has_no_effect(services, request.data, program, state)
-    _check_known_batches(engine.sharding, batches, int(state.step), step_range.stop)
+    _check_known_batches(engine.sharding, batches, int(state.step), step_plan.step_range.stop)
     return FitPlan(
         program=program,
         data_iterator=batches,
         state=state,
-        step_range=step_range,
+        step_range=step_plan.step_range,
         requested_length=request.length,
-        steps_per_execution=steps_per_execution,
+        steps_per_execution=step_plan.steps_per_execution,
         device_arrays=placed_arrays,
         resumed_from=snapshot,
         resume=request.resume,
@@ -239,29 +173,6 @@ def peek_first_batch(batches: BatchIterator, start_step: int) -> Any:
     """
     with error_context(lambda: f"while {batches.label} made the batch for step {start_step + 1}"):
         return batches.peek()
-
-
-def _get_start_step(model: Any, state: TrainState) -> int:
-    """Return the step of a state to continue from."""
-    if model is not None:
-        raise ConfigurationError("fit takes a model or a state to continue from, not both")
-    if not isinstance(state, TrainState):
-        raise StateError(
-            f"state must be a TrainState, such as result.state, not {type(state).__name__}"
-        )
-    check_not_consumed(state)
-    return int(state.step)
-
-
-def _check_run_dir(engine: EngineView) -> None:
-    if engine.run_dir is None or engine.fast_dev_run is not None:
-        return
-    if not engine.plugins.hooks.fit_context.plugins:
-        raise ConfigurationError(
-            f"run_dir is {engine.run_dir!r}, and no plugin writes there: install "
-            "fulgurite-checkpoint or fulgurite-logging and add a Checkpointer or a file logger "
-            "to the plugins, or leave run_dir out"
-        )
 
 
 def _check_same_start(
@@ -318,6 +229,35 @@ def _resume_batches(
     start, position = snapshot.step_range.start, snapshot.data_position
     with error_context(lambda: f"the run's data was {snapshot.data or 'not noted'}"):
         return stack.enter_context(open_batches(services, request.data, start, position))
+
+
+def _plan_steps(
+    engine: EngineView,
+    request: FitRequest,
+    program: Program,
+    snapshot: Snapshot | None,
+    epoch_length: int | None,
+) -> StepPlan:
+    """Return the steps that a fit is to take, and how many of them make a dispatch.
+
+    Args:
+        engine: the engine that trains.
+        request: what `fit` was asked for.
+        program: the training program.
+        snapshot: what the fit resumes from, whose arrays need not be read yet, or None.
+        epoch_length: the number of batches in an epoch, as far as it is known.
+    """
+    step = start = request.start_step
+    steps, epochs = request.length
+    if snapshot is not None:
+        step, start = int(snapshot.state.step), snapshot.step_range.start
+        if engine.fast_dev_run is not None:
+            steps = step - start + engine.fast_dev_run
+    step_range = _plan_step_range(snapshot, start, steps, epochs, epoch_length)
+    steps_per_execution = choose_steps_per_execution(
+        engine, program, request.steps_per_execution, step, step_range, epoch_length
+    )
+    return StepPlan(step, step_range, steps_per_execution)
 
 
 def _plan_step_range(

@@ -4,7 +4,7 @@ Which checkpoint is meant and where it lies is known to the active checkpointer 
 passes on what the user gave, with a template of the state, and gets a `Snapshot`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -70,13 +70,19 @@ def check_starting_point(resume: Resume, state: TrainState | None, init_from: In
         )
 
 
-def load_snapshot(engine: EngineView, resume: Resume, template: TrainState) -> Snapshot | None:
+def load_snapshot(
+    engine: EngineView,
+    resume: Resume,
+    template: TrainState,
+    announce: Callable[[Snapshot], None] = lambda _: None,
+) -> Snapshot | None:
     """Return what the active checkpointer reads; None for a fresh start.
 
     Args:
         engine: the engine that trains or evaluates.
         resume: the argument of `Engine.fit`.
         template: a state of `jax.ShapeDtypeStruct`s, like the one that is needed.
+        announce: as of the hook `restore_checkpoint`.
 
     Raises:
         PluginError: no checkpointer is active.
@@ -91,7 +97,7 @@ def load_snapshot(engine: EngineView, resume: Resume, template: TrainState) -> S
             f"no plugin can restore {_format_source(resume)}: install fulgurite-checkpoint and add "
             f"a Checkpointer to the plugins"
         )
-    answer = restore.ask(resume=resume, template=template, engine=engine)
+    answer = restore.ask(resume=resume, template=template, engine=engine, announce=announce)
     is_optional = resume == "auto" or (isinstance(resume, CheckpointRef) and resume.optional)
     if answer is None and not is_optional:
         raise CheckpointError(

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key, PyTree
 
 from fulgurite._src.plugins.plugin import Plugin
+from fulgurite._src.training.initializer import TracedInitializer
 from fulgurite._src.training.metric_window import MetricWindow
 from fulgurite._src.training.nonfinite import NonFiniteTracker
-from fulgurite._src.training.trace import TracedInitializer
 from fulgurite._src.tree.paths import leaves_with_paths
 from fulgurite._src.tree.specs import copy_arrays, is_array
 from fulgurite.errors import ModelError, StateError, error_context

@@ -1,17 +1,10 @@
-"""Functions that are traced once: of trees, for each kind of arguments, and those that make a
-model."""
+"""Functions of trees that are traced once for each kind of arguments."""
 
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
-from jax.extend.core.primitives import dynamic_slice_p, slice_p
-from jaxtyping import Array, Key
+from jaxtyping import Array
 
 from fulgurite._src.tree.specs import is_array, leaf_signature
 
@@ -84,62 +77,3 @@ class _Trace:
 
 _ARRAY = object()
 """Stands in the place of an array among the leaves of a result."""
-
-
-class TracedInitializer:
-    """A function of a random key that makes a tree, of which Python runs once.
-
-    The first call traces it. Within a trace, its program becomes part of that one. Outside, the
-    program runs operation by operation, with the bits of the function itself: 20 residual layers
-    took 10 s to compile as one program, and take 0.4 so, because an operation is compiled once for
-    each kind. The last bit may differ behind the few functions that JAX traces as several
-    operations and compiles as one where they are called: `jnp.mean`.
-
-    Example:
-        make_model = TracedInitializer(lambda key: eqx.nn.Linear(2, 3, key=key))
-        shapes = eqx.filter_eval_shape(make_model, jax.random.key(0))
-        linear = make_model(jax.random.key(1))
-
-    Args:
-        function: what it does in Python may not depend on the value of the key.
-    """
-
-    def __init__(self, function: Callable[[Key[Array, ""]], Any]) -> None:
-        self._function = function
-        self._static: Any = None
-        self._treedef: Any = None
-        self._run_traced: Callable[..., list[Array]] | None = None
-        self._run_operations: Callable[..., list[Array]] | None = None
-
-    def __call__(self, key: Key[Array, ""]) -> Any:
-        if self._run_traced is None or self._run_operations is None:
-            program, specs, self._static = eqx.filter_make_jaxpr(self._function)(key)
-            self._treedef = jax.tree.structure(specs)
-            self._run_traced = jax.jit(jaxpr_as_fun(program))
-            self._run_operations = jaxpr_as_fun(_slice_dynamically(program))
-        run = self._run_traced if isinstance(key, Tracer) else self._run_operations
-        arrays = jax.tree.unflatten(self._treedef, map(jnp.asarray, run(key)))
-        return eqx.combine(arrays, self._static)
-
-
-def _slice_dynamically(program: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program in which where a slice begins is an argument of the slice: of the keys of
-    400 layers, each would be a kind of operation otherwise."""
-    equations = []
-    for equation in program.jaxpr.eqns:
-        strides = equation.params.get("strides") or ()
-        if equation.primitive is slice_p and set(strides) <= {1}:
-            equation = _make_dynamic(equation)
-        equations.append(equation)
-    return ClosedJaxpr(program.jaxpr.replace(eqns=equations), program.consts)
-
-
-def _make_dynamic(equation: JaxprEqn) -> JaxprEqn:
-    """Return the equation of a slice without strides as that of a dynamic slice."""
-    starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
-    literals = [Literal(start, jax.typeof(start)) for start in map(np.int32, starts)]
-    return equation.replace(
-        primitive=dynamic_slice_p,
-        invars=[*equation.invars, *literals],
-        params={"slice_sizes": tuple(np.subtract(limits, starts).tolist())},
-    )
