@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite_replay.capture import Capture
+    from fulgurite_replay.capture_files import Captured, list_captures, read_capture
     from fulgurite_replay.checked import Checked, CheckError
     from fulgurite_replay.culprits import Culprit, IndexFault, Operand
     from fulgurite_replay.digests import Digests, StateDigest, digest_state, read_digests
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from fulgurite_replay.hint import ReplayHint
     from fulgurite_replay.places import Frame, Place
     from fulgurite_replay.proof import Difference, Divergence, Proof, bisect, verify
-    from fulgurite_replay.replaying import Replay, replay, save_batch
+    from fulgurite_replay.replaying import Replay, replay, replay_capture, save_batch
     from fulgurite_replay.rerun import Observer, Recorded, train_again
     from fulgurite_replay.self_check import CorruptionError, SelfCheck
 
@@ -31,6 +33,12 @@ __all__ = [  # noqa: RUF022 - by subject
     "examine_step",
     "replay",
     "save_batch",
+    # A step of a run on disk.
+    "Capture",
+    "Captured",
+    "list_captures",
+    "read_capture",
+    "replay_capture",
     # Checks while a run trains.
     "CheckError",
     "Checked",
@@ -55,6 +63,8 @@ __all__ = [  # noqa: RUF022 - by subject
 
 # Imported when they are first used: `ReplayHint` is active wherever this is installed.
 _MODULES = {
+    "capture": ("Capture",),
+    "capture_files": ("Captured", "list_captures", "read_capture"),
     "checked": ("CheckError", "Checked"),
     "culprits": ("Culprit", "IndexFault", "Operand"),
     "digests": ("Digests", "StateDigest", "digest_state", "read_digests"),
@@ -63,7 +73,7 @@ _MODULES = {
     "hint": ("ReplayHint",),
     "places": ("Frame", "Place"),
     "proof": ("Difference", "Divergence", "Proof", "bisect", "verify"),
-    "replaying": ("Replay", "replay", "save_batch"),
+    "replaying": ("Replay", "replay", "replay_capture", "save_batch"),
     "self_check": ("CorruptionError", "SelfCheck"),
     "rerun": ("Observer", "Recorded", "train_again"),
 }

@@ -16,10 +16,11 @@ from fulgurite_cli import (
 )
 from fulgurite_runs import RunDirectory
 
+from fulgurite_replay.capture_files import list_captures
 from fulgurite_replay.examining import Examination
 from fulgurite_replay.forking import fork as fork_run
 from fulgurite_replay.proof import bisect as find_divergence, verify as prove
-from fulgurite_replay.replaying import replay as replay_step, save_batch
+from fulgurite_replay.replaying import Replay, replay as replay_step, replay_capture, save_batch
 from fulgurite_replay.rerun import Recorded
 
 
@@ -51,6 +52,13 @@ def replay(arguments: Sequence[str]) -> int:
         "or both",
     )
     parser.add_argument(
+        "--from",
+        dest="origin",
+        choices=("capture", "checkpoint"),
+        help="where the step is taken from: what Capture has written of it (default, if it has), "
+        "which needs no data, or the steps since a checkpoint",
+    )
+    parser.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
@@ -59,13 +67,11 @@ def replay(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
 
     def execute() -> int:
-        recorded = _rebuild(options)
-        result = replay_step(recorded, options.step, checks_indices=options.check != "float")
+        result = _replay(options)
         if options.check == "index":
             result.examination = Examination(index_faults=result.examination.index_faults)
         print(result)
-        folder = recorded.directory.path / "replay"
-        path = options.out or folder / f"step-{result.step}.npz"
+        path = options.out or Path(options.run) / "replay" / f"step-{result.step}.npz"
         save_batch(result.batch, path)
         print(f"batch: {path}")
         return 0 if result.examination.is_clean else 1
@@ -161,6 +167,25 @@ def fork(arguments: Sequence[str]) -> int:
         return 0
 
     return _run_command(begin)
+
+
+def _replay(options: argparse.Namespace) -> Replay:
+    """Replay a step from what was captured of it, or from the run."""
+    checks_indices = options.check != "float"
+    captures = list_captures(Path(options.run)) if options.origin != "checkpoint" else {}
+    step = options.step or max(captures, default=None)
+    if step in captures:
+        experiment = rebuild_experiment(options.run, options.program)
+        return replay_capture(
+            experiment.engine, experiment.model, captures[step], checks_indices=checks_indices
+        )
+    if options.origin == "capture":
+        known = ", ".join(map(str, sorted(captures))) or "none"
+        raise ConfigurationError(
+            f"{options.run} has no capture of step {options.step}; captured is {known}. Replay it "
+            "with --from checkpoint"
+        )
+    return replay_step(_rebuild(options), options.step, checks_indices=checks_indices)
 
 
 def _build_changed(options: argparse.Namespace) -> Recorded:
