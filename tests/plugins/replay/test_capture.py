@@ -136,8 +136,8 @@ def test_steps_that_a_function_of_the_metrics_wants_are_captured_and_few_kept(
     # The first of steps 1 to 5, of 6 to 10, and of 11 and 12; the earliest went.
     captures = list_captures(tmp_path / "run")
     assert sorted(captures) == [6, 12]
-    told = [text.split(" (is_even)")[0] for text in result.messages if "is_even" in text]
-    assert [text[-6:].strip() for text in told] == ["step 2", "step 6", "tep 12"]
+    steps = [text.split(" (is_even)")[0] for text in result.messages if "is_even" in text]
+    assert [text[-6:].strip() for text in steps] == ["step 2", "step 6", "tep 12"]
     for step, path in captures.items():
         like = engine.init_state(Echo(np.ones(3, np.float32)), batches)
         _, batch = read_state(path, read_capture(path).batch, like)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fulgurite_replay.replaying import Replay, replay, replay_capture, save_batch
     from fulgurite_replay.rerun import Observer, Recorded, train_again
     from fulgurite_replay.self_check import CorruptionError, SelfCheck
+    from fulgurite_replay.skipping import SkippedBatches
 
 __all__ = [  # noqa: RUF022 - by subject
     # A step executed operation by operation.
@@ -57,6 +58,7 @@ __all__ = [  # noqa: RUF022 - by subject
     # Steps of a run executed again.
     "Observer",
     "Recorded",
+    "SkippedBatches",
     "fork",
     "train_again",
 ]
@@ -75,6 +77,7 @@ _MODULES = {
     "proof": ("Difference", "Divergence", "Proof", "bisect", "verify"),
     "replaying": ("Replay", "replay", "replay_capture", "save_batch"),
     "self_check": ("CorruptionError", "SelfCheck"),
+    "skipping": ("SkippedBatches",),
     "rerun": ("Observer", "Recorded", "train_again"),
 }
 

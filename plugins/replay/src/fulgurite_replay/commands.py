@@ -143,7 +143,8 @@ def fork(arguments: Sequence[str]) -> int:
         "fulgurite fork",
         description="Starts a new run with the state that RUN had at step N, and with other "
         "arguments. Where that step was not saved, it is trained again from the checkpoint before "
-        "it. `fulgurite compare` shows the fork point.",
+        "it. `fulgurite compare` shows the fork point. A fork that was killed is continued by the "
+        "same command.",
     )
     _add_run(parser)
     parser.add_argument("overrides", metavar="NAME=VALUE", nargs="*", help="arguments that change")
@@ -156,13 +157,27 @@ def fork(arguments: Sequence[str]) -> int:
         help="whose hyperparameters in the state of the optimizer the new run has (default: those "
         "of RUN)",
     )
+    parser.add_argument(
+        "--skip-batch",
+        metavar="K",
+        type=int,
+        action="append",
+        default=[],
+        help="leave out the batch on which RUN trained at step K; may be given more than once",
+    )
     options = parser.parse_intermixed_args(arguments)
 
     def begin() -> int:
         recorded = _rebuild(options)
         changed = _build_changed(options)
         takes_program = options.hyperparameters == "program"
-        result = fork_run(recorded, options.step, changed, takes_hyperparameters=takes_program)
+        result = fork_run(
+            recorded,
+            options.step,
+            changed,
+            takes_hyperparameters=takes_program,
+            skipped_steps=options.skip_batch,
+        )
         print(f"{options.out}: step {int(result.state.step)}")
         return 0
 
