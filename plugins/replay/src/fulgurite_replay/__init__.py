@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fulgurite_replay.examining import Examination, examine_step
     from fulgurite_replay.forking import fork
     from fulgurite_replay.hint import ReplayHint
+    from fulgurite_replay.pinning import PinnedProgram, PinPrograms, read_programs
     from fulgurite_replay.places import Frame, Place
     from fulgurite_replay.proof import Difference, Divergence, Proof, bisect, verify
     from fulgurite_replay.replaying import Replay, replay, replay_capture, save_batch
@@ -49,11 +50,14 @@ __all__ = [  # noqa: RUF022 - by subject
     "Difference",
     "Digests",
     "Divergence",
+    "PinPrograms",
+    "PinnedProgram",
     "Proof",
     "StateDigest",
     "bisect",
     "digest_state",
     "read_digests",
+    "read_programs",
     "verify",
     # Steps of a run executed again.
     "Observer",
@@ -73,6 +77,7 @@ _MODULES = {
     "examining": ("Examination", "examine_step"),
     "forking": ("fork",),
     "hint": ("ReplayHint",),
+    "pinning": ("PinPrograms", "PinnedProgram", "read_programs"),
     "places": ("Frame", "Place"),
     "proof": ("Difference", "Divergence", "Proof", "bisect", "verify"),
     "replaying": ("Replay", "replay", "replay_capture", "save_batch"),

@@ -1,6 +1,5 @@
 """Digests of a train state: which leaf differs between two runs, and from which step on."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,12 @@ from pathlib import Path
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import as_trigger, hide_constructor_frames, leaves_with_paths
-from fulgurite_runs import RunPlugin, dumps, loads
+from fulgurite_runs import RunPlugin
 from jaxtyping import Array, Shaped, UInt32
+
+from fulgurite_replay.lines import append_line, iter_entries, make_line_error
 
 DIGESTS_FILE = "digests.jsonl"
 """Where a run keeps the digests of its states: a line of JSON for each of these steps."""
@@ -88,13 +89,8 @@ class StateDigest(RunPlugin):
         if run.run_dir is None or jax.process_index() != 0:
             return
         run.run_dir.assert_locked()
-        line = dumps({"step": run.step, "attempt": run.attempt, "digests": digests})
-        path = run.run_dir.path / DIGESTS_FILE
-        with path.open("a+b") as file:
-            # A process that was killed may have left a line without its end.
-            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-            start = b"" if file.read() in (b"", b"\n") else b"\n"
-            file.write(start + line.encode() + b"\n")
+        entry = {"step": run.step, "attempt": run.attempt, "digests": digests}
+        append_line(run.run_dir.path / DIGESTS_FILE, entry)
 
 
 def read_digests(run: Path) -> dict[int, Digests]:
@@ -106,27 +102,15 @@ def read_digests(run: Path) -> dict[int, Digests]:
     Raises:
         CheckpointError: the file is not one of `StateDigest`.
     """
-    path = run / DIGESTS_FILE
-    if not path.is_file():
-        return {}
-    return dict(_iter_digests(path))
+    return dict(_iter_digests(run / DIGESTS_FILE))
 
 
 def _iter_digests(path: Path) -> Iterator[tuple[int, Digests]]:
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = loads(line)
-            step, digests = entry["step"], entry["digests"]
-        except (ValueError, TypeError, KeyError) as error:
-            # The end of a line that a killed process began, which the next attempt closed.
-            is_cut_off = not line or number == len(lines) or not line.endswith(b"}")
-            if is_cut_off:
-                continue
-            raise CheckpointError(
-                f"{path}, line {number} is not a line of StateDigest: {error!r}. Restore the file, "
-                "or remove it"
-            ) from error
+    for entry in iter_entries(path, "StateDigest"):
+        step, digests = entry.get("step"), entry.get("digests")
+        if type(step) is not int or not isinstance(digests, dict):
+            error = ValueError("it has no step and digests")
+            raise make_line_error(path, entry["line"], "StateDigest", error)
         yield step, digests
 
 
