@@ -52,5 +52,5 @@ def make_engine(*plugins: Any, steps: int = 25, **settings: Any) -> fg.Engine:
 
 
 def experiment(path: str) -> Experiment:
-    engine = make_engine(Capture(every=10), Checkpointer(every=10), "jsonl")
+    engine = make_engine(Capture(every=9), Checkpointer(every=10), "jsonl")
     return Experiment(engine, Weighted, lambda: read_data(Path(path)))

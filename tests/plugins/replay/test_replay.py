@@ -88,6 +88,17 @@ def test_the_first_bad_step_is_found_without_its_number(
         replay(build(path), 0)
 
 
+@pytest.mark.full
+def test_a_step_before_the_first_checkpoint_is_replayed_from_the_begin(
+    failed_run: tuple[Path, NonFiniteError],
+) -> None:
+    path, _ = failed_run
+    result = replay(build(path), 5)
+    assert (result.start, result.step) == (0, 5) and result.examination.is_clean
+    recorded = [record.values for record in iter_records(path) if record.step == 5]
+    assert [record.values for record in result.records] == recorded
+
+
 def test_verify_and_bisect_are_commands(
     failed_run: tuple[Path, NonFiniteError], capsys: pytest.CaptureFixture[str]
 ) -> None:

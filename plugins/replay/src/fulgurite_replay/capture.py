@@ -131,11 +131,13 @@ class Capture(RunPlugin):
             self._memory.wanted[exception.step] = exception.term
         for text in self._capture(run):
             exception.add_note(text)
+        self._forget()
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run) -> None:
-        """Capture what was wanted where a signal ended the run."""
+        """Capture what was wanted where a signal ended the run, and drop what is kept."""
         self._capture(run)
+        self._forget()
 
     def _renew(self, run: fg.Run) -> None:
         """Capture what was wanted since the copy, and make another one."""
@@ -144,12 +146,14 @@ class Capture(RunPlugin):
         self._copy(run)
 
     def _copy(self, run: fg.Run) -> None:
-        memory = self._memory
         if run.run_dir is None:
             return
-        memory.state = copy_arrays(run.state)
-        memory.start = run.step
-        memory.batches.clear()
+        # Where a step before this one was not finite, this raises, and what is kept is captured.
+        state = copy_arrays(run.state)
+        self._memory.state = state
+        self._memory.start = run.step
+        self._memory.batches.clear()
+        self._memory.wanted.clear()
 
     def _note_batch(self, item: BatchItem) -> None:
         if self._memory.state is not None:
@@ -167,7 +171,7 @@ class Capture(RunPlugin):
             What was done, a sentence for each.
         """
         memory = self._memory
-        state, wanted, step = memory.state, dict(memory.wanted), memory.start
+        state, wanted, step = memory.state, memory.wanted, memory.start
         texts = []
         for batch in memory.batches:
             if state is None or step >= max(wanted, default=0):
@@ -179,7 +183,6 @@ class Capture(RunPlugin):
             if step in wanted:
                 captured = Captured(step, wanted[step], run.step_range, batch, before)
                 texts.append(self._write(run, captured, state))
-        self._forget()
         return texts
 
     def _write(self, run: fg.Run, captured: Captured, after: fg.TrainState) -> str:
