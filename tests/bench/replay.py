@@ -5,15 +5,18 @@ All arms train the same model with `Engine.fit`, in turns, compiled before the t
     plain      the default Engine, with a run directory
     digest     with StateDigest(every=50)
     self       with SelfCheck(every=100)
+    capture    with Capture(every=50)
     checked    with Checked("float")
 
-The ratios are over plain. With `--find`, the transformer is trained for 200 steps with a bad batch at step
+The ratios are over plain, of the wall time and of the CPU time of the process, which says more on a
+machine that does other things too. With `--find`, the transformer is trained for 200 steps with a bad batch at step
 137, and the seconds are printed that `replay` takes to name the operation.
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import equinox as eqx
@@ -22,7 +25,7 @@ import jax
 import numpy as np
 from fulgurite.errors import NonFiniteError
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_replay import Checked, Recorded, SelfCheck, StateDigest, replay
+from fulgurite_replay import Capture, Checked, Recorded, SelfCheck, StateDigest, replay
 from harness import Spread, arguments, interleaved, ratio, show, write
 from workloads import WORKLOADS, Trained, copy_arrays
 
@@ -31,17 +34,20 @@ ARMS = {
     "plain": [],
     "digest": [StateDigest(every=50)],
     "self": [SelfCheck(every=100)],
+    "capture": [Capture(every=50)],
     "checked": [Checked("float")],
 }
 BAD_STEP = 137
 
 
-def measure_step(engine: fg.Engine, state: Any, data: Any) -> float:
-    """Return the seconds of a step, over `STEPS` of them from the initial state."""
+def measure_step(engine: fg.Engine, state: Any, data: Any, cpu_seconds: list[float]) -> float:
+    """Return the seconds of a step, over `STEPS` of them from the initial state; note its CPU
+    time."""
     state = copy_arrays(state)
-    before = perf_counter()
+    before, cpu_before = perf_counter(), process_time()
     result = engine.fit(data=data, state=state, steps=STEPS, resume="never")
     jax.block_until_ready(eqx.filter(result.module, eqx.is_array))
+    cpu_seconds.append((process_time() - cpu_before) / STEPS)
     return (perf_counter() - before) / STEPS
 
 
@@ -51,6 +57,7 @@ def measure_costs(name: str, repeats: int, folder: Path) -> dict[str, Spread]:
     data = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
     model = Trained(workload.model(key=jax.random.key(0)))
     arms = {}
+    cpu_seconds: dict[str, list[float]] = {}
     for arm, plugins in ARMS.items():
         engine = fg.Engine(
             steps=STEPS,
@@ -59,14 +66,20 @@ def measure_costs(name: str, repeats: int, folder: Path) -> dict[str, Spread]:
             run_dir=str(folder / f"{name}-{arm}"),
         )
         state = engine.init_state(model, data)
-        measure_step(engine, state, data)
-        arms[arm] = lambda engine=engine, state=state: measure_step(engine, state, data)
+        measure_step(engine, state, data, [])
+        cpu_seconds[arm] = []
+        arms[arm] = partial(measure_step, engine, state, data, cpu_seconds[arm])
     seconds = interleaved(arms, repeats)
     show(
         f"{name}: milliseconds a step",
         {k: Spread.of([1e3 * s for s in v]) for k, v in seconds.items()},
     )
-    return {f"{name}/{arm}": ratio(seconds, arm, "plain") for arm in ARMS if arm != "plain"}
+    ratios = {}
+    for arm in ARMS:
+        if arm != "plain":
+            ratios[f"{name}/{arm}"] = ratio(seconds, arm, "plain")
+            ratios[f"{name}/{arm}, CPU"] = ratio(cpu_seconds, arm, "plain")
+    return ratios
 
 
 class Weighted(Trained):

@@ -4,19 +4,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import FulguriteError
 from fulgurite.plugins import (
     as_trigger,
-    copy_arrays,
     get_device_arrays,
     hide_constructor_frames,
     leaves_with_paths,
 )
+from jaxtyping import Array, Bool, PyTree, Shaped
 
-from fulgurite_replay.digests import digest_state, find_difference
+from fulgurite_replay.digests import as_plain, as_words, digest_state, get_arrays
 
 
 class CorruptionError(FulguriteError):
@@ -140,7 +142,7 @@ class SelfCheck(fg.Plugin):
         if item is None or run.stop_reason is not None or run.step == run.step_range.stop:
             return
         batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
-        state = copy_arrays(run.state)
+        state = _copy(run.state)
         result = _step(run, state, batch)
         self._memory.repetition = _Repetition(state, batch, result)
 
@@ -151,12 +153,11 @@ class SelfCheck(fg.Plugin):
         if repetition is None:
             return None
         state = run.state
-        digests = [digest_state(state), digest_state(repetition.result)]
-        path = find_difference(*digests)
+        path = _find_difference(state, repetition.result)
         if path is None:
             return None
         third = _step(run, repetition.state, repetition.batch)
-        digests.append(digest_state(third))
+        digests = [digest_state(result) for result in (state, repetition.result, third)]
         if digests[2] not in digests[:2]:
             raise CorruptionError(run.step, path)
         devices = ", ".join(_iter_devices(path, state, repetition.result))
@@ -172,8 +173,36 @@ class SelfCheck(fg.Plugin):
 
 def _step(run: fg.Run, state: fg.TrainState, batch: Any) -> fg.TrainState:
     """Return the state after a step, as the engine makes it; the state before it stays usable."""
-    result, _ = run.engine.step(copy_arrays(state), batch)
+    result, _ = run.engine.step(_copy(state), batch)
     return result
+
+
+def _copy(state: fg.TrainState) -> fg.TrainState:
+    """Return a state with a copy of each array, made by one program."""
+    arrays, rest = eqx.partition(state, eqx.is_array)
+    return eqx.combine(_copy_all(arrays), rest)
+
+
+@jax.jit
+def _copy_all(arrays: PyTree[Array]) -> PyTree[Array]:
+    return jax.tree.map(jnp.copy, arrays)
+
+
+def _find_difference(first: fg.TrainState, second: fg.TrainState) -> str | None:
+    """Return the path of the first array whose bits differ; None if there is none."""
+    arrays = [get_arrays(state) for state in (first, second)]
+    plain = [[as_plain(array) for array in by_path.values()] for by_path in arrays]
+    is_different = np.asarray(_compare_all(*plain))
+    return next((path for path, flag in zip(arrays[0], is_different, strict=True) if flag), None)
+
+
+@jax.jit
+def _compare_all(
+    first: list[Shaped[Array, "..."]], second: list[Shaped[Array, "..."]]
+) -> Bool[Array, " arrays"]:
+    """Return of which arrays a bit differs."""
+    pairs = zip(first, second, strict=True)
+    return jnp.stack([jnp.any(as_words(left) != as_words(right)) for left, right in pairs])
 
 
 def _iter_devices(path: str, first: fg.TrainState, second: fg.TrainState) -> Iterator[str]:
