@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import fulgurite as fg
 import jax
@@ -50,7 +51,7 @@ class PendingDigests:
         sums: two words for each array.
     """
 
-    paths: tuple[str, ...]
+    paths: list[str]
     sums: UInt32[Array, "arrays 2"]
 
     def read(self) -> Digests:
@@ -59,26 +60,31 @@ class PendingDigests:
         return {path: f"{high:08x}{low:08x}" for path, (high, low) in pairs}
 
 
-def start_digest(state: fg.TrainState) -> PendingDigests:
+def start_digest(state: fg.TrainState, paths: list[str] | None = None) -> PendingDigests:
     """Have the device digest a state, and wait neither for the state nor for the digests.
 
     Args:
         state: the state, which may be donated as soon as this returns.
+        paths: those of `list_paths`, if they are known of a state of the same structure.
     """
-    leaves = get_arrays(state)
-    sums = _digest_all(list(map(as_plain, leaves.values())))
+    sums = _digest_all(list(map(as_plain, list_arrays(state))))
     sums.copy_to_host_async()
-    return PendingDigests(tuple(leaves), sums)
+    return PendingDigests(list_paths(state) if paths is None else paths, sums)
 
 
-def get_arrays(state: fg.TrainState) -> dict[str, jax.Array]:
-    """Return the arrays of a state that make the next one, by path.
+def list_arrays(state: fg.TrainState) -> list[jax.Array]:
+    """Return the arrays of a state that make the next one."""
+    return [leaf for leaf in jax.tree.leaves(_get_parts(state)) if isinstance(leaf, jax.Array)]
 
-    Args:
-        state: the state.
-    """
-    parts = {name: getattr(state, name) for name in _FIELDS}
-    return {path: leaf for path, leaf in leaves_with_paths(parts) if isinstance(leaf, jax.Array)}
+
+def list_paths(state: fg.TrainState) -> list[str]:
+    """Return the paths of the arrays of `list_arrays`."""
+    leaves = leaves_with_paths(_get_parts(state))
+    return [path for path, leaf in leaves if isinstance(leaf, jax.Array)]
+
+
+def _get_parts(state: fg.TrainState) -> dict[str, Any]:
+    return {name: getattr(state, name) for name in _FIELDS}
 
 
 def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> str | None:
@@ -111,6 +117,7 @@ class StateDigest(RunPlugin):
 
     every: int | fg.Trigger = 50
     _pending = fg.PerFit(list[tuple[int, PendingDigests]])
+    _paths = fg.PerFit(list[str])
 
     def __post_init__(self) -> None:
         as_trigger(self.every)
@@ -147,7 +154,10 @@ class StateDigest(RunPlugin):
         """Write the digests of the step before, which are there by now, and begin those of this
         one."""
         self._write(run)
-        self._pending.append((run.step, start_digest(run.state)))
+        state = run.state
+        if not self._paths:
+            self._paths.extend(list_paths(state))
+        self._pending.append((run.step, start_digest(state, self._paths)))
 
     def _write(self, run: fg.Run) -> None:
         for step, pending in self._pending:

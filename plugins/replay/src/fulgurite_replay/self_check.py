@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,15 @@ from fulgurite.plugins import (
     hide_constructor_frames,
     leaves_with_paths,
 )
-from jaxtyping import Array, Bool, PyTree, Shaped
+from jaxtyping import Array, Bool, Shaped
 
-from fulgurite_replay.digests import as_plain, as_words, digest_state, get_arrays
+from fulgurite_replay.digests import (
+    as_plain,
+    as_words,
+    digest_state,
+    list_arrays,
+    list_paths,
+)
 
 
 class CorruptionError(FulguriteError):
@@ -179,21 +184,24 @@ def _step(run: fg.Run, state: fg.TrainState, batch: Any) -> fg.TrainState:
 
 def _copy(state: fg.TrainState) -> fg.TrainState:
     """Return a state with a copy of each array, made by one program."""
-    arrays, rest = eqx.partition(state, eqx.is_array)
-    return eqx.combine(_copy_all(arrays), rest)
+    leaves, structure = jax.tree.flatten(state)
+    copies = iter(_copy_all([leaf for leaf in leaves if isinstance(leaf, jax.Array)]))
+    leaves = [next(copies) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+    return jax.tree.unflatten(structure, leaves)
 
 
 @jax.jit
-def _copy_all(arrays: PyTree[Array]) -> PyTree[Array]:
-    return jax.tree.map(jnp.copy, arrays)
+def _copy_all(arrays: list[Array]) -> list[Array]:
+    return [jnp.copy(array) for array in arrays]
 
 
 def _find_difference(first: fg.TrainState, second: fg.TrainState) -> str | None:
     """Return the path of the first array whose bits differ; None if there is none."""
-    arrays = [get_arrays(state) for state in (first, second)]
-    plain = [[as_plain(array) for array in by_path.values()] for by_path in arrays]
-    is_different = np.asarray(_compare_all(*plain))
-    return next((path for path, flag in zip(arrays[0], is_different, strict=True) if flag), None)
+    arrays = [list(map(as_plain, list_arrays(state))) for state in (first, second)]
+    is_different = np.asarray(_compare_all(*arrays))
+    if not is_different.any():
+        return None
+    return list_paths(first)[int(np.argmax(is_different))]
 
 
 @jax.jit
