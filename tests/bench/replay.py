@@ -13,6 +13,9 @@ machine that does other things too. With `--find`, the transformer is trained fo
 137, and the seconds are printed that `replay` takes to name the operation.
 """
 
+import argparse
+import subprocess
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -93,29 +96,36 @@ class Weighted(Trained):
         return output.replace(loss=output.loss / divisor)
 
 
-def measure_search(folder: Path) -> None:
-    """Print how long it takes to find what a division by zero at step 137 has made."""
+def make_search(path: Path) -> Recorded:
+    """Return a run of the transformer that saves every 50 steps and has a bad batch."""
     workload = WORKLOADS["transformer"]
     arrays = {name: array[: workload.batch_size] for name, array in workload.arrays().items()}
     batches = [
         {**arrays, "divisor": np.ones(workload.batch_size, np.float32)} for _ in range(STEPS)
     ]
     batches[BAD_STEP - 1]["divisor"] *= 0
-    path = folder / "bad"
-    engine = fg.Engine(
-        steps=STEPS,
-        autoload=False,
-        plugins=[Checkpointer(every=50), "jsonl"],
-        run_dir=str(path),
-    )
-    model = Weighted(workload.model(key=jax.random.key(0)))
+    plugins = [Checkpointer(every=50), "jsonl"]
+    engine = fg.Engine(steps=STEPS, autoload=False, plugins=plugins, run_dir=str(path))
+    return Recorded(engine, Weighted(workload.model(key=jax.random.key(0))), batches, path)
+
+
+def train_until_it_fails(path: Path) -> None:
+    """Train that run up to its bad batch."""
+    recorded = make_search(path)
     try:
-        engine.fit(model, batches)
+        recorded.engine.fit(recorded.model, recorded.data)
     except NonFiniteError as error:
         print(f"training ended: {error}")
-    before = perf_counter()
-    print(replay(Recorded(engine, model, batches, path), BAD_STEP))
-    print(f"{perf_counter() - before:.1f} s")
+
+
+def measure_search(folder: Path) -> None:
+    """Print how long it takes to find what a division by zero at step 137 has made, in a process
+    that has compiled nothing yet."""
+    path = folder / "bad"
+    subprocess.run([sys.executable, __file__, "--train", str(path)], check=True)
+    before, cpu_before = perf_counter(), process_time()
+    print(replay(make_search(path), BAD_STEP))
+    print(f"{perf_counter() - before:.1f} s, {process_time() - cpu_before:.1f} s of CPU time")
 
 
 def main() -> None:
@@ -123,11 +133,16 @@ def main() -> None:
     parser = arguments(__doc__, repeats=5)
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["mlp_784"])
     parser.add_argument("--find", action="store_true", help="find a bad batch of the transformer")
+    parser.add_argument("--train", metavar="DIR", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.train is not None:
+        train_until_it_fails(options.train)
+        return
     ratios: dict[str, Spread] = {}
     with tempfile.TemporaryDirectory() as folder:
         if options.find:
             measure_search(Path(folder))
+            return
         for name in options.models:
             ratios |= measure_costs(name, options.repeats, Path(folder))
     show("ratios", ratios)

@@ -185,6 +185,58 @@ def test_index_outside_of_an_embedding_is_found_where_indices_are_looked_at() ->
     assert examine(compute, {"index": np.array([0, 3, -4], np.int32)}, checks_indices=True).is_clean
 
 
+class Scaled(eqx.Module):
+    """Divides by a number, and is called by a layer above."""
+
+    scale: jax.Array
+
+    def __call__(self, x: jax.Array, key: Any = None) -> jax.Array:
+        return x / self.scale
+
+
+class Stack(fg.Module):
+    """Layers in a list, of which one divides by zero in the forward or in the backward pass."""
+
+    layers: list[Any]
+    head: eqx.nn.Linear
+    is_checkpointed: bool = eqx.field(static=True, default=False)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def apply(x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x)
+
+        apply = jax.checkpoint(apply) if self.is_checkpointed else apply
+        return fg.Output(jax.vmap(apply)(batch["x"]).sum())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "path", "part", "operation"),
+    [
+        (Scaled(jnp.zeros(())), "layers[1]", "forward pass", "div"),
+        (eqx.nn.Sequential([Scaled(jnp.zeros(()))]), "layers[1].layers[0]", "forward pass", "div"),
+        (eqx.nn.Lambda(lambda x: jnp.sqrt(0 * x)), "layers[1]", "backward pass", "div"),
+    ],
+)
+def test_path_of_the_layer_is_named(
+    layer: Any, path: str, part: str, operation: str, is_checkpointed: bool
+) -> None:
+    layers = [eqx.nn.Linear(3, 3, key=jax.random.key(0)), layer]
+    stack = Stack(layers, eqx.nn.Linear(3, 1, key=jax.random.key(1)), is_checkpointed)
+    engine = fg.Engine(steps=1, autoload=False)
+    examination = examine_step(engine, engine.init_state(stack, [{"x": X}]), {"x": X})
+    culprit = examination.culprit
+    assert culprit is not None
+    assert (culprit.place.layer, culprit.place.part) == (path, part)
+    assert culprit.operation == operation
+    assert f"  in the layer {path}\n" in "\n".join(examination.describe())
+
+
 def test_index_outside_of_an_embedding_layer_is_found_in_the_line_that_calls_it() -> None:
     def compute(net: Net, batch: Any) -> Any:
         embedding = eqx.nn.Embedding(weight=net.table)
