@@ -100,6 +100,21 @@ def test_infinities_and_nan_that_nothing_uses_are_not_reported() -> None:
     assert examine(compute, {"x": X}, w=(0.0, 1.0, 4.0)).is_clean
 
 
+def test_attention_whose_mask_is_minus_infinity_is_not_reported() -> None:
+    def attend_by_hand(x: Any) -> Any:
+        logits = x @ x.T + jnp.where(jnp.tril(jnp.ones((3, 3), bool)), 0.0, -jnp.inf)
+        return jax.nn.softmax(logits) @ x
+
+    def compute(net: Net, batch: Any) -> Any:
+        x = net.w[:, None] * jnp.ones((3, 4))
+        causal = jnp.tril(jnp.ones((3, 3), bool))
+        heads = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0))
+        by_jax = jax.nn.dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True)
+        return attend_by_hand(x).sum() + heads(x, x, x, mask=causal).sum() + by_jax.sum()
+
+    assert examine(compute, {"x": X}).is_clean
+
+
 def test_a_row_that_is_masked_as_a_whole_is_reported_where_nan_is_made() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jax.nn.softmax(jnp.where(batch["x"] > 3, net.w, -jnp.inf), axis=1).sum()
@@ -168,6 +183,75 @@ def test_index_outside_of_an_embedding_is_found_where_indices_are_looked_at() ->
     assert fault.example == (2, 3)
     assert (fault.operation, backward.operation) == ("gather", "scatter-add")
     assert examine(compute, {"index": np.array([0, 3, -4], np.int32)}, checks_indices=True).is_clean
+
+
+class Scaled(eqx.Module):
+    """Divides by a number, and is called by a layer above."""
+
+    scale: jax.Array
+
+    def __call__(self, x: jax.Array, key: Any = None) -> jax.Array:
+        return x / self.scale
+
+
+class Stack(fg.Module):
+    """Layers in a list, of which one divides by zero in the forward or in the backward pass."""
+
+    layers: list[Any]
+    head: eqx.nn.Linear
+    is_checkpointed: bool = eqx.field(static=True, default=False)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def apply(x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x)
+
+        apply = jax.checkpoint(apply) if self.is_checkpointed else apply
+        return fg.Output(jax.vmap(apply)(batch["x"]).sum())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "path", "part", "operation"),
+    [
+        (Scaled(jnp.zeros(())), "layers[1]", "forward pass", "div"),
+        (eqx.nn.Sequential([Scaled(jnp.zeros(()))]), "layers[1].layers[0]", "forward pass", "div"),
+        (eqx.nn.Lambda(lambda x: jnp.sqrt(0 * x)), "layers[1]", "backward pass", "div"),
+    ],
+)
+def test_path_of_the_layer_is_named(
+    layer: Any, path: str, part: str, operation: str, is_checkpointed: bool
+) -> None:
+    layers = [eqx.nn.Linear(3, 3, key=jax.random.key(0)), layer]
+    stack = Stack(layers, eqx.nn.Linear(3, 1, key=jax.random.key(1)), is_checkpointed)
+    engine = fg.Engine(steps=1, autoload=False)
+    examination = examine_step(engine, engine.init_state(stack, [{"x": X}]), {"x": X})
+    culprit = examination.culprit
+    assert culprit is not None
+    assert (culprit.place.layer, culprit.place.part) == (path, part)
+    assert culprit.operation == operation
+    assert f"  in the layer {path}\n" in "\n".join(examination.describe())
+
+
+def test_index_outside_of_an_embedding_layer_is_found_in_the_line_that_calls_it() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        embedding = eqx.nn.Embedding(weight=net.table)
+        return jax.vmap(embedding)(batch["index"]).sum() + net.w.sum()
+
+    batch = {"index": np.array([0, 9], np.int32)}
+    fault = examine(compute, batch, checks_indices=True).index_faults[0]
+    assert (fault.index, fault.shape, fault.label) == (9, (4, 2), "module.table")
+    assert fault.example == (1, 2)
+    frame = fault.place.user_frame
+    lines, first = inspect.getsourcelines(compute)
+    assert frame is not None and frame.file == __file__
+    assert frame.line == first + next(
+        i for i, text in enumerate(lines) if "vmap(embedding)" in text
+    )
 
 
 def test_label_outside_of_the_classes_is_found() -> None:

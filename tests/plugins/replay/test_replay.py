@@ -88,6 +88,17 @@ def test_the_first_bad_step_is_found_without_its_number(
         replay(build(path), 0)
 
 
+@pytest.mark.full
+def test_a_step_before_the_first_checkpoint_is_replayed_from_the_begin(
+    failed_run: tuple[Path, NonFiniteError],
+) -> None:
+    path, _ = failed_run
+    result = replay(build(path), 5)
+    assert (result.start, result.step) == (0, 5) and result.examination.is_clean
+    recorded = [record.values for record in iter_records(path) if record.step == 5]
+    assert [record.values for record in result.records] == recorded
+
+
 def test_verify_and_bisect_are_commands(
     failed_run: tuple[Path, NonFiniteError], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,5 +134,25 @@ def test_a_fork_continues_from_any_step_with_other_settings(
     assert compare([str(path), str(new)]) == 1
     table = capsys.readouterr().out
     assert "origin.step" in table and "is_bad" in table
-    assert fork_command([*arguments, "--program", str(PROGRAM)]) == 2
+    other = [str(path), "--step", "36", "--out", str(new), "--program", str(PROGRAM)]
+    assert fork_command(other) == 2
     assert "holds a run: give a new directory for the fork" in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*may not be exact. data was")
+def test_a_fork_without_the_bad_batch_trains_to_the_end(
+    failed_run: tuple[Path, NonFiniteError],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, _ = failed_run
+    new = tmp_path / "new"
+    arguments = [str(path), "--step", "35", "--out", str(new), "--program", str(PROGRAM)]
+    assert fork_command([*arguments, "--skip-batch", "38"]) == 0
+    assert f"{new}: step 50" in capsys.readouterr().out
+    assert compare([str(path), str(new)]) == 1
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "skipped_batches" in line]
+    assert row.split()[0] == "origin.skipped_batches" and "38" in row
+    assert fork_command([*arguments, "--skip-batch", "30"]) == 2
+    assert "fork before it, at step 29" in capsys.readouterr().err

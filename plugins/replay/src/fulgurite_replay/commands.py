@@ -16,10 +16,11 @@ from fulgurite_cli import (
 )
 from fulgurite_runs import RunDirectory
 
+from fulgurite_replay.capture_files import list_captures
 from fulgurite_replay.examining import Examination
 from fulgurite_replay.forking import fork as fork_run
 from fulgurite_replay.proof import bisect as find_divergence, verify as prove
-from fulgurite_replay.replaying import replay as replay_step, save_batch
+from fulgurite_replay.replaying import Replay, replay as replay_step, replay_capture, save_batch
 from fulgurite_replay.rerun import Recorded
 
 
@@ -51,6 +52,13 @@ def replay(arguments: Sequence[str]) -> int:
         "or both",
     )
     parser.add_argument(
+        "--from",
+        dest="origin",
+        choices=("capture", "checkpoint"),
+        help="where the step is taken from: what Capture has written of it (default, if it has), "
+        "which needs no data, or the steps since a checkpoint",
+    )
+    parser.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
@@ -59,13 +67,11 @@ def replay(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
 
     def execute() -> int:
-        recorded = _rebuild(options)
-        result = replay_step(recorded, options.step, checks_indices=options.check != "float")
+        result = _replay(options)
         if options.check == "index":
             result.examination = Examination(index_faults=result.examination.index_faults)
         print(result)
-        folder = recorded.directory.path / "replay"
-        path = options.out or folder / f"step-{result.step}.npz"
+        path = options.out or Path(options.run) / "replay" / f"step-{result.step}.npz"
         save_batch(result.batch, path)
         print(f"batch: {path}")
         return 0 if result.examination.is_clean else 1
@@ -137,7 +143,8 @@ def fork(arguments: Sequence[str]) -> int:
         "fulgurite fork",
         description="Starts a new run with the state that RUN had at step N, and with other "
         "arguments. Where that step was not saved, it is trained again from the checkpoint before "
-        "it. `fulgurite compare` shows the fork point.",
+        "it. `fulgurite compare` shows the fork point. A fork that was killed is continued by the "
+        "same command.",
     )
     _add_run(parser)
     parser.add_argument("overrides", metavar="NAME=VALUE", nargs="*", help="arguments that change")
@@ -150,17 +157,50 @@ def fork(arguments: Sequence[str]) -> int:
         help="whose hyperparameters in the state of the optimizer the new run has (default: those "
         "of RUN)",
     )
+    parser.add_argument(
+        "--skip-batch",
+        metavar="K",
+        type=int,
+        action="append",
+        default=[],
+        help="leave out the batch on which RUN trained at step K; may be given more than once",
+    )
     options = parser.parse_intermixed_args(arguments)
 
     def begin() -> int:
         recorded = _rebuild(options)
         changed = _build_changed(options)
         takes_program = options.hyperparameters == "program"
-        result = fork_run(recorded, options.step, changed, takes_hyperparameters=takes_program)
+        result = fork_run(
+            recorded,
+            options.step,
+            changed,
+            takes_hyperparameters=takes_program,
+            skipped_steps=options.skip_batch,
+        )
         print(f"{options.out}: step {int(result.state.step)}")
         return 0
 
     return _run_command(begin)
+
+
+def _replay(options: argparse.Namespace) -> Replay:
+    """Replay a step from what was captured of it, or from the run."""
+    checks_indices = options.check != "float"
+    captures = list_captures(Path(options.run)) if options.origin != "checkpoint" else {}
+    step = options.step or max(captures, default=None)
+    if step in captures:
+        experiment = rebuild_experiment(options.run, options.program)
+        return replay_capture(
+            experiment.engine, experiment.model, captures[step], checks_indices=checks_indices
+        )
+    if options.origin == "capture":
+        known = ", ".join(map(str, sorted(captures))) or "none"
+        raise ConfigurationError(
+            f"{options.run} has no capture of step {options.step}; captured is {known}. Replay it "
+            "with --from checkpoint"
+        )
+    return replay_step(_rebuild(options), options.step, checks_indices=checks_indices)
 
 
 def _build_changed(options: argparse.Namespace) -> Recorded:

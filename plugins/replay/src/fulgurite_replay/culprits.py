@@ -114,6 +114,8 @@ class Culprit:
             lines.append(f"at {self.place.user_frame}")
         if self.place.library_frame is not None:
             lines.append(f"at {self.place.library_frame}")
+        if self.place.layer is not None:
+            lines.append(f"in the layer {self.place.layer}")
         lines += self.place.loops
         lines += [f"input {index}: {operand}" for index, operand in enumerate(self.inputs)]
         if self.output is not None and not self.is_given:
@@ -165,6 +167,8 @@ class IndexFault:
         ]
         if self.place.user_frame is not None:
             lines.append(f"at {self.place.user_frame}")
+        if self.place.layer is not None:
+            lines.append(f"in the layer {self.place.layer}")
         lines += self.place.loops
         if self.example is not None:
             index, length = self.example

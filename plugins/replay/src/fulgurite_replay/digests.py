@@ -1,17 +1,19 @@
 """Digests of a train state: which leaf differs between two runs, and from which step on."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import as_trigger, hide_constructor_frames, leaves_with_paths
-from fulgurite_runs import RunPlugin, dumps, loads
+from fulgurite_runs import RunPlugin
 from jaxtyping import Array, Shaped, UInt32
+
+from fulgurite_replay.lines import append_line, iter_entries, make_line_error
 
 DIGESTS_FILE = "digests.jsonl"
 """Where a run keeps the digests of its states: a line of JSON for each of these steps."""
@@ -31,10 +33,58 @@ def digest_state(state: fg.TrainState) -> Digests:
     Args:
         state: the state; it is waited for.
     """
-    parts = {name: getattr(state, name) for name in _FIELDS}
-    leaves = {path: leaf for path, leaf in leaves_with_paths(parts) if isinstance(leaf, jax.Array)}
-    on_host = jax.device_get({path: _digest(_as_plain(leaf)) for path, leaf in leaves.items()})
-    return {path: f"{int(high):08x}{int(low):08x}" for path, (high, low) in on_host.items()}
+    return start_digest(state).read()
+
+
+@dataclass(frozen=True, eq=False)
+class PendingDigests:
+    """Digests that the device has yet to compute.
+
+    Example:
+        from fulgurite_replay.digests import start_digest
+
+        pending = start_digest(engine.init_state(model, data))
+        pending.read()["module.linear.bias"]
+
+    Attributes:
+        paths: of the arrays.
+        sums: two words for each array.
+    """
+
+    paths: list[str]
+    sums: UInt32[Array, "arrays 2"]
+
+    def read(self) -> Digests:
+        """Return the digests; waits for the device."""
+        pairs = zip(self.paths, jax.device_get(self.sums).tolist(), strict=True)
+        return {path: f"{high:08x}{low:08x}" for path, (high, low) in pairs}
+
+
+def start_digest(state: fg.TrainState, paths: list[str] | None = None) -> PendingDigests:
+    """Have the device digest a state, and wait neither for the state nor for the digests.
+
+    Args:
+        state: the state, which may be donated as soon as this returns.
+        paths: those of `list_paths`, if they are known of a state of the same structure.
+    """
+    sums = _digest_all(list(map(as_plain, list_arrays(state))))
+    sums.copy_to_host_async()
+    return PendingDigests(list_paths(state) if paths is None else paths, sums)
+
+
+def list_arrays(state: fg.TrainState) -> list[jax.Array]:
+    """Return the arrays of a state that make the next one."""
+    return [leaf for leaf in jax.tree.leaves(_get_parts(state)) if isinstance(leaf, jax.Array)]
+
+
+def list_paths(state: fg.TrainState) -> list[str]:
+    """Return the paths of the arrays of `list_arrays`."""
+    leaves = leaves_with_paths(_get_parts(state))
+    return [path for path, leaf in leaves if isinstance(leaf, jax.Array)]
+
+
+def _get_parts(state: fg.TrainState) -> dict[str, Any]:
+    return {name: getattr(state, name) for name in _FIELDS}
 
 
 def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> str | None:
@@ -66,6 +116,8 @@ class StateDigest(RunPlugin):
     plugin_name = "state_digest"
 
     every: int | fg.Trigger = 50
+    _pending = fg.PerFit(list[tuple[int, PendingDigests]])
+    _paths = fg.PerFit(list[str])
 
     def __post_init__(self) -> None:
         as_trigger(self.every)
@@ -73,7 +125,22 @@ class StateDigest(RunPlugin):
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Digest the state once everything that may change it at this step has run."""
-        return [fg.ScheduledAction("write", self.every, self._write, stage="save")]
+        return [fg.ScheduledAction("digest", self.every, self._digest, stage="save")]
+
+    @fg.hookimpl
+    def on_save(self, run: fg.Run) -> None:
+        """Write what has been digested: a run that resumes here does not digest it again."""
+        self._write(run)
+
+    @fg.hookimpl
+    def on_exception(self, run: fg.Run) -> None:
+        """Write what has been digested."""
+        self._write(run)
+
+    @fg.hookimpl
+    def on_fit_end(self, run: fg.Run) -> None:
+        """Write what has been digested."""
+        self._write(run)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -83,18 +150,24 @@ class StateDigest(RunPlugin):
                 "StateDigest has no place to write to: give Engine(run_dir=...), or --run"
             )
 
+    def _digest(self, run: fg.Run) -> None:
+        """Write the digests of the step before, which are there by now, and begin those of this
+        one."""
+        self._write(run)
+        state = run.state
+        if not self._paths:
+            self._paths.extend(list_paths(state))
+        self._pending.append((run.step, start_digest(state, self._paths)))
+
     def _write(self, run: fg.Run) -> None:
-        digests = digest_state(run.state)
-        if run.run_dir is None or jax.process_index() != 0:
-            return
-        run.run_dir.assert_locked()
-        line = dumps({"step": run.step, "attempt": run.attempt, "digests": digests})
-        path = run.run_dir.path / DIGESTS_FILE
-        with path.open("a+b") as file:
-            # A process that was killed may have left a line without its end.
-            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-            start = b"" if file.read() in (b"", b"\n") else b"\n"
-            file.write(start + line.encode() + b"\n")
+        for step, pending in self._pending:
+            digests = pending.read()
+            if run.run_dir is None or jax.process_index() != 0:
+                continue
+            run.run_dir.assert_locked()
+            entry = {"step": step, "attempt": run.attempt, "digests": digests}
+            append_line(run.run_dir.path / DIGESTS_FILE, entry)
+        self._pending.clear()
 
 
 def read_digests(run: Path) -> dict[int, Digests]:
@@ -106,55 +179,43 @@ def read_digests(run: Path) -> dict[int, Digests]:
     Raises:
         CheckpointError: the file is not one of `StateDigest`.
     """
-    path = run / DIGESTS_FILE
-    if not path.is_file():
-        return {}
-    return dict(_iter_digests(path))
+    return dict(_iter_digests(run / DIGESTS_FILE))
 
 
 def _iter_digests(path: Path) -> Iterator[tuple[int, Digests]]:
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = loads(line)
-            step, digests = entry["step"], entry["digests"]
-        except (ValueError, TypeError, KeyError) as error:
-            # The end of a line that a killed process began, which the next attempt closed.
-            is_cut_off = not line or number == len(lines) or not line.endswith(b"}")
-            if is_cut_off:
-                continue
-            raise CheckpointError(
-                f"{path}, line {number} is not a line of StateDigest: {error!r}. Restore the file, "
-                "or remove it"
-            ) from error
+    for entry in iter_entries(path, "StateDigest"):
+        step, digests = entry.get("step"), entry.get("digests")
+        if type(step) is not int or not isinstance(digests, dict):
+            error = ValueError("it has no step and digests")
+            raise make_line_error(path, entry["line"], "StateDigest", error)
         yield step, digests
 
 
 @jax.jit
-def _digest(array: Shaped[Array, "..."]) -> tuple[UInt32[Array, ""], UInt32[Array, ""]]:
+def _digest_all(arrays: list[Shaped[Array, "..."]]) -> UInt32[Array, "arrays 2"]:
+    """Return two checksums of the bits of each array."""
+    return jnp.stack([_digest(array) for array in arrays])
+
+
+def _digest(array: Shaped[Array, "..."]) -> UInt32[Array, "2"]:
     """Return two checksums of the bits of an array.
 
     Sums of integers are the same in any order, so that they do not depend on how an array is
-    divided among devices. Each word is multiplied by an odd number of its own place, so that one
-    that changes always changes the sum.
+    divided among devices. Each word is mixed, one to one, and multiplied by an odd number of its
+    own place, so that one that changes always changes the sum.
     """
-    words = _as_words(array)
-    places = jax.lax.iota(jnp.uint32, words.size)
-    return _sum_words(words, places, 0x9E3779B1), _sum_words(words, places, 0x85EBCA77)
-
-
-def _sum_words(
-    words: UInt32[Array, " words"], places: UInt32[Array, " words"], constant: int
-) -> UInt32[Array, ""]:
-    factors = (places + jnp.uint32(1)) * jnp.uint32(constant)
-    factors = (factors ^ (factors >> 15)) * jnp.uint32(0x2C1B3C6D)
-    factors = (factors ^ (factors >> 12)) | jnp.uint32(1)
-    mixed = (words ^ (words >> 16)) * jnp.uint32(constant)
+    words = as_words(array)
+    mixed = (words ^ (words >> 16)) * jnp.uint32(0x9E3779B1)
     mixed = mixed ^ (mixed >> 13)
-    return jnp.sum(mixed * factors, dtype=jnp.uint32)
+    factors = (jax.lax.iota(jnp.uint32, words.size) + jnp.uint32(1)) * jnp.uint32(0x85EBCA77)
+    factors = (factors ^ (factors >> 15)) * jnp.uint32(0x2C1B3C6D)
+    factors = factors ^ (factors >> 12)
+    others = factors * jnp.uint32(0xC2B2AE3D)
+    sums = [jnp.sum(mixed * (odd | jnp.uint32(1)), dtype=jnp.uint32) for odd in (factors, others)]
+    return jnp.stack(sums)
 
 
-def _as_words(array: Shaped[Array, "..."]) -> UInt32[Array, " words"]:
+def as_words(array: Shaped[Array, "..."]) -> UInt32[Array, " words"]:
     """Return the bits of an array as words of 32 bits, those of smaller elements one a word."""
     if jnp.iscomplexobj(array):
         array = jnp.stack([jnp.real(array), jnp.imag(array)])
@@ -171,7 +232,7 @@ def _is_integer(array: Shaped[Array, "..."]) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.integer))
 
 
-def _as_plain(leaf: jax.Array) -> jax.Array:
+def as_plain(leaf: jax.Array) -> jax.Array:
     """Return the numbers of a random key, and any other array as it is."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf

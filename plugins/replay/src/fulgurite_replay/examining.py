@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool
 
 from fulgurite_replay.culprits import Culprit, IndexFault
 from fulgurite_replay.interpreter import Interpreter
+from fulgurite_replay.layers import NamedLayers
 from fulgurite_replay.places import PlaceFinder
 
 _LOSS = "the loss"
@@ -92,7 +93,7 @@ def examine(
         due: what is due after it, in the order of `services.due_names`.
         checks_indices: whether to look for indices outside of arrays as well.
     """
-    step = TrainStep(services, update_rule, [])
+    step = TrainStep(services, NamedLayers(update_rule), [])
     leaves, structure = jax.tree.flatten((state, batch))
     is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
     arrays = [leaf for leaf, flag in zip(leaves, is_array, strict=True) if flag]

@@ -10,10 +10,14 @@ from typing import Any
 from fulgurite.plugins import PluginManager
 from jax.extend.core import JaxprEqn
 
+from fulgurite_replay.layers import find_layer
+
 _LIBRARIES = ("equinox", "jax", "jaxlib", "jaxtyping", "numpy", "optax", "pluggy")
 _MARK = "__tracebackhide__"
 _BACKWARD = "transpose("
 """What the name stack of an operation of the backward pass holds."""
+_DIFFERENTIATED = "jvp("
+"""What that of an operation holds of which a gradient is computed."""
 # Functions of the core: the step, those that call the optimizer, the one that calls a module.
 _OPTIMIZER_FUNCTIONS = ("apply_gradients", "call_optimizer", "apply_updates")
 _STEP_FUNCTION = "TrainStep._update"
@@ -66,11 +70,13 @@ class Place:
         part: of the step: `forward pass`, `backward pass`, `optimizer`, a plugin with its hook, or
             `step` for the rest.
         loops: the iterations and branches that it is in, the outermost first.
+        layer: the path in the model of the innermost layer that it is in; None outside of all.
     """
 
     frames: tuple[Frame, ...]
     part: str
     loops: tuple[str, ...] = ()
+    layer: str | None = None
 
     @property
     def user_frame(self) -> Frame | None:
@@ -127,7 +133,8 @@ class PlaceFinder:
             loops: what it is in.
         """
         frames = find_frames(equation, outer_frames)
-        return Place(frames, self._find_part(frames, join_scopes(scope, equation)), loops)
+        names = join_scopes(scope, equation)
+        return Place(frames, self._find_part(frames, names), loops, find_layer(names))
 
     def _find_part(self, frames: Sequence[Frame], scope: str) -> str:
         part = "step"
@@ -144,6 +151,9 @@ class PlaceFinder:
                 if frame.function.endswith(_FORWARD_FUNCTION):
                     part = "forward pass"
                     break
+        if part == "step" and (_DIFFERENTIATED in scope or find_layer(scope) is not None):
+            # What JAX takes out of a `jax.checkpoint` has lost the calls that led to that.
+            part = "forward pass"
         if _BACKWARD not in scope:
             return part
         return "backward pass" if part in ("step", "forward pass") else f"backward pass of {part}"

@@ -9,9 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
-from fulgurite.plugins import get_device_arrays, leaves_with_paths
+from fulgurite.plugins import (
+    EngineView,
+    Program,
+    as_model_init,
+    get_device_arrays,
+    leaves_with_paths,
+)
 from jaxtyping import Array, Bool
 
+from fulgurite_replay.capture_files import read_capture, read_state
 from fulgurite_replay.examining import Examination, examine
 from fulgurite_replay.rerun import Observer, Recorded, check_is_resumable, train_again
 
@@ -28,11 +35,12 @@ class Replay:
     Attributes:
         step: its number.
         start: the step of the checkpoint from which the steps before it were trained; 0 for the
-            begin of the run.
+            begin of the run; of a capture, the step before it.
         examination: what was found operation by operation.
         failed_when_compiled: whether the step is not finite as the run executes it.
         batch: the batch of the step.
         records: the exact records of the step, as far as anything is logged there.
+        capture: the folder that `Capture` has written, if the step was replayed from it.
     """
 
     step: int
@@ -41,9 +49,10 @@ class Replay:
     failed_when_compiled: bool = False
     batch: Any = None
     records: list[fg.Record] = field(default_factory=list)
+    capture: Path | None = None
 
     def __str__(self) -> str:
-        lines = [f"replayed from step {self.start}"]
+        lines = [f"replayed from {self.capture or f'step {self.start}'}"]
         examination = self.examination
         if examination.is_expected_skip:
             lines.append(
@@ -103,6 +112,43 @@ def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool 
     return result
 
 
+def replay_capture(
+    engine: fg.Engine, model: Any, path: Path, *, checks_indices: bool = False
+) -> Replay:
+    """Execute a step that `Capture` has written operation by operation; neither the data of the run
+    nor a checkpoint is needed.
+
+    Args:
+        engine: the engine of the run, or one that was made by the same program.
+        model: the model, as `Engine.fit` got it.
+        path: the folder of the capture, such as `RUN/captures/step-38`.
+        checks_indices: whether to look for indices outside of arrays as well, which make no NaN.
+
+    Raises:
+        CheckpointError: the capture is damaged, or of another program.
+    """
+    captured = read_capture(path)
+    like = engine.init_state(model, [captured.batch])
+    state, batch = read_state(path, captured.batch, like)
+    step = captured.step
+    model_init = as_model_init((state.module, state.model_state))
+    program = Program(engine.services, model_init, (batch,), None)
+    examination = examine(
+        engine.services,
+        program.update_rule.for_step(step - 1, captured.step_range),
+        state,
+        batch,
+        _find_due(engine, step - 1, captured.step_range),
+        checks_indices=checks_indices,
+    )
+    failed = examination.culprit is not None
+    if examination.is_clean:
+        # Only then is it of interest whether the compiled step is finite, too.
+        after, _ = engine.step(state, batch)
+        failed = int(after.nonfinite.step) == step
+    return Replay(step, step - 1, examination, failed, batch, capture=path)
+
+
 def save_batch(batch: Any, path: Path) -> None:
     """Write the arrays of a batch by their paths into a file of NumPy, `.npz`.
 
@@ -152,18 +198,23 @@ def _look_at_next_step(run: fg.Run, result: Replay, *, checks_indices: bool) -> 
         update_rule,
         run.state,
         result.batch,
-        _find_due(run),
+        _find_due(run.engine, run.step, run.step_range),
         checks_indices=checks_indices,
     )
 
 
-def _find_due(run: fg.Run) -> Bool[Array, " names"]:
-    """Return what is due after the next step of a fit, in the order of `Services.due_names`."""
-    services = run.engine.services
-    step, step_range = run.step, run.step_range
+def _find_due(engine: EngineView, step: int, step_range: fg.StepRange) -> Bool[Array, " names"]:
+    """Return what is due after the next step of a fit, in the order of `Services.due_names`.
+
+    Args:
+        engine: the engine.
+        step: the number of updates before that step.
+        step_range: of the fit.
+    """
+    services = engine.services
     due_names = {
         action.name
-        for action in run.engine.actions
+        for action in engine.actions
         if action.trigger.next(step, step_range) == step + 1
     }
     log_trigger = services.settings.log_trigger

@@ -6,17 +6,24 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import FulguriteError
 from fulgurite.plugins import (
     as_trigger,
-    copy_arrays,
     get_device_arrays,
     hide_constructor_frames,
     leaves_with_paths,
 )
+from jaxtyping import Array, Bool, Shaped
 
-from fulgurite_replay.digests import digest_state, find_difference
+from fulgurite_replay.digests import (
+    as_plain,
+    as_words,
+    digest_state,
+    list_arrays,
+    list_paths,
+)
 
 
 class CorruptionError(FulguriteError):
@@ -140,7 +147,7 @@ class SelfCheck(fg.Plugin):
         if item is None or run.stop_reason is not None or run.step == run.step_range.stop:
             return
         batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
-        state = copy_arrays(run.state)
+        state = _copy(run.state)
         result = _step(run, state, batch)
         self._memory.repetition = _Repetition(state, batch, result)
 
@@ -151,12 +158,11 @@ class SelfCheck(fg.Plugin):
         if repetition is None:
             return None
         state = run.state
-        digests = [digest_state(state), digest_state(repetition.result)]
-        path = find_difference(*digests)
+        path = _find_difference(state, repetition.result)
         if path is None:
             return None
         third = _step(run, repetition.state, repetition.batch)
-        digests.append(digest_state(third))
+        digests = [digest_state(result) for result in (state, repetition.result, third)]
         if digests[2] not in digests[:2]:
             raise CorruptionError(run.step, path)
         devices = ", ".join(_iter_devices(path, state, repetition.result))
@@ -172,8 +178,39 @@ class SelfCheck(fg.Plugin):
 
 def _step(run: fg.Run, state: fg.TrainState, batch: Any) -> fg.TrainState:
     """Return the state after a step, as the engine makes it; the state before it stays usable."""
-    result, _ = run.engine.step(copy_arrays(state), batch)
+    result, _ = run.engine.step(_copy(state), batch)
     return result
+
+
+def _copy(state: fg.TrainState) -> fg.TrainState:
+    """Return a state with a copy of each array, made by one program."""
+    leaves, structure = jax.tree.flatten(state)
+    copies = iter(_copy_all([leaf for leaf in leaves if isinstance(leaf, jax.Array)]))
+    leaves = [next(copies) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+    return jax.tree.unflatten(structure, leaves)
+
+
+@jax.jit
+def _copy_all(arrays: list[Array]) -> list[Array]:
+    return [jnp.copy(array) for array in arrays]
+
+
+def _find_difference(first: fg.TrainState, second: fg.TrainState) -> str | None:
+    """Return the path of the first array whose bits differ; None if there is none."""
+    arrays = [list(map(as_plain, list_arrays(state))) for state in (first, second)]
+    is_different = np.asarray(_compare_all(*arrays))
+    if not is_different.any():
+        return None
+    return list_paths(first)[int(np.argmax(is_different))]
+
+
+@jax.jit
+def _compare_all(
+    first: list[Shaped[Array, "..."]], second: list[Shaped[Array, "..."]]
+) -> Bool[Array, " arrays"]:
+    """Return of which arrays a bit differs."""
+    pairs = zip(first, second, strict=True)
+    return jnp.stack([jnp.any(as_words(left) != as_words(right)) for left, right in pairs])
 
 
 def _iter_devices(path: str, first: fg.TrainState, second: fg.TrainState) -> Iterator[str]:

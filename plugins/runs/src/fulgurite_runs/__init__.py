@@ -40,7 +40,7 @@ from fulgurite_runs.manifest import (
     get_arguments,
 )
 from fulgurite_runs.opening import RunPlugin, get_run_directory, open_run
-from fulgurite_runs.origin import read_origin, write_origin
+from fulgurite_runs.origin import make_origin, read_origin, write_origin
 from fulgurite_runs.program import describe_program, format_commit, format_program
 from fulgurite_runs.waiting import call_abandonable, start_thread
 
@@ -52,6 +52,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "get_run_directory",
     "open_run",
     # Where a run comes from that began in the middle of another one.
+    "make_origin",
     "read_origin",
     "write_origin",
     # Who writes.

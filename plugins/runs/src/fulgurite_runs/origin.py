@@ -1,5 +1,6 @@
 """Where a run comes from that began in the middle of another one."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,35 @@ from fulgurite_runs.json_codec import dumps, loads
 _FILE = "origin.json"
 
 
-def write_origin(run: Path, other: Path, step: int) -> None:
+def make_origin(other: Path, step: int, skipped: Sequence[int] = ()) -> dict[str, Any]:
+    """Return what is noted of a run that began with the state of another one.
+
+    Args:
+        other: the directory of the other one.
+        step: whose state it was.
+        skipped: batches that the new run leaves out, by the steps of the other one.
+    """
+    origin: dict[str, Any] = {"run": str(other), "step": step}
+    return origin | {"skipped_batches": list(skipped)} if skipped else origin
+
+
+def write_origin(run: Path, other: Path, step: int, skipped: Sequence[int] = ()) -> None:
     """Note in the directory of a new run that it began with the state of another one.
 
     Args:
         run: the directory of the new run, which is made.
-        other: that of the other one.
-        step: whose state it was.
+        other: as of `make_origin`.
+        step: likewise.
+        skipped: likewise.
     """
     run.mkdir(parents=True, exist_ok=True)
-    (run / _FILE).write_text(dumps({"run": str(other), "step": step}), encoding="utf-8")
+    text = dumps(make_origin(other, step, skipped))
+    (run / _FILE).write_text(text, encoding="utf-8")
 
 
 def read_origin(run: Path) -> dict[str, Any]:
-    """Return the directory `run` and the `step` of the run with whose state a run began; nothing
-    for one that began by itself.
+    """Return the directory `run` and the `step` of the run with whose state a run began, and the
+    `skipped_batches` if it leaves any out; nothing for one that began by itself.
 
     Raises:
         CheckpointError: what is written there is not an object of JSON.

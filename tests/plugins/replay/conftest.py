@@ -1,0 +1,6 @@
+"""Programs that tests share stand beside them, and are imported by their names."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,179 @@
+"""A fork leaves a batch out, and continues to after it was killed."""
+
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.plugins import BatchIterator
+from fulgurite_checkpoint import Checkpointer
+from fulgurite_replay import Recorded, SkippedBatches, fork
+from fulgurite_runs import read_origin
+from fulgurite_testing import assert_same_bits
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*step-[67] may not be exact. data was 'list' and is"
+)
+RNG = np.random.default_rng(0)
+BATCHES = [
+    {
+        "x": RNG.normal(size=(4, 3)).astype(np.float32),
+        "y": RNG.normal(size=(4, 1)).astype(np.float32),
+    }
+    for _ in range(12)
+]
+
+
+class Line(fg.Module):
+    layer: eqx.nn.Linear
+
+    def __init__(self, *, key: Any) -> None:
+        self.layer = eqx.nn.Linear(3, 1, key=key)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean((jax.vmap(self.layer)(batch["x"]) - batch["y"]) ** 2))
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(1e-2)
+
+
+class Killed(Exception):
+    pass
+
+
+class Kill:
+    """Ends a fit after a step, as a signal that cannot be caught would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("kill", fg.At(self.step), self.kill)]
+
+    def kill(self, run: fg.Run) -> None:
+        raise Killed
+
+
+def make_recorded(path: Path, *plugins: Any, data: Any = BATCHES, **settings: Any) -> Recorded:
+    engine = fg.Engine(
+        run_dir=str(path),
+        autoload=False,
+        plugins=[Checkpointer(every=3, max_to_keep=None, on_exception=False), *plugins],
+        **({"epochs": 2} | settings),
+    )
+    return Recorded(engine, Line, data, path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Return a run of two epochs of twelve batches."""
+    recorded = make_recorded(tmp_path_factory.mktemp("fork") / "old")
+    recorded.engine.fit(Line, BATCHES)
+    return recorded
+
+
+def train_by_hand(batches: list[Any], start: Any) -> Any:
+    """Return the layer after a plain loop of optax over batches."""
+    optimizer = optax.adam(1e-2)
+    opt_state = optimizer.init(start)
+
+    @jax.jit
+    def step(layer: Any, opt_state: Any, batch: Any) -> Any:
+        def compute_loss(layer: Any) -> Any:
+            return jnp.mean((batch["x"] @ layer.weight.T + layer.bias - batch["y"]) ** 2)
+
+        updates, opt_state = optimizer.update(jax.grad(compute_loss)(layer), opt_state)
+        return optax.apply_updates(layer, updates), opt_state
+
+    for batch in batches:
+        start, opt_state = step(start, opt_state, batch)
+    return start
+
+
+def get_initial_layer() -> Any:
+    state = fg.Engine(steps=1, autoload=False).init_state(Line, BATCHES)
+    return jax.tree.map(jnp.copy, state.module.layer)
+
+
+@pytest.mark.parametrize(
+    ("step", "skipped"), [(6, (8,)), pytest.param(7, (12, 13), marks=pytest.mark.full)]
+)
+def test_batch_that_is_left_out_is_as_never_there(
+    trained: Recorded, tmp_path: Path, step: int, skipped: tuple[int, ...]
+) -> None:
+    changed = make_recorded(tmp_path / "new")
+    result = fork(trained, step, changed, skipped_steps=skipped)
+    twice = [*BATCHES, *BATCHES]
+    batches = [batch for number, batch in enumerate(twice, 1) if number not in skipped]
+    expected = train_by_hand(batches, get_initial_layer())
+    assert int(result.state.step) == len(batches)
+    np.testing.assert_allclose(result.module.layer.weight, expected.weight, rtol=1e-5)
+    np.testing.assert_allclose(result.module.layer.bias, expected.bias, rtol=1e-5)
+    assert read_origin(tmp_path / "new") == {
+        "run": str(trained.path),
+        "step": step,
+        "skipped_batches": list(skipped),
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("killed_at", [7, 10, 14])
+def test_fork_that_was_killed_continues_to_leave_it_out(
+    trained: Recorded, tmp_path: Path, killed_at: int
+) -> None:
+    whole = fork(trained, 6, make_recorded(tmp_path / "whole"), skipped_steps=[11])
+    with pytest.raises(Killed):
+        fork(trained, 6, make_recorded(tmp_path / "new", Kill(killed_at)), skipped_steps=[11])
+    with pytest.raises(CheckpointError, match="holds a run: give a new directory"):
+        fork(trained, 6, make_recorded(tmp_path / "new"), skipped_steps=[12])
+    again = fork(trained, 6, make_recorded(tmp_path / "new"), skipped_steps=[11])
+    assert int(again.state.step) == 23
+    assert_same_bits(again.module, whole.module)
+    assert_same_bits(again.state.opt_state, whole.state.opt_state)
+
+
+def test_program_without_the_fork_does_not_continue_it_with_other_batches(
+    trained: Recorded, tmp_path: Path
+) -> None:
+    with pytest.raises(Killed):
+        fork(trained, 6, make_recorded(tmp_path / "new", Kill(10)), skipped_steps=[11])
+    plain = make_recorded(tmp_path / "new")
+    with pytest.raises(Exception, match="cannot resume from"):
+        plain.engine.fit(Line, BATCHES, resume="auto")
+
+
+def test_batches_before_the_fork_and_limited_epochs_are_refused(
+    trained: Recorded, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match="fork before it, at step 4"):
+        fork(trained, 6, make_recorded(tmp_path / "new"), skipped_steps=[5])
+    limited = make_recorded(tmp_path / "new", limit_train_batches=4)
+    with pytest.raises(ConfigurationError, match="limit_train_batches"):
+        fork(trained, 6, limited, skipped_steps=[8])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_shuffled_arrays_keep_their_order(on_device: bool) -> None:
+    arrays = {"x": np.arange(10, dtype=np.float32)}
+    data = fg.ArrayData(arrays, 2, shuffle=True, on_device=on_device)
+    plain = fg.ArrayData(arrays, 2, shuffle=True)
+    with BatchIterator(plain, seed=5, epochs=3) as items:
+        expected = [item.batch["x"].tolist() for item in items]
+    for skipped in (7, 5, 10):
+        remaining = [rows for number, rows in enumerate(expected, 1) if number != skipped]
+        with BatchIterator(SkippedBatches(data, (skipped,)), seed=5, epochs=3) as items:
+            read = list(items)
+        assert [item.batch["x"].tolist() for item in read] == remaining
+        ends = [number for number, item in enumerate(read, 1) if item.epoch_end]
+        assert ends == [end - (end >= skipped) for end in (5, 10, 15)]
+        for count, item in enumerate(read[:-1], 1):
+            source = SkippedBatches(data, (skipped,))
+            with BatchIterator(source, seed=5, position=item.position) as items:
+                assert next(items).batch["x"].tolist() == remaining[count]
