@@ -53,7 +53,7 @@ class EvaluationPass:
             batch: the batch.
             patience: the seconds after a signal for which to wait for the compiler, as of `Wait`.
         """
-        arguments = self._feed.place(batch)
+        arguments = self._feed.make_arguments(batch)
         if batch.signature not in self._prepared:
             self._prepared[batch.signature] = self._prepare(batch, arguments, patience)
         structure, program, executable = self._prepared[batch.signature]

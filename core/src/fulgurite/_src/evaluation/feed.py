@@ -85,7 +85,7 @@ class BatchFeed:
             self.num_batches = data_iterator.epoch_length
             yield self._iter_checked(data_iterator, first_index)
 
-    def place(self, batch: EvalBatch) -> tuple[Any, ...]:
+    def make_arguments(self, batch: EvalBatch) -> tuple[Any, ...]:
         """Return what a program is called with: the leaves of the target, the batch on the devices,
         the arrays of data that stays there, and the number of the batch."""
         value = self._sharding.shard_eval_batch(batch.value, beside=self._leaves)

@@ -68,7 +68,7 @@ class PredictionRunner:
         feed = BatchFeed(self._step, target, data)
         with feed.open(num_batches) as batches:
             for batch in batches:
-                arguments = feed.place(batch)
+                arguments = feed.make_arguments(batch)
                 if batch.signature not in executables:
                     executables[batch.signature] = self._prepare(target, batch, arguments)
                 executable = executables[batch.signature]

@@ -133,7 +133,7 @@ class EvaluationRunner:
         with feed.open(1) as batches:
             for batch in batches:
                 program = self._programs.get(target, batch.value)
-                arguments = feed.place(batch)
+                arguments = feed.make_arguments(batch)
                 carry, collected, _ = jax.eval_shape(program.jitted, *arguments, None)
                 # Once more with the carry, as every batch runs it: only then are metrics merged.
                 if queue is None:

@@ -115,9 +115,9 @@ class CompiledStep:
         if key in self._executables or key in self._begun:
             return False
         self._check_new_batch(batch, steps_done)
-        batches = self.make_buffer()
-        batches.add(batch)
-        arguments = (*self._place(flat, batches, device_arrays), due)
+        buffer = self.make_buffer()
+        buffer.add(batch)
+        arguments = (*self._make_arguments(flat, buffer, device_arrays), due)
         self._begun[key] = self._lower(batch, arguments, steps_done)
         queue.add(self._begun[key].compilation)
         return True
@@ -125,7 +125,7 @@ class CompiledStep:
     def prepare(
         self,
         flat: FlatState,
-        batches: BatchBuffer,
+        buffer: BatchBuffer,
         due: np.ndarray,
         steps_done: Any,
         device_arrays: Any = None,
@@ -137,21 +137,21 @@ class CompiledStep:
 
         Args:
             flat: the state before.
-            batches: from `make_buffer`, with one batch and more.
+            buffer: from `make_buffer`, with one batch and more.
             due: of the shape of what `run` takes.
             steps_done: the number of updates before, for errors; it may be on the device still.
             device_arrays: the arrays on the device that indexed batches are gathered from.
             patience: the seconds after a signal for which to wait for the compiler, as of `Wait`.
         """
-        key = _find_key(flat, batches.first)
+        key = _find_key(flat, buffer.first)
         executable = self._executables.get(key)
         if executable is None and key not in self._begun:
-            self._check_new_batch(batches.first, steps_done)
-        arguments = self._place(flat, batches, device_arrays)
+            self._check_new_batch(buffer.first, steps_done)
+        arguments = self._make_arguments(flat, buffer, device_arrays)
         if executable is None:
             compilation = self._begun.pop(key, None)
             if compilation is None or not compilation.fits((*arguments, due)):
-                compilation = self._lower(batches.first, (*arguments, due), steps_done)
+                compilation = self._lower(buffer.first, (*arguments, due), steps_done)
             executable = self._finish(compilation, patience)
             self._executables[key] = executable
             self._output_layouts[key] = compilation.output_layout
@@ -189,12 +189,12 @@ class CompiledStep:
         if not is_nonfinite and not has_invalid_numbers((numbers, flat.arrays)):
             return
         arguments = jax.tree.map(jnp.asarray, (*dispatch.arguments, due))
-        arrays, packed, device_arrays, buffer, count, flags = arguments
+        arrays, packed, device_arrays, batches, count, flags = arguments
         for index in range(int(count)):
             step_number = int(dispatch.steps_done) + index + 1
-            batch = buffer
+            batch = batches
             if self._runs_in_loop:
-                batch = jax.tree.map(lambda leaf, index=index: leaf[index], buffer)
+                batch = jax.tree.map(lambda leaf, index=index: leaf[index], batches)
             with self._sharding.mesh_context():
                 arrays, packed, _ = self._run_single_step(
                     step_number, device_arrays, batch, flags, arrays, packed
@@ -223,12 +223,14 @@ class CompiledStep:
             "batches of new shapes", lambda: {"what they train on": where}, batch
         )
 
-    def _place(self, flat: FlatState, batches: BatchBuffer, device_arrays: Any) -> tuple[Any, ...]:
+    def _make_arguments(
+        self, flat: FlatState, buffer: BatchBuffer, device_arrays: Any
+    ) -> tuple[Any, ...]:
         """Return the arguments of a dispatch, with its batches where the step finds them."""
-        buffer = self._sharding.shard_batch(
-            batches.get_batches(), beside=flat, is_stacked=self._runs_in_loop
+        batches = self._sharding.shard_batch(
+            buffer.get_batches(), beside=flat, is_stacked=self._runs_in_loop
         )
-        return flat.arrays, flat.packed, device_arrays, buffer, np.int32(batches.count)
+        return flat.arrays, flat.packed, device_arrays, batches, np.int32(buffer.count)
 
     def _lower(self, batch: Any, arguments: tuple[Any, ...], steps_done: Any) -> StepCompilation:
         """Return the compilation of the step for batches of these shapes, within the cap on
@@ -245,15 +247,15 @@ class CompiledStep:
         run = jax.jit(
             partial(self._run, step_number), donate_argnums=donated, out_shardings=out_shardings
         )
-        state_and_data, (buffer, count, due) = arguments[:3], arguments[3:]
+        state_and_data, (batches, count, due) = arguments[:3], arguments[3:]
         timings = self._services.timings
         with (
             timings.time("compile", calls=0),
             timings.describe("tracing"),
             self._sharding.mesh_context(),
         ):
-            buffer_spec = self._sharding.get_batch_spec(buffer, is_stacked=self._runs_in_loop)
-            traced = run.trace(*state_and_data, buffer_spec, count, due)
+            batches_spec = self._sharding.get_batch_spec(batches, is_stacked=self._runs_in_loop)
+            traced = run.trace(*state_and_data, batches_spec, count, due)
             lowered = traced.lower()
             options = choose_compiler_options(traced.jaxpr, arguments[0])
             compilation = Compilation(lowered, arguments, options)
@@ -309,21 +311,23 @@ class CompiledStep:
         arrays: Any,
         packed: Any,
         device_arrays: Any,
-        buffer: Any,
+        batches: Any,
         count: Any,
         due: Any,
     ) -> tuple[Any, Any, StepResults]:
         """Run the steps of a dispatch: the function that is compiled. Its arguments are those of
         `Dispatch` and what is due, the state first, because that is donated."""
         if not self._runs_in_loop:
-            return self._run_single_step(step_number, device_arrays, buffer, due, arrays, packed)
-        return self._run_fused_steps(step_number, device_arrays, buffer, count, due, arrays, packed)
+            return self._run_single_step(step_number, device_arrays, batches, due, arrays, packed)
+        return self._run_fused_steps(
+            step_number, device_arrays, batches, count, due, arrays, packed
+        )
 
     def _run_fused_steps(
         self,
         step_number: int,
         device_arrays: Any,
-        buffer: Any,
+        batches: Any,
         count: Any,
         due: Any,
         arrays: Any,
@@ -332,7 +336,7 @@ class CompiledStep:
         """Run the step on the first `count` batches of a buffer, in a loop on the device."""
         # The step is traced before the loop, once: a loop begins with results of the shapes that it
         # ends with, and only a trace tells these. The trace then is the body of the loop.
-        first = jax.tree.map(lambda leaf: leaf[0], buffer)
+        first = jax.tree.map(lambda leaf: leaf[0], batches)
         # A function equal to no other one, as in `_compile`.
         run_single_step = partial(self._run_single_step, step_number)
         jaxpr, shapes = jax.make_jaxpr(run_single_step, return_shape=True)(
@@ -343,7 +347,7 @@ class CompiledStep:
 
         def body(index: Any, carry: Any) -> Any:
             arrays, packed, _ = carry
-            batch = jax.tree.map(lambda leaf: leaf[index], buffer)
+            batch = jax.tree.map(lambda leaf: leaf[index], batches)
             # A dispatch ends where something is due, so that it is due at its last step alone.
             due_now = due & (index == count - 1)
             leaves = jax.tree.leaves((device_arrays, batch, due_now, arrays, packed))

@@ -60,11 +60,11 @@ class StepDispatcher:
         while True:
             started = perf_counter()
             fit.resume_point.loop_state = LoopState.FETCHING
-            items, batches = self._collect_batches(target)
+            items, buffer = self._collect_batches(target)
             fetched = perf_counter()
             self._bound_in_flight()
             free = perf_counter()
-            dispatch = self._prepare(batches) if items else None
+            dispatch = self._prepare(buffer) if items else None
             fit.resume_point.loop_state = LoopState.STEPPING
             if dispatch is None:
                 break
@@ -128,13 +128,13 @@ class StepDispatcher:
         it was abandoned."""
         if self._data_error is not None:
             raise self._data_error
-        batches = self._compiled_step.make_buffer()
+        buffer = self._compiled_step.make_buffer()
         try:
             items = [self._look_ahead(0)]
         except WaitAbandoned as wait:
             self._fit.abandoned_wait = wait
-            return [], batches
-        batches.add(items[0].batch)
+            return [], buffer
+        buffer.add(items[0].batch)
         room = self._divide_evenly(target - self._progress.step)
         while len(items) < room and not items[-1].epoch_end:
             if self._scheduler.should_stop_soon:
@@ -150,8 +150,8 @@ class StepDispatcher:
             if shape_signature(item.batch) != shape_signature(items[0].batch):
                 break
             items.append(item)
-            batches.add(item.batch)
-        return items, batches
+            buffer.add(item.batch)
+        return items, buffer
 
     def _divide_evenly(self, num_steps: float) -> float:
         """Return the size of the next dispatch, of several of about equal size that take
@@ -192,7 +192,7 @@ class StepDispatcher:
             self._in_flight[0][1].block_until_ready()
             self._in_flight.popleft()
 
-    def _prepare(self, batches: BatchBuffer) -> Dispatch | None:
+    def _prepare(self, buffer: BatchBuffer) -> Dispatch | None:
         """Check and place the batches of the next steps, and compile these if need be; None where
         the compiler was abandoned."""
         progress = self._progress
@@ -202,7 +202,7 @@ class StepDispatcher:
         try:
             return self._compiled_step.prepare(
                 self._state.flat,
-                batches,
+                buffer,
                 self._scheduler.nothing_due,
                 progress.step,
                 self._device_arrays,

@@ -18,7 +18,7 @@ from fulgurite._src.data.sources import (
 from fulgurite._src.execution.debugging import check_jit_enabled
 from fulgurite._src.execution.program import Program
 from fulgurite._src.execution.program_cache import ProgramCache
-from fulgurite._src.fit.plan import open_batches, peek_first_batch
+from fulgurite._src.fit.plan import open_data_iterator, peek_first_batch
 from fulgurite._src.model.output import Output
 from fulgurite._src.rng import make_root_key
 from fulgurite._src.training.services import Services
@@ -53,8 +53,8 @@ class ManualLoop:
                 "iterated again"
             )
         model_init = as_model_init(model)
-        with open_batches(self._services, data, 0, restore_on_close=True) as batches:
-            first_batch = peek_first_batch(batches, 0)
+        with open_data_iterator(self._services, data, 0, restore_on_close=True) as data_iterator:
+            first_batch = peek_first_batch(data_iterator, 0)
             examples = get_batch_examples(data)
             program = self._programs.get(
                 model_init, examples or (first_batch,), get_device_arrays(data)
@@ -78,11 +78,11 @@ class ManualLoop:
         update_rule = program.update_rule.for_step(steps_done, UnboundedRange(0))
         compiled_step = program.get_compiled_step(1, update_rule, tuple(returns))
         nothing_due = np.zeros(len(self._services.due_names), bool)
-        batches = compiled_step.make_buffer()
-        batches.add(batch)
+        buffer = compiled_step.make_buffer()
+        buffer.add(batch)
         with callback_error_context(lambda: f"training step {int(steps_done) + 1}"):
             flat = program.layout.flatten(state)
-            dispatch = compiled_step.prepare(flat, batches, nothing_due, steps_done)
+            dispatch = compiled_step.prepare(flat, buffer, nothing_due, steps_done)
             flat, results = compiled_step.run(dispatch, nothing_due)
             return program.layout.unflatten(flat), compiled_step.get_output(results)
 
@@ -102,8 +102,8 @@ class ManualLoop:
             epochs = 1
         steps, epochs = settings.choose_length(steps, epochs)
         data = get_split(data, "train")
-        with open_batches(self._services, data, start_step, epochs=epochs) as batches:
-            for item in islice(batches, steps):
+        with open_data_iterator(self._services, data, start_step, epochs=epochs) as data_iterator:
+            for item in islice(data_iterator, steps):
                 yield ArrayData.gather(get_device_arrays(data), item.batch)
 
     def _get_program(self, state: TrainState, batch: Any) -> Program:

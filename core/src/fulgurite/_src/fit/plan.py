@@ -86,20 +86,22 @@ def plan_fit(
         stack: closes the batches when the fit ends.
     """
     services = engine.services
-    batches = stack.enter_context(open_batches(services, request.data, request.start_step))
+    data_iterator = stack.enter_context(
+        open_data_iterator(services, request.data, request.start_step)
+    )
     device_arrays = get_device_arrays(request.data)
     with services.timings.describe("reading the first batch"):
-        first_batch = peek_first_batch(batches, request.start_step)
+        first_batch = peek_first_batch(data_iterator, request.start_step)
     examples = get_batch_examples(request.data) or (first_batch,)
     with services.timings.describe("tracing"):
         program = programs.get(request.model_init, examples, device_arrays)
-    _check_same_start(services, request, batches, first_batch)
+    _check_same_start(services, request, data_iterator, first_batch)
     sample, padded = choose_trials(request.data, program, first_batch)
     placed_arrays = engine.sharding.replicate(device_arrays)
     compilations = stack.enter_context(CompilationQueue())
 
     def plan_steps(snapshot: Snapshot | None) -> StepPlan:
-        step_plan = _plan_steps(engine, request, program, snapshot, batches.epoch_length)
+        step_plan = _plan_steps(engine, request, program, snapshot, data_iterator.epoch_length)
         compile_first_step(engine, compilations, program, step_plan, first_batch, placed_arrays)
         return step_plan
 
@@ -113,7 +115,7 @@ def plan_fit(
         snapshot = load_snapshot(engine, request.resume, program.state_spec, announce)
     if snapshot is not None:
         state = select_hyperparameters(request.resume, snapshot.state)
-        batches = _resume_batches(services, request, snapshot, batches, stack)
+        data_iterator = _resume_data_iterator(services, request, snapshot, data_iterator, stack)
     step_plan = plan_steps(snapshot)
     del first_batch, examples  # a fit keeps no batch longer than its steps do
     state = fill_missing_state(engine, state, program, request.model_init, request.init_from)
@@ -122,10 +124,10 @@ def plan_fit(
         messages = try_losses(services, program, state, sample, device_arrays)
         messages += try_padding(services, program, state, padded, device_arrays)
         messages += describe_what_has_no_effect(services, request.data, program, state)
-    _check_known_batches(engine.sharding, batches, int(state.step), step_plan.step_range.stop)
+    _check_known_batches(engine.sharding, data_iterator, int(state.step), step_plan.step_range.stop)
     return FitPlan(
         program=program,
-        data_iterator=batches,
+        data_iterator=data_iterator,
         state=state,
         step_range=step_plan.step_range,
         requested_length=request.length,
@@ -138,7 +140,7 @@ def plan_fit(
     )
 
 
-def open_batches(
+def open_data_iterator(
     services: Services, data: Any, start_step: int, position: Any = None, **options: Any
 ) -> BatchIterator:
     """Return the batches of a fit.
@@ -164,26 +166,28 @@ def open_batches(
     )
 
 
-def peek_first_batch(batches: BatchIterator, start_step: int) -> Any:
+def peek_first_batch(data_iterator: BatchIterator, start_step: int) -> Any:
     """Return the first batch, which stays the next one.
 
     Args:
-        batches: of a fit.
+        data_iterator: of a fit.
         start_step: the step at which it begins.
     """
-    with error_context(lambda: f"while {batches.label} made the batch for step {start_step + 1}"):
-        return batches.peek()
+    with error_context(
+        lambda: f"while {data_iterator.label} made the batch for step {start_step + 1}"
+    ):
+        return data_iterator.peek()
 
 
 def _check_same_start(
-    services: Services, request: FitRequest, batches: BatchIterator, first_batch: Any
+    services: Services, request: FitRequest, data_iterator: BatchIterator, first_batch: Any
 ) -> None:
     """Check that all processes train the same thing.
 
     Args:
         services: of the engine.
         request: what `fit` was asked for.
-        batches: of the fit.
+        data_iterator: of the fit.
         first_batch: the first of them.
     """
     settings = services.settings
@@ -198,18 +202,18 @@ def _check_same_start(
             "steps_per_execution": request.steps_per_execution,
             "steps": steps,
             "epochs": epochs,
-            "batches an epoch": batches.epoch_length,
+            "batches an epoch": data_iterator.epoch_length,
             "arrays": hash_tree(arrays),
         }
 
     services.sharding.check_same(FIT_START, describe, first_batch)
 
 
-def _resume_batches(
+def _resume_data_iterator(
     services: Services,
     request: FitRequest,
     snapshot: Snapshot,
-    batches: BatchIterator,
+    data_iterator: BatchIterator,
     stack: ExitStack,
 ) -> BatchIterator:
     """Return the batches from the position of a snapshot on; those that begin afresh where it has
@@ -219,16 +223,16 @@ def _resume_batches(
         services: of the engine.
         request: what `fit` was asked for.
         snapshot: what the fit resumes from.
-        batches: those that begin afresh.
+        data_iterator: that begins afresh.
         stack: closes the batches when the fit ends.
     """
-    has_position = snapshot.data_position is not None or batches.is_shared
-    if not has_position or batches.resume == "restart":
-        return batches
-    batches.close()
+    has_position = snapshot.data_position is not None or data_iterator.is_shared
+    if not has_position or data_iterator.resume == "restart":
+        return data_iterator
+    data_iterator.close()
     start, position = snapshot.step_range.start, snapshot.data_position
     with error_context(lambda: f"the run's data was {snapshot.data or 'not noted'}"):
-        return stack.enter_context(open_batches(services, request.data, start, position))
+        return stack.enter_context(open_data_iterator(services, request.data, start, position))
 
 
 def _plan_steps(
@@ -303,21 +307,21 @@ def _plan_step_range(
 
 
 def _check_known_batches(
-    sharding: ShardingStrategy, batches: BatchIterator, step: int, stop: int | None
+    sharding: ShardingStrategy, data_iterator: BatchIterator, step: int, stop: int | None
 ) -> None:
     """Raise `DataError` if a batch that the fit will come to does not divide by the devices, as far
     as that is known before it is read.
 
     Args:
         sharding: of the engine.
-        batches: of the fit.
+        data_iterator: of the fit.
         step: that of the state which the fit begins with.
         stop: the last step of the fit, as far as it is known.
     """
     if sharding.mesh is None:
         return
     failure = None
-    for number, batch in batches.iter_known_batches():
+    for number, batch in data_iterator.iter_known_batches():
         if stop is not None and step + number >= stop:
             continue
         try:
