@@ -93,7 +93,7 @@ def test_command_draws_the_images_of_the_first_batch(tmp_path, capsys):
     assert (ramp[6::12, 6::12] == expected[..., None]).all()
     second_row = pixels[height + top + 4 * 12 + 6 + 14 :][: 4 * 12, left : left + 5 * 12]
     assert second_row[-1, -1].tolist() == [255, 255, 255]
-    # Padding is no fourth image.
+    # Padding is not drawn as a fourth image.
     assert (pixels[height + top + 4 * 12 + 6 + 14 :, left + 5 * 12 + 6 :] == 255).all()
 
 
