@@ -293,6 +293,15 @@ def test_the_size_of_an_input_of_which_no_number_is_read_is_known(tmp_path: Path
     assert load(tmp_path / "model")({"x": X[:3]}).shape == (3,)
 
 
+def test_a_task_with_dropout_takes_any_batch(tmp_path: Path) -> None:
+    linear = eqx.nn.Linear(4, 3, key=jax.random.key(0))
+    model = eqx.nn.Sequential([linear, eqx.nn.Dropout(0.5)])
+    task = fg.Task(model, loss=lambda preds, batch: preds.sum(1))
+    export(task, tmp_path / "model", (X, X))
+    by_hand = X[:5] @ np.asarray(linear.weight).T + np.asarray(linear.bias)
+    np.testing.assert_allclose(load(tmp_path / "model")((X[:5],)), by_hand, atol=1e-6)
+
+
 def test_random_keys_in_a_model_are_exported(tmp_path: Path) -> None:
     class Keyed(fg.Module):
         key: Any

@@ -130,7 +130,7 @@ def explain_open_sizes(name: str, check_example: Callable[[], None]) -> Iterator
         check_example()
         first = str(error).partition("\n")[0]
         raise ModelError(
-            f"{name} depends on a size that is open: {first} State what is known of it, "
+            f"{name} depends on a size that is open: {first.rstrip('.')}. State what is known of it, "
             "such as constraints=['length >= 8'], or fix it by batch= or shapes="
         ) from error
     except TypeError as error:
