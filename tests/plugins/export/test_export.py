@@ -402,5 +402,5 @@ def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="dict is no model"):
+    with pytest.raises(ConfigurationError, match="dict is not a model"):
         export({}, tmp_path / "model", BATCH)

@@ -144,8 +144,8 @@ def flatten_model(model: Any) -> FlatModel:
     module, model_state = model if isinstance(model, tuple) else (model, None)
     if not isinstance(module, eqx.Module):
         raise ConfigurationError(
-            f"export: {type(module).__name__} is no model: give a result of fit, a train state, a "
-            "module, or (module, state)"
+            f"export: {type(module).__name__} is not a model: give a result of fit, a train state, "
+            "a module, or (module, state)"
         )
     return FlatModel(module, model_state, 0)
 
