@@ -56,7 +56,8 @@ def export(
     Example:
         from fulgurite_export import export
 
-        export(model, "exported", inputs={"x": np.zeros((1, 2), np.float32)})
+        example = {"x": np.zeros((1, 2), np.float32), "y": np.zeros(1, np.float32)}
+        export(model, "exported", inputs=example)
 
     Args:
         model: a result of `fit`, a train state such as `result.view("averaged")`, a module, or a
