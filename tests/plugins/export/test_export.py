@@ -293,6 +293,15 @@ def test_the_size_of_an_input_of_which_no_number_is_read_is_known(tmp_path: Path
     assert load(tmp_path / "model")({"x": X[:3]}).shape == (3,)
 
 
+def test_a_task_with_dropout_takes_any_batch(tmp_path: Path) -> None:
+    linear = eqx.nn.Linear(4, 3, key=jax.random.key(0))
+    model = eqx.nn.Sequential([linear, eqx.nn.Dropout(0.5)])
+    task = fg.Task(model, loss=lambda preds, batch: preds.sum(1))
+    export(task, tmp_path / "model", (X, X))
+    by_hand = X[:5] @ np.asarray(linear.weight).T + np.asarray(linear.bias)
+    np.testing.assert_allclose(load(tmp_path / "model")((X[:5],)), by_hand, atol=1e-6)
+
+
 def test_random_keys_in_a_model_are_exported(tmp_path: Path) -> None:
     class Keyed(fg.Module):
         key: Any
@@ -393,5 +402,5 @@ def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="dict is no model"):
+    with pytest.raises(ConfigurationError, match="dict is not a model"):
         export({}, tmp_path / "model", BATCH)

@@ -46,6 +46,24 @@ def test_a_model_with_batch_norm_runs_in_onnxruntime(onnxruntime: Any, tmp_path:
         np.testing.assert_allclose(out, by_hand, atol=1e-5)
 
 
+def test_labels_that_only_the_loss_reads_are_no_input(onnxruntime: Any, tmp_path: Path) -> None:
+    from fulgurite_export import export_onnx
+
+    class Labelled(fg.Module):
+        """Predicts by its training step, as a module without `forward` does."""
+
+        scale: Any
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            preds = batch["x"] * self.scale
+            return fg.Output(jnp.mean((preds - batch["y"]) ** 2), preds=preds)
+
+    export_onnx(Labelled(jnp.float32(3)), tmp_path / "model.onnx", {"x": X, "y": X})
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (out,) = session.run(None, {"x": X[:3]})
+    np.testing.assert_allclose(out, 3 * X[:3], rtol=1e-6)
+
+
 def test_what_cannot_be_written_as_onnx_is_an_error_and_no_file(
     onnxruntime: Any, tmp_path: Path
 ) -> None:

@@ -124,6 +124,15 @@ def _build_parser() -> argparse.ArgumentParser:
         help="the weights of a plugin, such as averaged; by default those that were trained, and "
         "of the best checkpoint those that were measured",
     )
+    _add_format(parser)
+    parser.add_argument(
+        "-o", "--out", metavar="PATH", type=Path, required=True, help="the new folder or file"
+    )
+    return parser
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    """Add what is written, and how."""
     parser.add_argument(
         "--function",
         action="append",
@@ -165,10 +174,6 @@ def _build_parser() -> argparse.ArgumentParser:
         choices=PLATFORMS,
         help="what it is for (repeat it for several); by default cpu, cuda and tpu",
     )
-    parser.add_argument(
-        "-o", "--out", metavar="PATH", type=Path, required=True, help="the new folder or file"
-    )
-    return parser
 
 
 def _find_inputs(experiment: Experiment) -> Any:

@@ -56,7 +56,8 @@ def export(
     Example:
         from fulgurite_export import export
 
-        export(model, "exported", inputs={"x": np.zeros((1, 2), np.float32)})
+        example = {"x": np.zeros((1, 2), np.float32), "y": np.zeros(1, np.float32)}
+        export(model, "exported", inputs=example)
 
     Args:
         model: a result of `fit`, a train state such as `result.view("averaged")`, a module, or a
@@ -144,8 +145,8 @@ def flatten_model(model: Any) -> FlatModel:
     module, model_state = model if isinstance(model, tuple) else (model, None)
     if not isinstance(module, eqx.Module):
         raise ConfigurationError(
-            f"export: {type(module).__name__} is no model: give a result of fit, a train state, a "
-            "module, or (module, state)"
+            f"export: {type(module).__name__} is not a model: give a result of fit, a train state, "
+            "a module, or (module, state)"
         )
     return FlatModel(module, model_state, 0)
 

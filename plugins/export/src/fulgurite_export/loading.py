@@ -37,7 +37,8 @@ class ExportedFunction:
     Example:
         from fulgurite_export import export, load
 
-        export(model, "line", inputs={"x": np.zeros((1, 2), np.float32)})
+        example = {"x": np.zeros((1, 2), np.float32), "y": np.zeros(1, np.float32)}
+        export(model, "line", inputs=example)
         predict = load("line").functions["predict"]
         print(predict)
         print(predict({"x": np.ones((3, 2), np.float32)}))
@@ -187,7 +188,8 @@ class ExportedModel:
     Example:
         from fulgurite_export import export, load
 
-        export(model, "model", inputs={"x": np.zeros((1, 2), np.float32)})
+        example = {"x": np.zeros((1, 2), np.float32), "y": np.zeros(1, np.float32)}
+        export(model, "model", inputs=example)
         loaded = load("model")
         print(loaded({"x": np.ones((3, 2), np.float32)}))
 

@@ -40,8 +40,11 @@ def export_onnx(
     Example:
         from fulgurite_export import export_onnx
 
-        if False:  # takes seconds
-            export_onnx(model, "model.onnx", inputs={"x": np.ones((2, 2), np.float32)})
+        example = {"x": np.ones((2, 2), np.float32), "y": np.ones(2, np.float32)}
+        try:
+            export_onnx(model, "model.onnx", inputs=example)
+        except ValueError as error:
+            print(error)  # without the extra `onnx`
 
     Args:
         model: as of `export`.

@@ -128,10 +128,10 @@ def explain_open_sizes(name: str, check_example: Callable[[], None]) -> Iterator
         yield
     except jax.errors.InconclusiveDimensionOperation as error:
         check_example()
-        first = str(error).partition("\n")[0]
+        first = str(error).partition("\n")[0].rstrip(".")
         raise ModelError(
-            f"{name} depends on a size that is open: {first} State what is known of it, "
-            "such as constraints=['length >= 8'], or fix it by batch= or shapes="
+            f"{name} depends on a size that is open: {first}. State what is known of "
+            "it, such as constraints=['length >= 8'], or fix it by batch= or shapes="
         ) from error
     except TypeError as error:
         if "_DimExpr" not in str(error):

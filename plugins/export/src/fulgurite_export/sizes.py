@@ -41,7 +41,7 @@ def compute_size(text: str | int, sizes: Sizes) -> int:
         sizes: what its names stand for.
 
     Raises:
-        ExportError: it is no such expression.
+        ExportError: it is another kind of expression.
     """
     if isinstance(text, int):
         return text

@@ -299,9 +299,19 @@ def _fill(flags: list[bool], values: Sequence[Any], specs: list[jax.ShapeDtypeSt
         specs: shapes of all arrays.
     """
     remaining = iter(values)
+    filled = [next(remaining) if flag else None for flag in flags]
+    # As large as the others are here: an ONNX file is traced with sizes of its own.
+    sizes = {
+        str(size): actual
+        for spec, value in zip(specs, filled, strict=True)
+        if value is not None
+        for size, actual in zip(spec.shape, value.shape, strict=True)
+    }
     return [
-        next(remaining) if flag else jnp.zeros(spec.shape, spec.dtype)
-        for flag, spec in zip(flags, specs, strict=True)
+        jnp.zeros([sizes.get(str(size), size) for size in spec.shape], spec.dtype)
+        if value is None
+        else value
+        for spec, value in zip(specs, filled, strict=True)
     ]
 
 
