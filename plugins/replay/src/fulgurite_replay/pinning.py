@@ -10,12 +10,12 @@ import dataclasses
 import hashlib
 import re
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import fulgurite as fg
 import jax
-import jaxlib
 from fulgurite.errors import CheckpointError, ConfigurationError, check_one_of
 from fulgurite.plugins import format_tree, hide_constructor_frames
 from fulgurite_runs import RunPlugin
@@ -226,4 +226,4 @@ def _describe_change(earlier: PinnedProgram, program: PinnedProgram) -> str:
 
 def _describe_platform() -> str:
     kind = jax.devices()[0].device_kind
-    return f"jax {jax.__version__}, jaxlib {jaxlib.__version__}, {kind}"
+    return f"jax {jax.__version__}, jaxlib {version('jaxlib')}, {kind}"
