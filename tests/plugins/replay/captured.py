@@ -26,7 +26,7 @@ class Jitter:
 
 def write_data(path: Path) -> None:
     rng = np.random.default_rng(3)
-    arrays = {
+    arrays: dict[str, Any] = {
         "x": rng.normal(size=(30, 8, 3)).astype(np.float32),
         "y": rng.normal(size=(30, 8)).astype(np.float32),
         "weight": rng.uniform(0.5, 1, size=(30, 8)).astype(np.float32),

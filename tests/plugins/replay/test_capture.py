@@ -7,6 +7,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from captured import BAD_EXAMPLE, BAD_STEP, make_engine, read_data, write_data
@@ -132,14 +133,14 @@ def test_steps_that_a_function_of_the_metrics_wants_are_captured_and_few_kept(
     engine = fg.Engine(
         steps=12, log_every=1, autoload=False, run_dir=str(tmp_path / "run"), plugins=[capture]
     )
-    result = engine.fit(Echo(np.ones(3, np.float32)), iter_once())
+    result = engine.fit(Echo(jnp.ones(3)), iter_once())
     # The first of steps 1 to 5, of 6 to 10, and of 11 and 12; the earliest went.
     captures = list_captures(tmp_path / "run")
     assert sorted(captures) == [6, 12]
     steps = [text.split(" (is_even)")[0] for text in result.messages if "is_even" in text]
     assert [text[-6:].strip() for text in steps] == ["step 2", "step 6", "tep 12"]
     for step, path in captures.items():
-        like = engine.init_state(Echo(np.ones(3, np.float32)), batches)
+        like = engine.init_state(Echo(jnp.ones(3)), batches)
         _, batch = read_state(path, read_capture(path).batch, like)
         assert batch["x"][0, 0] == step
 

@@ -340,7 +340,7 @@ def test_overflow_of_float16_is_reported_and_an_expected_skip_is_not() -> None:
         return jnp.sum((net.w * batch["x"]) ** 2) * 1e3 + net.table.sum()
 
     batch = {"x": 30 * X}
-    # (30 * 6) ** 2 * 1e3 is no number of float16; scaled gradients of it are skipped.
+    # (30 * 6) ** 2 * 1e3 is not a number of float16; scaled gradients of it are skipped.
     culprit = find(compute, batch, Precision("fp16", scale=Dynamic(initial=2.0)))
     assert culprit.kind == "inf" and culprit.output is not None
     assert culprit.output.dtype == "float16"

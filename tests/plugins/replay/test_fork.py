@@ -62,11 +62,12 @@ class Kill:
 
 
 def make_recorded(path: Path, *plugins: Any, data: Any = BATCHES, **settings: Any) -> Recorded:
+    options: dict[str, Any] = {"epochs": 2} | settings
     engine = fg.Engine(
         run_dir=str(path),
         autoload=False,
         plugins=[Checkpointer(every=3, max_to_keep=None, on_exception=False), *plugins],
-        **({"epochs": 2} | settings),
+        **options,
     )
     return Recorded(engine, Line, data, path)
 

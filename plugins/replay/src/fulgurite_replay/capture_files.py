@@ -248,7 +248,7 @@ def _build(content: Any) -> Any:
             return tuple(_build(value) for value in values)
         case {"shape": [*shape], "dtype": str() as dtype}:
             return _make_zeros(shape, dtype)
-    raise ValueError(f"{content!r} is no part of a batch")
+    raise ValueError(f"{content!r} is not a part of a batch")
 
 
 def _make_zeros(shape: list[Any], dtype: str) -> np.ndarray:
@@ -258,9 +258,9 @@ def _make_zeros(shape: list[Any], dtype: str) -> np.ndarray:
         ValueError: these are no shape and dtype of an array of numbers.
     """
     if any(type(size) is not int or size < 0 for size in shape) or len(shape) > 32:
-        raise ValueError(f"{shape!r} is no shape")
+        raise ValueError(f"{shape!r} is not a shape")
     if _DTYPE.fullmatch(dtype) is None:
-        raise ValueError(f"{dtype!r:.100} is no dtype of numbers")
+        raise ValueError(f"{dtype!r:.100} is not a dtype of numbers")
     if math.prod(shape) > _MAX_BATCH_BYTES:
         raise ValueError(f"an array of shape {shape!r} is too large")
     return np.zeros(shape, jnp.dtype(dtype))

@@ -43,7 +43,7 @@ def iter_entries(path: Path, writer: str) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"it has {len(line):,} bytes; the most is {MAX_JSON_SIZE:,}")
             entry = loads(line)
             if not isinstance(entry, dict):
-                raise ValueError("it is no object")
+                raise ValueError("it is not an object")
         except (ValueError, TypeError, KeyError) as error:
             # The end of a line that a killed process began, which the next attempt closed.
             is_cut_off = not line or number == len(lines) or not line.endswith(b"}")

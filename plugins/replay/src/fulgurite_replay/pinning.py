@@ -2,7 +2,7 @@
 
 XLA chooses kernels and fusions when it compiles. On GPUs it measures some of them (autotuning), so
 that another process may choose others, and a run that resumes then has other bits. JAX can write
-executables, and reads them without checking what they do, so that a run directory is no place for
+executables, and reads them without checking what they do, so that a run directory must not hold
 them: what is kept here is a hash of each.
 """
 
