@@ -1,8 +1,8 @@
 """What monitors cost training: the same small fit, logging every 50 steps, with them and without.
 
-    none         the default Engine, autoload off
+    none         an Engine that logs with `jsonl` into a run directory
     throughput, devices, goodput, alert    the same with one of them
-    all          with all of them; items are counted for each batch, Goodput notes in a run directory
+    all          with all of them; items are counted for each batch, and the telemetry is written
 
 Timed are the steps from `OPENED` on until the last one is done, as in `loggers.py`; the arms take turns.
 With all of them a step may cost at most 1.02 of one without. Where other programs run, wall time tells
@@ -47,7 +47,7 @@ class TimedArm(Arm):
     """An arm that notes the processor time of the timed steps of each fit too: of the process in
     `seconds`, of the thread that trains in `thread_seconds`."""
 
-    def __init__(self, plugins: list[Any], run: Path | None) -> None:
+    def __init__(self, plugins: list[Any], run: Path) -> None:
         self._processor = Processor()
         self.seconds: list[float] = []
         self.thread_seconds: list[float] = []
@@ -96,7 +96,7 @@ def main(command_line: Sequence[str] | None = None) -> None:
     options = arguments(__doc__, repeats=15).parse_args(command_line)
     with tempfile.TemporaryDirectory() as folder, quiet():
         arms = {
-            name: TimedArm(plugins, Path(folder) / name if name in ("goodput", "all") else None)
+            name: TimedArm(["jsonl", *plugins], Path(folder) / name)
             for name, plugins in build_plugins().items()
         }
         steps = interleaved(arms, options.repeats)

@@ -79,13 +79,6 @@ class Alert(fg.Plugin):
             self._text = getattr(self.when, "__name__", type(self.when).__name__)
 
     @fg.hookimpl
-    def register_actions(self, log_trigger: fg.Trigger | None) -> list[fg.ScheduledAction]:
-        """Report failures at log steps."""
-        if not self.do or log_trigger is None:
-            return []
-        return [fg.ScheduledAction("report_failures", "log", self.report_failures, stage="act")]
-
-    @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
         """Begin to watch. Of several processes the first does, which has the records."""
         self._watched.run = run
@@ -94,10 +87,13 @@ class Alert(fg.Plugin):
 
     @fg.hookimpl
     def log_record(self, record: fg.Record) -> None:
-        """Look at the numbers of a record."""
+        """Look at the numbers of a record, and report what failed since the last one."""
         watched = self._watched
         if record.kind != "scalars" or watched.run is None:
             return
+        # Not in an action, which costs a log step three times as much.
+        if watched.doer is not None:
+            self._report(watched.run, watched.doer)
         if isinstance(self._condition, Comparison):
             numbers = self._condition.select(record)
         else:
@@ -115,11 +111,6 @@ class Alert(fg.Plugin):
         if watched.is_fulfilled and not was_fulfilled:
             self._alert(watched, record.step)
 
-    def report_failures(self, run: fg.Run) -> None:
-        """Report what failed of what alerts did."""
-        if self._watched.doer is not None:
-            self._report(run, self._watched.doer)
-
     @fg.hookimpl
     def close_logger(self) -> None:
         """Wait until everything is done, in bounded time."""
@@ -130,7 +121,7 @@ class Alert(fg.Plugin):
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run) -> None:
-        """Report what failed since the last log step."""
+        """Report what failed since the last record."""
         if self._watched.doer is not None:
             self._report(run, self._watched.doer)
 

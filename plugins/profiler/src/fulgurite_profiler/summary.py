@@ -136,7 +136,7 @@ def summarize_profile(trace: str | Path) -> ProfileSummary:
                 events.append(make_event(event, stats))
         if events:
             by_plane[plane.name] = events
-    # What the host does for a device is no work of an operation.
+    # What the host does for a device is not the time of an operation.
     devices = [name for name in by_plane if name.startswith("/device:")] or list(by_plane)
     operations: dict[tuple[str, str], Operation] = {}
     for name in devices:
