@@ -145,8 +145,7 @@ class MetricAccumulator(eqx.Module):
         """Return the results by name, of a metric with several results as `name/key`."""
         results = {}
         for name, metric in self.by_name.items():
-            # Of its class: `metric.compute` is an Equinox module, which takes as long to make as the
-            # result to compute.
+            # Of its class: `metric.compute` is an Equinox module, made at each access.
             results[name] = _call_with_metric_name(name, type(metric).compute, metric)
         values = flatten_nested(results)
         for name, value in values.items():

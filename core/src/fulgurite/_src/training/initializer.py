@@ -88,9 +88,10 @@ def run_operations(program: ClosedJaxpr, *arguments: Array) -> list[Array]:
     drawn = divided.draw([key for key in words if key is not None])
     others = [array for array, key in zip(arguments, words, strict=True) if key is None]
     results = jaxpr_as_fun(_slice_dynamically(divided.rest))(*drawn, *others)
+    outvars: list[Any] = program.jaxpr.outvars
     return [
         put_constant(np.asarray(result, var.aval.dtype)) if isinstance(var, Literal) else result
-        for var, result in zip(program.jaxpr.outvars, results, strict=True)
+        for var, result in zip(outvars, results, strict=True)
     ]
 
 
