@@ -88,11 +88,15 @@ def run_operations(program: ClosedJaxpr, *arguments: Array) -> list[Array]:
     drawn = divided.draw([key for key in words if key is not None])
     others = [array for array, key in zip(arguments, words, strict=True) if key is None]
     results = jaxpr_as_fun(_slice_dynamically(divided.rest))(*drawn, *others)
-    outvars: list[Any] = program.jaxpr.outvars
     return [
-        put_constant(np.asarray(result, var.aval.dtype)) if isinstance(var, Literal) else result
-        for var, result in zip(outvars, results, strict=True)
+        _put_literal(var) if isinstance(var, Literal) else result
+        for var, result in zip(program.jaxpr.outvars, results, strict=True)
     ]
+
+
+def _put_literal(literal: Any) -> Array:
+    """Return a number that stands in a program as an array."""
+    return put_constant(np.asarray(literal.val, literal.aval.dtype))
 
 
 def _read_words(argument: Array | Key[Array, ""]) -> Words | None:
