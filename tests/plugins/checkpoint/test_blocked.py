@@ -162,7 +162,7 @@ class BlockingCheckpointer(Checkpointer):
     """Reads a checkpoint from a disk that never answers."""
 
     @fg.hookimpl
-    def restore_checkpoint(self, resume: Any, template: Any, engine: Any) -> Any:
+    def restore_checkpoint(self, resume: Any, template: Any, engine: Any, announce: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(99)
 

@@ -145,7 +145,8 @@ class MetricAccumulator(eqx.Module):
         """Return the results by name, of a metric with several results as `name/key`."""
         results = {}
         for name, metric in self.by_name.items():
-            results[name] = _call_with_metric_name(name, metric.compute)
+            # Of its class: `metric.compute` is an Equinox module, made at each access.
+            results[name] = _call_with_metric_name(name, type(metric).compute, metric)
         values = flatten_nested(results)
         for name, value in values.items():
             if not eqx.is_array_like(value):

@@ -187,7 +187,10 @@ class _DividedCall(NamedTuple):
     def make(equation: JaxprEqn, are_keys: tuple[bool, ...]) -> "_DividedCall":
         """Divide the program of a call whose arguments are keys, or not."""
         divided = divide(equation.params["jaxpr"], are_keys)
-        rest = jaxpr_as_fun(divided.rest)
+
+        def rest(*arguments: Any) -> list[Any]:
+            return jaxpr_as_fun(divided.rest)(*arguments)
+
         rest.__name__ = equation.params["name"]
         avals = [var.aval for var in divided.rest.jaxpr.invars]
         num_drawn = len(avals) - are_keys.count(False)
@@ -252,14 +255,15 @@ def _is_constant(equation: JaxprEqn) -> bool:
     """Return whether an equation makes an array of one number, small enough for the host."""
     if equation.primitive is not broadcast_in_dim_p:
         return False
-    aval = equation.outvars[0].aval
+    aval: Any = equation.outvars[0].aval
     is_small = prod(aval.shape) <= MAX_HOST_NUMBERS
     return isinstance(equation.invars[0], Literal) and not aval.weak_type and is_small
 
 
 def _make_constant(equation: JaxprEqn) -> list[Any]:
-    aval = equation.outvars[0].aval
-    return [np.full(aval.shape, equation.invars[0].val, aval.dtype)]
+    aval: Any = equation.outvars[0].aval
+    number: Any = equation.invars[0]
+    return [np.full(aval.shape, number.val, aval.dtype)]
 
 
 def _index(words: Words, indices: tuple[slice, ...]) -> Words:
@@ -282,7 +286,8 @@ def _count_numbers(jaxpr: Jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive is random_bits_p:
-            total += prod(equation.outvars[0].aval.shape)
+            aval: Any = equation.outvars[0].aval
+            total += prod(aval.shape)
         elif equation.primitive is jit_p:
             total += _count_numbers(equation.params["jaxpr"].jaxpr)
     return total

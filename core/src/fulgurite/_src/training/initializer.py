@@ -89,9 +89,14 @@ def run_operations(program: ClosedJaxpr, *arguments: Array) -> list[Array]:
     others = [array for array, key in zip(arguments, words, strict=True) if key is None]
     results = jaxpr_as_fun(_slice_dynamically(divided.rest))(*drawn, *others)
     return [
-        put_constant(np.asarray(result, var.aval.dtype)) if isinstance(var, Literal) else result
+        _put_literal(var) if isinstance(var, Literal) else result
         for var, result in zip(program.jaxpr.outvars, results, strict=True)
     ]
+
+
+def _put_literal(literal: Any) -> Array:
+    """Return a number that stands in a program as an array."""
+    return put_constant(np.asarray(literal.val, literal.aval.dtype))
 
 
 def _read_words(argument: Array | Key[Array, ""]) -> Words | None:
