@@ -187,7 +187,7 @@ class Attention(eqx.Module):
             cache = Cache(
                 _write(cache.keys, new_keys, start), _write(cache.values, new_values, start)
             )
-            new_keys, new_values = cache
+            new_keys, new_values = cache.keys, cache.values
         heads = _attend(queries, new_keys, new_values, mask, self.dropout, keys[3])
         return project(self.output, heads.reshape(len(x), -1), keys[4]), cache
 

@@ -252,6 +252,6 @@ def _check_length(model: LanguageModel, length: int) -> None:
     maximum = model.get_max_length()
     if maximum is not None and length > maximum:
         raise ConfigurationError(
-            f"generate: {type(model).__name__} has {maximum} positions, and the longest prompt with "
-            f"max_new_tokens has {length}: give fewer"
+            f"generate: {type(model).__name__} has {maximum} positions, and the longest prompt "
+            f"with max_new_tokens has {length}: give fewer"
         )

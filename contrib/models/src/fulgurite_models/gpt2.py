@@ -7,7 +7,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from fulgurite.errors import ConfigurationError
 from fulgurite_pretrained import Family, Split
 from jaxtyping import Array, Float, Int, Key
 
@@ -77,7 +76,7 @@ class GPT2Block(eqx.Module):
     def __call__(
         self, x: Float[Array, "time width"], mask: Any, *, key: Any = None, **options: Any
     ) -> tuple[Float[Array, "time width"], Cache | None]:
-        """Return what the next block gets, and the cache; the arguments are those of `Attention`."""
+        """Return what the next block gets, and the cache; arguments as for `Attention`."""
         keys = [None] * 4 if key is None else list(jax.random.split(key, 4))
         y = jax.vmap(self.attention_norm)(x)
         y, cache = self.attention(y, mask, key=keys[0], **options)

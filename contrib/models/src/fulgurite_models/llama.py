@@ -116,7 +116,7 @@ class LlamaBlock(eqx.Module):
     def __call__(
         self, x: Float[Array, "time width"], mask: Any, *, key: Any = None, **options: Any
     ) -> tuple[Float[Array, "time width"], Cache | None]:
-        """Return what the next block gets, and the cache; the arguments are those of `Attention`."""
+        """Return what the next block gets, and the cache; arguments as for `Attention`."""
         keys = [None] * 2 if key is None else list(jax.random.split(key))
         y = jax.vmap(self.attention_norm)(x)
         y, cache = self.attention(y, mask, key=keys[0], **options)

@@ -9,5 +9,6 @@ from fulgurite_pretrained.folders import (
     save_pretrained as save_pretrained,
 )
 from fulgurite_pretrained.naming import Split as Split
+from fulgurite_pretrained.plugin import Pretrained as Pretrained
 from fulgurite_pretrained.reading import load_safetensors as load_safetensors
 from fulgurite_pretrained.writing import save_safetensors as save_safetensors

@@ -190,12 +190,10 @@ def _open_shards(path: Path, stack: ExitStack) -> dict[str, Any]:
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{path} has no weight_map, which says the file of each array")
-    file_names: dict[str, None] = {}
-    for name, file_name in weight_map.items():
+    for file_name in weight_map.values():
         _check_file_name(file_name, path)
-        file_names[file_name] = None
     readers: dict[str, Any] = {}
-    for file_name in file_names:
+    for file_name in dict.fromkeys(weight_map.values()):
         shard = path.parent / file_name
         if not shard.is_file():
             raise CheckpointError(f"{path} names the file {file_name}, which is not beside it")

@@ -267,7 +267,11 @@ def check_faults(matches: Matches, source: Any, strict: bool) -> None:
     """
     if matches.faults and (strict or not matches.sources):
         how = "does not fit" if strict else "has nothing that fits"
-        hint = "strict=False takes what fits" if strict and matches.sources else "Give another map"
+        hint = (
+            "strict=False takes what fits"
+            if strict and matches.sources
+            else "Give the module and the map that belong to it"
+        )
         raise CheckpointError(f"{source} {how} the module:\n{join_rows(matches.faults)}\n{hint}")
 
 

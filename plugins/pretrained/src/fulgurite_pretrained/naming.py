@@ -20,8 +20,8 @@ _TRANSPOSED = ".T"
 
 
 class Split(tuple[str, ...]):
-    """The paths of several arrays that a file has in one, after each other along the first axis, or,
-    of paths that end with `.T`, along the last.
+    """The paths of several arrays that a file has in one, after each other along the first axis;
+    where the paths end with `.T`, along the last.
 
     Example:
         from fulgurite_pretrained import Split
