@@ -16,8 +16,8 @@ from fulgurite_models import (
     GPT2Config,
     Llama,
     LlamaConfig,
-    Samples,
     Sampling,
+    TextSamples,
     generate,
     next_token_loss,
 )
@@ -160,7 +160,7 @@ class Records:
 
     @fg.hookimpl
     def log_record(self, record: fg.Record) -> None:
-        if record.kind == "text" and record.source == "samples":
+        if record.kind == "text" and record.source == "text_samples":
             self.texts[record.step] = dict(record.values)
 
 
@@ -175,7 +175,7 @@ def make_data() -> fg.ArrayData:
 
 def test_samples_are_records_of_what_the_model_of_that_step_writes() -> None:
     records = Records()
-    samples = Samples(
+    samples = TextSamples(
         ["ab", [4]],
         every=2,
         encode=lambda text: [ord(letter) - ord("a") for letter in text],
@@ -191,11 +191,11 @@ def test_samples_are_records_of_what_the_model_of_that_step_writes() -> None:
 
 def test_samples_without_a_tokenizer_are_numbers_and_need_a_language_model() -> None:
     records = Records()
-    drawn = Samples([[1, 2]], every=1, max_new_tokens=2, sampling=Sampling(1.0))
+    drawn = TextSamples([[1, 2]], every=1, max_new_tokens=2, sampling=Sampling(1.0))
     fg.Engine(steps=1, plugins=[drawn, records]).fit(make_task, make_data())
     assert all(token.isdecimal() for token in records.texts[1]["0"].split())
     with pytest.raises(ConfigurationError, match="encode= is missing"):
-        Samples(["text"], every=1)
+        TextSamples(["text"], every=1)
     other = fg.Task(
         eqx.nn.MLP(8, 1, 4, 1, key=jax.random.key(0)),
         loss=lambda preds, batch: preds[:, 0] ** 2,
@@ -209,8 +209,8 @@ def test_samples_without_a_tokenizer_are_numbers_and_need_a_language_model() -> 
 @pytest.mark.full
 def test_the_plugin_keeps_its_promises() -> None:
 
-    def make_plugin() -> Samples:
-        return Samples([[1]], every=2, max_new_tokens=2)
+    def make_plugin() -> TextSamples:
+        return TextSamples([[1]], every=2, max_new_tokens=2)
 
     def make_data_with_floats() -> fg.ArrayData:
         tokens = np.random.default_rng(0).integers(0, 32, (16, 8))

@@ -20,6 +20,6 @@ from fulgurite_models.llama import (
     Llama as Llama,
     LlamaConfig as LlamaConfig,
 )
-from fulgurite_models.samples import Samples as Samples
+from fulgurite_models.samples import TextSamples as TextSamples
 from fulgurite_models.sharding import make_sharding_rules as make_sharding_rules
 from fulgurite_models.vit import VIT_FAMILY as VIT_FAMILY, ViT as ViT, ViTConfig as ViTConfig

@@ -15,15 +15,15 @@ from fulgurite_models.language import LanguageModel
 
 @hide_constructor_frames
 @dataclass(frozen=True)
-class Samples(fg.Plugin):
+class TextSamples(fg.Plugin):
     """Logs what a language model writes after prompts, as text, at intervals.
 
     The model is the one in the module that is trained, such as `model` of an `fg.Task`.
 
     Example:
-        from fulgurite_models import Samples
+        from fulgurite_models import TextSamples
 
-        samples = Samples([[1, 2, 3]], every=100, max_new_tokens=8)
+        samples = TextSamples([[1, 2, 3]], every=100, max_new_tokens=8)
 
     Attributes:
         prompts: tokens, or strings for `encode`.
@@ -36,7 +36,7 @@ class Samples(fg.Plugin):
         end: tokens with which a sample ends.
     """
 
-    plugin_name = "samples"
+    plugin_name = "text_samples"
 
     prompts: Sequence[Sequence[int] | str]
     every: int | fg.Trigger
@@ -51,7 +51,7 @@ class Samples(fg.Plugin):
         as_trigger(self.every)
         if self.encode is None and any(isinstance(prompt, str) for prompt in self.prompts):
             raise ConfigurationError(
-                "Samples: a prompt is a string, and encode= is missing, which makes tokens of it: "
+                "TextSamples: a prompt is a string, and encode= is missing, which makes tokens of it: "
                 "give encode=lambda text: tokenizer.encode(text).ids"
             )
 
@@ -93,7 +93,7 @@ def find_language_model(module: Any) -> LanguageModel:
     models = [node for node in nodes if _is_language_model(node)]
     if len(models) != 1:
         raise ConfigurationError(
-            f"Samples: {type(module).__name__} has {len(models)} language models of "
+            f"TextSamples: {type(module).__name__} has {len(models)} language models of "
             "fulgurite_models in it, and one is meant"
         )
     return models[0]

@@ -4,6 +4,7 @@ __tracebackhide__ = True
 
 from fulgurite_pretrained.families import Family as Family
 from fulgurite_pretrained.folders import (
+    find_folder as find_folder,
     from_pretrained as from_pretrained,
     load_config as load_config,
     save_pretrained as save_pretrained,

@@ -87,7 +87,7 @@ def from_pretrained(
         save_pretrained(GPT2(config, key=jax.random.key(0)), "gpt2")
         model = from_pretrained("gpt2")
     """
-    folder = resolve_folder(source, revision)
+    folder = find_folder(source, revision)
     family, config = read_config(folder, families)
     if into is None:
         if not strict:
@@ -120,7 +120,7 @@ def load_config(source: str | os.PathLike[str], *, families: tuple[Family, ...] 
     Raises:
         CheckpointError: there is no such folder, or its model is of no known family.
     """
-    return read_config(resolve_folder(source), families)[1]
+    return read_config(find_folder(source), families)[1]
 
 
 def save_pretrained(
@@ -198,7 +198,7 @@ def read_config(folder: Path, families: tuple[Family, ...] = ()) -> tuple[Family
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def resolve_folder(source: str | os.PathLike[str], revision: str | None = None) -> Path:
+def find_folder(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     """Return the folder of a model, downloaded if it is the name of one on the hub.
 
     Args:
