@@ -825,7 +825,8 @@ def test_host_states_that_no_run_wrote_are_an_error(host_states: Any, message: s
 
 def test_without_a_checkpointer_nothing_can_be_resumed() -> None:
     with pytest.raises(
-        PluginError, match="no plugin can restore memory: add the Checkpointer of fulgurite-checkpoint"
+        PluginError,
+        match="no plugin can restore memory: add the Checkpointer of fulgurite-checkpoint",
     ):
         engine(steps=2).fit(Counting(), numbers([0]), resume=LATEST)
 

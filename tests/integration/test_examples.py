@@ -345,7 +345,7 @@ def test_finetune_writes_a_folder_of_the_same_kind(tmp_path: Path):
     tokenizer.save(str(theirs / "tokenizer.json"))
     arguments = [str(theirs), str(tuned), "--steps", "40", "--length", "32", "--rate", "3e-2"]
     lines = run("finetune.py", *arguments)
-    before, *steps, after = (float(line.split()[-1]) for line in lines if " loss " in line)
+    before, *steps, after = (float(line.split()[-1]) for line in lines if "test loss" in line)
     assert after < before - 0.05
     assert steps[-1] == pytest.approx(after, abs=2e-4)  # the adapters apart, and merged
     assert [line.split(" -> ")[0] for line in lines if line.startswith("sample")] == [

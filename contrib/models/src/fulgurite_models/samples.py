@@ -51,8 +51,8 @@ class TextSamples(fg.Plugin):
         as_trigger(self.every)
         if self.encode is None and any(isinstance(prompt, str) for prompt in self.prompts):
             raise ConfigurationError(
-                "TextSamples: a prompt is a string, and encode= is missing, which makes tokens of it: "
-                "give encode=lambda text: tokenizer.encode(text).ids"
+                "TextSamples: a prompt is a string, and encode= is missing, which makes tokens of "
+                "it: give encode=lambda text: tokenizer.encode(text).ids"
             )
 
     @fg.hookimpl
