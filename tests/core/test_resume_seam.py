@@ -884,7 +884,7 @@ def test_a_checkpoint_of_other_plugins_is_an_error() -> None:
         engine(Forgetful(), Average(), steps=4).fit(Learner, regression(), resume=LATEST)
 
 
-# --- weights that are no checkpoint ---------------------------------------------------------------
+# --- weights of another form than a checkpoint ----------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

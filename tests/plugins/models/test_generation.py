@@ -45,7 +45,7 @@ def llama() -> Any:
 
 
 def write_without_cache(model: Any, prompt: list[int], choose: Any) -> list[int]:
-    """Run the model anew over all tokens for each new one."""
+    """Run the model over all tokens again for each new one."""
     apply = eqx.filter_jit(eqx.nn.inference_mode(model))
     tokens = list(prompt)
     for step in range(NEW):
@@ -139,12 +139,13 @@ def test_what_cannot_be_generated_is_an_error(gpt2: Any) -> None:
         generate(gpt2, [[1]], 2, sampling=Sampling(1.0))
     with pytest.raises(ConfigurationError, match="max_new_tokens is 0"):
         generate(gpt2, [[1]], 0)
-    for options in (
+    faulty: list[dict[str, Any]] = [
         {"temperature": -1.0},
         {"temperature": 1.0, "top_k": 0},
         {"temperature": 1.0, "top_p": 0.0},
         {"top_k": 3},
-    ):
+    ]
+    for options in faulty:
         with pytest.raises(ConfigurationError, match="Sampling: "):
             Sampling(**options)
 

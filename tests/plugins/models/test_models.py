@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError, ModelError
 from fulgurite_models import GPT2, GPT2Config, Llama, LlamaConfig, Rope, ViT
 from fulgurite_pretrained import from_pretrained, load_config, save_pretrained
 from model_references import CONFIGS, LLAMA_CONFIG, RUN, make_inputs, write_folder
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 PYTHON = os.environ.get("TRANSFORMERS_PYTHON", sys.executable)
 """A Python in which torch and transformers can be imported."""
@@ -87,8 +88,6 @@ def test_transformers_computes_the_same_of_folders_of_both(name: str, tmp_path: 
 
 def test_names_of_older_files_are_read_as_well(tmp_path: Path) -> None:
     """Files of GPT-2 lack the prefix and have masks; a tied head may be written too."""
-    from safetensors.numpy import save_file
-
     arrays = write_folder(tmp_path, CONFIGS["gpt2"])
     model = from_pretrained(tmp_path)
     older = {name.removeprefix("transformer."): array for name, array in arrays.items()}
@@ -110,8 +109,6 @@ def test_a_folder_is_read_in_another_dtype_and_into_another_head(tmp_path: Path)
     save_pretrained(half, tmp_path / "half")
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
     assert eqx.tree_equal(from_pretrained(tmp_path / "half"), half)
-
-    from dataclasses import replace
 
     config = replace(load_config(tmp_path), labels=("a", "b"))
     other = ViT(config, key=jax.random.key(0))
@@ -218,9 +215,11 @@ def test_dropout_needs_a_key_and_keeps_means() -> None:
     assert jnp.array_equal(draws[0], draws[1]) and not jnp.array_equal(draws[0], draws[2])
     # Each kind of dropout draws where the others are switched off.
     for name in ("dropout", "embedding_dropout", "attention_dropout"):
-        one = GPT2(GPT2Config(8, 16, 8, 2, 2, **{name: 0.5}), key=jax.random.key(0))
-        still = eqx.nn.inference_mode(one)
-        assert not jnp.allclose(one(tokens, key=jax.random.key(1)), still(tokens))
+        rates: dict[str, Any] = {name: 0.5}
+        config = replace(GPT2Config(8, 16, 8, 2, 2), **rates)
+        dropping = GPT2(config, key=jax.random.key(0))
+        still = eqx.nn.inference_mode(dropping)
+        assert not jnp.allclose(dropping(tokens, key=jax.random.key(1)), still(tokens))
     # Both ways of attention are one where nothing is dropped.
     config = GPT2Config(8, 16, 8, 2, 2, attention_dropout=1e-9)
     nothing = GPT2(config, key=jax.random.key(0))

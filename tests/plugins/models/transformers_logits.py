@@ -6,8 +6,12 @@ python transformers_logits.py FOLDER INPUTS.npy OUTPUT.npy [NEW_TOKENS]
 import sys
 
 import numpy as np
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+)
 
 
 def main(folder: str, inputs: str, output: str, new_tokens: str = "") -> None:

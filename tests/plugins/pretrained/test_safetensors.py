@@ -245,6 +245,18 @@ def test_names_that_do_not_fit_are_listed_with_the_nearest(
         assert "strict=False takes what fits" in text
 
 
+def test_a_number_in_a_name_is_that_of_one_layer_alone(
+    torch_file: tuple[Path, dict[str, np.ndarray]],
+) -> None:
+    path, arrays = torch_file
+    for number in ("00", "-1", "٣", "1" * 40):
+        save_file({**arrays, f"encoder.layer.{number}.ln.bias": draw(3)}, path)
+        with pytest.raises(
+            CheckpointError, match=r"ln.bias of the file, float32\[3\], is not in the map"
+        ):
+            load_safetensors(path, into=StackedNet, map=TORCH_MAP)
+
+
 def test_a_map_that_cannot_be_read_is_an_error(torch_file: tuple[Path, dict[str, Any]]) -> None:
     path, _ = torch_file
     faulty = {
@@ -259,7 +271,7 @@ def test_a_map_that_cannot_be_read_is_an_error(torch_file: tuple[Path, dict[str,
     with pytest.raises(PathError, match="cannot read the path 'head weight' of 'fc.weight'"):
         load_safetensors(path, into=Net(key=KEY), map={"fc.weight": "head weight"})
     with pytest.raises(ConfigurationError, match="map is str"):
-        load_safetensors(path, into=Net(key=KEY), map="head")
+        load_safetensors(path, into=Net(key=KEY), map="head")  # pyright: ignore[reportArgumentType]
 
 
 def test_without_strict_what_fits_is_taken_past_another_head_and_the_rest_is_listed(

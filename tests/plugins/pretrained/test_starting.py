@@ -60,7 +60,7 @@ def test_a_fit_begins_with_a_file_and_an_evaluation_measures_it(file: Path, tmp_
     trained = engine.evaluate(make_task, DATA, weights=tmp_path / "run")
     assert trained == engine.evaluate(result, DATA)
     preds = engine.predict(make_task, DATA, weights=file)
-    np.testing.assert_allclose(np.asarray(preds), jax.vmap(make_mlp(7))(X), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(preds), jax.vmap(make_mlp(7))(jnp.asarray(X)), rtol=1e-6)
 
 
 def test_weights_of_another_dtype_are_read_where_that_is_asked_for(
@@ -99,7 +99,8 @@ def test_what_fits_is_taken_past_another_head(file: Path) -> None:
 
 def test_what_a_file_has_not_is_refused(file: Path, tmp_path: Path) -> None:
     engine = fg.Engine(steps=1, plugins=[Pretrained(NAMES, into="model")])
-    for options in ({"step": 3}, {"map": {"module": "module"}}):
+    faulty: list[dict[str, Any]] = [{"step": 3}, {"map": {"module": "module"}}]
+    for options in faulty:
         with pytest.raises(ConfigurationError, match="Leave map and step of the reference out"):
             engine.evaluate(make_task, DATA, weights=fg.CheckpointRef(file, **options))
     plain = fg.Engine(steps=1, plugins=[Pretrained()])

@@ -150,7 +150,7 @@ def generate(
                 "generate: a temperature above 0 draws tokens at random: give key=jax.random.key(0)"
             )
         key = jax.random.key(0)
-    tokens, padding = _pad_left(prompts)
+    tokens, padding = map(jnp.asarray, _pad_left(prompts))
     _check_length(model, tokens.shape[1] + max_new_tokens)
     ends = (end,) if isinstance(end, int) else tuple(end)
     model = eqx.nn.inference_mode(model)

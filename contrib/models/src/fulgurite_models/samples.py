@@ -63,10 +63,7 @@ class TextSamples(fg.Plugin):
     def sample(self, run: fg.Run) -> None:
         """Log what the model writes now."""
         model = find_language_model(run.state.module)
-        prompts = [
-            self.encode(prompt) if isinstance(prompt, str) and self.encode else prompt
-            for prompt in self.prompts
-        ]
+        prompts = list(map(self._encode, self.prompts))
         key = jax.random.fold_in(make_root_key(run.engine.seed), run.step)
         generated = generate(
             model,
@@ -81,6 +78,13 @@ class TextSamples(fg.Plugin):
             for number, tokens in enumerate(generated.as_lists())
         }
         run.log_text(self.registered_name, texts)
+
+    def _encode(self, prompt: Sequence[int] | str) -> Sequence[int]:
+        """Return the tokens of a prompt."""
+        if not isinstance(prompt, str):
+            return prompt
+        assert self.encode is not None  # checked in __post_init__
+        return self.encode(prompt)
 
 
 def find_language_model(module: Any) -> LanguageModel:

@@ -599,8 +599,8 @@ def save_checkpoint(run: Run) -> None:
     when="By `init_from=` and `weights=`, before `restore_checkpoint`.",
 )
 def read_weights(source: CheckpointRef, module: Any, engine: EngineView) -> Any:
-    """Return the module with weights that are no checkpoint, such as those of others; None for what
-    this plugin does not read.
+    """Return the module with weights of another form than a checkpoint, such as those of others;
+    None for what this plugin does not read.
 
     Args:
         source: what was given; a path stands in a reference.

@@ -1,6 +1,7 @@
 """Which arrays of a file fill which arrays of a module, and what does not fit."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ Casting = Literal["match", "file"] | None
 """Of which dtype the arrays become: that of the module, cast; that of the file; or, for None, both,
 which must be the same."""
 _MAX_ROWS = 20
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
@@ -70,23 +72,26 @@ def match(
     """
     matches = Matches()
     sources: dict[str, dict[tuple[int, ...], Source]] = defaultdict(dict)
+    rules_by_name = {rule.name: rule for rule in rules}
+    patterns = [rule for rule in rules if "*" in rule.name]
     for array in stored.values():
-        found = _find_rule(array.name, rules)
-        if found is None:
-            names = [rule.name for rule in rules]
-            hint = did_you_mean(array.name, names) if len(names) < 1000 else ""
+        rule, numbers = _find_rule(array.name, rules_by_name, patterns)
+        if rule is None:
+            # A file of a million names is not compared with each of the map.
+            is_shown = len(matches.faults) < _MAX_ROWS
+            hint = did_you_mean(array.name, rules_by_name) if is_shown else ""
             matches.faults.append(
                 f"{as_printable(array.name)} of the file, {array}, is not in the map. {hint}"
             )
             continue
-        for slot, source in _iter_slots(array, *found, needed, matches.faults):
+        for slot, source in _iter_slots(array, rule, numbers, needed, matches.faults):
             other = sources[slot.path].setdefault(slot.index, source)
             if other is not source:
                 matches.copies.append((other.name, source.name))
+    named = {path for rule in rules for target in rule.targets for path in target.paths.values()}
     for path, leaf in needed.items():
         _match_leaf(path, leaf, sources.get(path, {}), stored, dtype, matches)
-        is_named = any(path in target.paths.values() for rule in rules for target in rule.targets)
-        if path not in sources and (is_complete or is_named):
+        if path not in sources and (is_complete or path in named):
             matches.faults.append(f"{path} of the module, {_format(leaf)}, is not in the file")
     return matches
 
@@ -97,17 +102,25 @@ def join_rows(rows: Sequence[str]) -> str:
     return listed if len(rows) <= _MAX_ROWS else f"{listed}\n  and {len(rows) - _MAX_ROWS} more"
 
 
-def _find_rule(name: str, rules: Sequence[Rule]) -> tuple[Rule, tuple[int, ...]] | None:
-    """Return the first rule for a name of a file, and the numbers in the name."""
-    for rule in rules:
-        found = rule.pattern.fullmatch(name)
-        if found is None:
-            continue
-        if not rule.targets:
+def _find_rule(
+    name: str, rules_by_name: Mapping[str, Rule], patterns: Sequence[Rule]
+) -> tuple[Rule | None, tuple[int, ...]]:
+    """Return the rule for a name of a file, or None, and the numbers in the name.
+
+    Args:
+        name: the name.
+        rules_by_name: all rules; one without `*` is for its own name alone.
+        patterns: those with `*`.
+    """
+    if name in rules_by_name and "*" not in name:
+        return rules_by_name[name], ()
+    for rule in patterns:
+        groups = rule.find_groups(name)
+        if groups is not None and not rule.targets:
             return rule, ()
-        if all(group.isascii() and group.isdecimal() for group in found.groups()):
-            return rule, tuple(int(group[:9]) for group in found.groups())
-    return None
+        if groups is not None and all(map(_NUMBER.fullmatch, groups)):
+            return rule, tuple(map(int, groups))
+    return None, ()
 
 
 def _iter_slots(

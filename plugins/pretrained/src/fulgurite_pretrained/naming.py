@@ -98,6 +98,11 @@ class Rule:
     pattern: re.Pattern[str]
     targets: tuple[Target, ...]
 
+    def find_groups(self, name: str) -> tuple[str, ...] | None:
+        """Return what stands for each `*` in a name of the file; None if the name is another."""
+        match = self.pattern.fullmatch(name)
+        return None if match is None else match.groups()
+
     def make_name(self, numbers: tuple[int, ...]) -> str:
         """Return the name in the file of these layers."""
         parts = self.name.split("*")

@@ -58,8 +58,8 @@ class Pretrained(fg.Plugin):
             return None
         if source.map is not None or source.step != "latest":
             raise ConfigurationError(
-                f"{source.path} is no checkpoint of a run: its names are mapped by Pretrained(map="
-                "...), and it has no steps. Leave map and step of the reference out"
+                f"{source.path} is not the checkpoint of a run: its names are mapped by "
+                "Pretrained(map=...), and it has no steps. Leave map and step of the reference out"
             )
         path = Path(source.path)
         needed = list_arrays(module)

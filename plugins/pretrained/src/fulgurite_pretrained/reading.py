@@ -173,7 +173,7 @@ def _make_array(files: WeightFiles, path: str, leaf: Any, matches: Matches) -> j
     dtype = matches.dtypes[path]
     num_stacked = len(next(iter(sources)))
 
-    def read(index: tuple[slice, ...]) -> np.ndarray:
+    def read(index: Any) -> np.ndarray:
         bounds = tuple(
             slice(*part.indices(size)[:2]) for part, size in zip(index, leaf.shape, strict=True)
         )

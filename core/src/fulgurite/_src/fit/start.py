@@ -219,7 +219,7 @@ def _load_part(engine: EngineView, init_from: CheckpointSource, template: TrainS
 def _read_weights(
     engine: EngineView, reference: CheckpointRef, template: TrainState
 ) -> TrainState | None:
-    """Return a state with the module that a plugin reads of what is no checkpoint, and shapes
+    """Return a state with the module that a plugin reads, of anything but a checkpoint, and shapes
     elsewhere; None if none does.
 
     Args:
