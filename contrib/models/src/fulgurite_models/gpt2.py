@@ -51,6 +51,10 @@ class GPT2Config:
     attention_dropout: float = 0.0
     is_tied: bool = True
 
+    def __post_init__(self) -> None:
+        if self.hidden_width == 4 * self.width:
+            object.__setattr__(self, "hidden_width", None)  # equal to a config that leaves it out
+
 
 class GPT2Block(eqx.Module):
     """Attention and an MLP, each after a norm."""

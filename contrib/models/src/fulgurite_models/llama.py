@@ -67,6 +67,8 @@ class LlamaConfig:
     model_type: Literal["llama", "qwen2", "qwen3"] = "llama"
 
     def __post_init__(self) -> None:
+        if self.head_size == self.width // self.num_heads:
+            object.__setattr__(self, "head_size", None)  # equal to a config that leaves it out
         if self.num_heads % self.num_kv_heads:
             raise ConfigurationError(
                 f"{self.num_heads} heads cannot share {self.num_kv_heads} keys and values evenly"

@@ -63,6 +63,10 @@ class ViTConfig:
     dropout: float = 0.0
     attention_dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.hidden_width == 4 * self.width:
+            object.__setattr__(self, "hidden_width", None)  # equal to a config that leaves it out
+
 
 class Patches(eqx.Module):
     """The vectors of the patches of an image, with that of the class before them.
