@@ -138,7 +138,7 @@ class GAN(fg.Module):
 
 
 @dataclass(frozen=True)
-class Samples:
+class TextSamples:
     """A plugin that writes a picture of the same samples at regular intervals."""
 
     folder: Path
@@ -282,7 +282,7 @@ def experiment(
         discriminator=Phase(optax.adam(lr, b1=0.0, b2=0.99), "discriminator"),
         generator=Phase(optax.adam(lr, b1=0.0, b2=0.99), "generator"),
     )
-    plugins = ["rng", phases, Samples(Path(folder), every), Report()]
+    plugins = ["rng", phases, TextSamples(Path(folder), every), Report()]
     return Experiment(
         engine=fg.Engine(steps=steps, seed=seed, log_every=200, plugins=plugins),
         model=partial(GAN, width, penalty),

@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import fulgurite as fg
+import numpy as np
 import pytest
-from fulgurite.plugins import find_hookspecs, hookspecs
+from fulgurite.plugins import find_hookspecs, hookspecs, leaves_with_paths
 from hook_plugins import engine, plugin
 from models import Act, Linear, regression
 
@@ -87,6 +88,9 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
         trainer = engine(*plugins, logger, saver, steps=20, log_every=5)
         result = trainer.fit(Linear, data, resume="latest")
         trainer.evaluate(trainer.get_module_view(result.state, "averaged"), data)
+        arrays = {path: leaf for path, leaf in leaves_with_paths(result.module)}
+        np.savez(tmp_path / "weights.npz", **arrays)
+        trainer.evaluate(Linear, data, weights=tmp_path / "weights.npz")
         # Only an update rule that accumulates gradients calls it, and the core has none.
         averages = result.state.plugin_states["averaged"]
         shown.Averaged().after_finalize(result.state.module, averages)

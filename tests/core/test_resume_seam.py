@@ -23,7 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import CheckpointError, NonFiniteError, PluginError, StateError
+from fulgurite.errors import (
+    CheckpointError,
+    ConfigurationError,
+    NonFiniteError,
+    PluginError,
+    StateError,
+)
 from fulgurite_runs import RunDirectory, RunPlugin
 from models import Act, Counting, Linear, assert_same_bits, numbers, regression
 
@@ -819,7 +825,8 @@ def test_host_states_that_no_run_wrote_are_an_error(host_states: Any, message: s
 
 def test_without_a_checkpointer_nothing_can_be_resumed() -> None:
     with pytest.raises(
-        PluginError, match="no plugin can restore memory: install fulgurite-checkpoint"
+        PluginError,
+        match="no plugin can restore memory: add the Checkpointer of fulgurite-checkpoint",
     ):
         engine(steps=2).fit(Counting(), numbers([0]), resume=LATEST)
 
@@ -875,3 +882,47 @@ def test_a_checkpoint_of_other_plugins_is_an_error() -> None:
 
     with pytest.raises(StateError, match=r"does not fit.*plugin_states.*average"):
         engine(Forgetful(), Average(), steps=4).fit(Learner, regression(), resume=LATEST)
+
+
+# --- weights of another form than a checkpoint ----------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ForeignWeights:
+    """Reads weights that are ones, of a path that ends with `.ones`; nothing of the model state."""
+
+    sources: list[fg.CheckpointRef] = field(default_factory=list)
+
+    @fg.hookimpl
+    def read_weights(self, source: fg.CheckpointRef, module: Any) -> Any:
+        self.sources.append(source)
+        if not str(source.path).endswith(".ones"):
+            return None
+        return jax.tree.map(
+            lambda leaf: jnp.ones(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf,
+            module,
+        )
+
+
+@pytest.mark.hook("read_weights")
+def test_weights_that_a_plugin_reads_begin_a_fit_and_are_evaluated_without_a_checkpointer() -> None:
+    data = regression()
+    foreign = ForeignWeights()
+    engine = fg.Engine(steps=1, plugins=[foreign])
+    model = Linear(key=jax.random.key(0))
+    ones = jax.tree.map(jnp.ones_like, model)
+    evaluated = engine.evaluate(Linear, data, weights="some.ones")
+    assert evaluated == engine.evaluate(ones, data)
+    begun = engine.fit(Linear, data, init_from="some.ones")
+    expected = fg.Engine(steps=1).fit(ones, data)
+    assert jnp.array_equal(begun.module.weight, expected.module.weight)
+    assert {str(source.path) for source in foreign.sources} == {"some.ones"}
+    with pytest.raises(ConfigurationError, match="leave view out"):
+        engine.evaluate(Linear, data, weights=fg.CheckpointRef("some.ones", view="averaged"))
+    with pytest.raises(PluginError, match="no plugin can restore some.zeros"):
+        engine.evaluate(Linear, data, weights="some.zeros")
+
+
+def test_a_run_resumes_in_no_other_dtype() -> None:
+    with pytest.raises(ConfigurationError, match="a run resumes with its own: leave dtype out"):
+        fg.Engine(steps=1).fit(Linear, regression(), resume=fg.CheckpointRef("a", dtype="match"))

@@ -28,7 +28,7 @@ GENERATED = {"hooks.md"}  # its blocks are signatures
 REPOSITORY = "https://github.com/fulgurite/fulgurite/blob/main/"
 DOTTED_NAME = re.compile(r"`((?:fg|fulgurite\w*)(?:\.\w+)+)")
 FILES = {"fulgurite.toml"}
-ENTRY_POINT_GROUPS = {"fulgurite.commands", "fulgurite.plugins"}
+ENTRY_POINT_GROUPS = {"fulgurite.commands", "fulgurite.plugins", "fulgurite.families"}
 
 
 def iter_blocks(page: Path) -> Iterator[str]:

@@ -20,7 +20,10 @@ import nbformat
 import numpy as np
 import pytest
 from fulgurite_checkpoint.commands import checkpoints
+from fulgurite_models import Llama, LlamaConfig
+from fulgurite_pretrained import from_pretrained, save_pretrained
 from nbclient import NotebookClient
+from tokenizers import ByteLevelBPETokenizer
 
 pytestmark = pytest.mark.full
 
@@ -331,10 +334,34 @@ def test_notebook(monkeypatch: pytest.MonkeyPatch):
     assert error[-1].output_type == "error" and len(error[-1].traceback) < 10
 
 
+def test_finetune_writes_a_folder_of_the_same_kind(tmp_path: Path):
+    """From a small model in the form that transformers writes, with a tokenizer of its own."""
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train([os.__file__], vocab_size=300, show_progress=False)
+    config = LlamaConfig(300, 32, 2, 4, 2, 64)
+    theirs, tuned = tmp_path / "theirs", tmp_path / "tuned"
+    model = Llama(config, key=jax.random.key(0))
+    save_pretrained(model, theirs)
+    tokenizer.save(str(theirs / "tokenizer.json"))
+    arguments = [str(theirs), str(tuned), "--steps", "40", "--length", "32", "--rate", "3e-2"]
+    lines = run("finetune.py", *arguments)
+    before, *steps, after = (float(line.split()[-1]) for line in lines if "test loss" in line)
+    assert after < before - 0.05
+    assert steps[-1] == pytest.approx(after, abs=2e-4)  # the adapters apart, and merged
+    assert [line.split(" -> ")[0] for line in lines if line.startswith("sample")] == [
+        "sample  'def __init__(self'",
+        "sample  '    return '",
+    ]
+    assert (tuned / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), from_pretrained(tuned), model)
+    assert changed.blocks.attention.query.weight and not changed.blocks.mlp.up.weight
+
+
 def test_every_example_is_run_here():
     names = {"autoencoder.py", "classifier.py", "digits.py", "digits_standalone_eval.py", "gan.py"}
-    names |= {"language_model.py", "notebook.py", "ppo.py", "transformer.py", "wgan_gp.py"}
+    names |= {"finetune.py", "language_model.py", "notebook.py", "ppo.py", "transformer.py"}
     names |= {"serve.py"}  # by tests/plugins/export/test_serve.py
+    names |= {"wgan_gp.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 

@@ -357,7 +357,7 @@ def test_part_of_another_model_is_restored(old: Any) -> None:
         ({"module.encoder": "module"}, r"(?s)differ.*module.encoder.bias is only in"),
         (
             {"module.weight": "module.encoder.bias"},
-            r"module.weight: saved float32\[3\], wanted float32\[\]",
+            r"module.weight, from module.encoder.bias: saved float32\[3\], wanted float32\[\]",
         ),
     ],
 )

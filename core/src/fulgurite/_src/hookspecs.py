@@ -22,7 +22,7 @@ from fulgurite._src.fit.engine_view import EngineView
 from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.run import LoggedRun, Run
-from fulgurite._src.fit.snapshot import CheckpointSource, Snapshot
+from fulgurite._src.fit.snapshot import CheckpointRef, CheckpointSource, Snapshot
 from fulgurite._src.metrics.base import CollectingMetric, Metric, RunningMetric
 from fulgurite._src.model.context import Context
 from fulgurite._src.model.media import Media
@@ -590,6 +590,23 @@ def save_checkpoint(run: Run) -> None:
 
     Args:
         run: a view of the run, valid during the call.
+    """
+
+
+@hookspec(
+    "persistence",
+    Combine.EXCLUSIVE,
+    when="By `init_from=` and `weights=`, before `restore_checkpoint`.",
+)
+def read_weights(source: CheckpointRef, module: Any, engine: EngineView) -> Any:
+    """Return the module with weights of another form than a checkpoint, such as those of others;
+    None for what this plugin does not read.
+
+    Args:
+        source: what was given; a path stands in a reference.
+        module: of `jax.ShapeDtypeStruct`s, with the shardings that the arrays should get. What is
+            left of these stays as the model makes it.
+        engine: the engine that trains or evaluates.
     """
 
 

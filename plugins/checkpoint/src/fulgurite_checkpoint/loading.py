@@ -95,10 +95,10 @@ def _read_model(
     shapes = _make_state(eqx.filter_eval_shape(model_init.build, model_init.arrays, key))
     needed = arrays.flatten_state(shapes)
     matches = _match(needed, checkpoint)
-    if strict and matches.rest:
+    if strict and matches.differences:
         raise CheckpointError(
             f"{checkpoint.path} does not fit {model_name}:\n"
-            f"{arrays.join_rows(matches.rest)}\n"
+            f"{arrays.join_rows(matches.differences)}\n"
             "Give the model that was saved, also load(..., strict=False), which takes what "
             "fits, or engine.load_weights(model, run) where a plugin has changed the model"
         )
@@ -109,7 +109,7 @@ def _read_model(
         )
     loaded = restoring.load_verified(checkpoint, matches.specs, "full")
     parts = pick(matches, needed, loaded, checkpoint.path)
-    if matches.rest:
+    if matches.differences:
         warnings.warn(
             f"{checkpoint.path} fits {model_name} in part: {matches.describe()}",
             stacklevel=2,

@@ -21,22 +21,30 @@ class Matches:
     Attributes:
         names: the arrays that are read, by path, each with its name in the checkpoint.
         specs: shape and dtype in which they are read, by their name in the checkpoint.
-        rest: a row for each array that does not fit as it is, cast ones included.
+        rest: a row for each array that does not fit.
+        cast: a row for each array that is cast.
         num_needed: how many arrays of the module and of its state were to be filled.
     """
 
     names: dict[str, str] = field(default_factory=dict)
     specs: dict[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
     rest: list[str] = field(default_factory=list)
+    cast: list[str] = field(default_factory=list)
     num_needed: int = 0
+
+    @property
+    def differences(self) -> list[str]:
+        """A row for each array that differs."""
+        return sorted([*self.rest, *self.cast])
 
     def describe(self) -> str:
         """Return what comes from the checkpoint, and a row for each array that differs."""
         num_filled = sum(map(_is_of_model, self.names))
+        rows = sorted([*self.rest, *(f"{row}, and cast" for row in self.cast)])
         return (
             f"{num_filled} of {self.num_needed} arrays come from it; what differs is cast "
             "where it says so, and otherwise stays as the model makes it:\n"
-            f"{arrays.join_rows(self.rest)}"
+            f"{arrays.join_rows(rows)}"
         )
 
 
@@ -62,7 +70,7 @@ def match(needed: Mapping[str, Any], saved: Mapping[str, Spec], pairs: Iterable[
             dtype = target.dtype
         elif _can_cast(spec[1], target.dtype):
             dtype = jnp.dtype(spec[1])
-            matches.rest.append(f"{row}, and cast")
+            matches.cast.append(row)
         else:
             matches.rest.append(row)
             continue

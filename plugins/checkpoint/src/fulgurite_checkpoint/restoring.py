@@ -18,7 +18,7 @@ from fulgurite_checkpoint import arrays, format
 from fulgurite_checkpoint.contents import Contents, parse_contents
 from fulgurite_checkpoint.files import DamagedError, read_json
 from fulgurite_checkpoint.format import Commit, Entry, Monitor, Verify
-from fulgurite_checkpoint.matching import match, pick
+from fulgurite_checkpoint.matching import Matches, match, pick
 
 T = TypeVar("T")
 
@@ -312,9 +312,9 @@ def restore_part(
     pairs = arrays.apply_mapping(
         needed, saved, reference.map or {}, reference.strict, checkpoint.path
     )
-    if reference.strict:
-        _check_pairs(needed, saved, pairs, checkpoint.path)
     matches = match(needed, saved, pairs)
+    if reference.strict:
+        _check_matches(matches, reference, checkpoint.path)
     wants_module = any(target and target.startswith("module") for target, _ in pairs)
     if wants_module and not any(name.startswith("module") for name in matches.names):
         raise CheckpointError(
@@ -323,22 +323,33 @@ def restore_part(
         )
     loaded = load_verified(checkpoint, matches.specs, verify)
     parts = pick(matches, needed, loaded, checkpoint.path)
-    if matches.rest:
+    if matches.rest or (matches.cast and reference.dtype is None):
         warnings.warn(
             f"{checkpoint.path} fits the model in part: {matches.describe()}", stacklevel=2
         )
     return checkpoint.contents.make_snapshot(arrays.unflatten_state(template, parts))
 
 
-def _check_pairs(
-    needed: dict[str, Any], saved: dict[str, arrays.Spec], pairs: list[arrays.Pair], path: Path
-) -> None:
-    """Raise `CheckpointError` if a pair of arrays differs in shape or dtype."""
-    paired = {target: source for target, source in pairs if target and source}
-    arrays.check_same_specs(
-        {target: needed[target] for target in paired},
-        {target: saved[source] for target, source in paired.items()},
-        path,
+def _check_matches(matches: Matches, reference: fg.CheckpointRef, path: Path) -> None:
+    """Raise `CheckpointError` if a pair of arrays differs in shape, or in its dtype where the
+    reference does not ask for that of the model.
+
+    Args:
+        matches: the pairs.
+        reference: to the checkpoint.
+        path: of the checkpoint.
+    """
+    rows = matches.rest if reference.dtype == "match" else matches.differences
+    if not rows:
+        return
+    hint = (
+        "fg.CheckpointRef(path, strict=False) takes what fits"
+        if matches.rest
+        else "fg.CheckpointRef(path, dtype='match') casts them"
+    )
+    raise CheckpointError(
+        f"{path} does not fit the model:\n{arrays.join_rows(rows)}\nGive the model and plugins "
+        f"that it was saved with; {hint}"
     )
 
 

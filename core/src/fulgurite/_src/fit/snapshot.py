@@ -55,6 +55,8 @@ class CheckpointRef:
         hyperparameters: what a fit that resumes takes of those that `optax.inject_hyperparams`
             keeps in the optimizer's state: the values of the `checkpoint`, or those with which the
             `program` begins now, whatever became of them since.
+        dtype: `match` to read floating-point numbers in the dtype of the model; None where it must
+            be the same on both sides. A run resumes with its own dtypes.
     """
 
     path: str | PathLike | None
@@ -64,6 +66,7 @@ class CheckpointRef:
     strict: bool = True
     view: str | None = None
     hyperparameters: Literal["checkpoint", "program"] = "checkpoint"
+    dtype: Literal["match"] | None = None
 
     def __post_init__(self) -> None:
         if self.view is not None:
@@ -84,6 +87,8 @@ class CheckpointRef:
                 f"CheckpointRef: map is {type(self.map).__name__}; it must be a dictionary of "
                 "paths to paths, such as {'module.encoder': 'module.encoder'}"
             )
+        if self.dtype is not None:
+            check_one_of(self.dtype, ("match",), "CheckpointRef: dtype")
         check_one_of(
             self.hyperparameters, ("checkpoint", "program"), "CheckpointRef: hyperparameters"
         )

@@ -64,6 +64,11 @@ def check_starting_point(resume: Resume, state: TrainState | None, init_from: In
             f"fit: resume names the weights {resume.view!r}, and a run resumes with everything "
             "that it had: leave view out"
         )
+    if isinstance(resume, CheckpointRef) and resume.dtype is not None:
+        raise ConfigurationError(
+            "fit: resume asks for another dtype, and a run resumes with its own: leave dtype out, "
+            "or begin another run by init_from="
+        )
     if state is not None and (init_from is not None or resume not in (None, "never")):
         raise ConfigurationError(
             "fit takes a state to continue from, or a checkpoint to start from, not both"
@@ -94,8 +99,9 @@ def load_snapshot(
     owner = restore.get_owner()
     if owner is None:
         raise PluginError(
-            f"no plugin can restore {_format_source(resume)}: install fulgurite-checkpoint and add "
-            f"a Checkpointer to the plugins"
+            f"no plugin can restore {_format_source(resume)}: add the Checkpointer of "
+            "fulgurite-checkpoint to the plugins, or, for safetensors and folders of Hugging Face, "
+            "the Pretrained of fulgurite-pretrained"
         )
     answer = restore.ask(resume=resume, template=template, engine=engine, announce=announce)
     is_optional = resume == "auto" or (isinstance(resume, CheckpointRef) and resume.optional)
@@ -190,16 +196,60 @@ def fill_missing_state(
     if init_from is None:
         with engine.services.timings.describe("making the model"):
             return program.init_state(source, key)
-    reference = as_checkpoint_ref(init_from)
-    reference = replace(reference, map=reference.map or WEIGHTS, optional=False)
-    snapshot = load_snapshot(engine, reference, program.state_spec)
-    assert snapshot is not None
-    _check_begins_with_module(reference, snapshot)
-    weights = snapshot.state.module, snapshot.state.model_state
+    loaded = _load_part(engine, init_from, program.state_spec)
+    weights = loaded.module, loaded.model_state
     if _is_partial(weights):
         initial = program.init_state(source, key)
         weights = _fill_missing(weights, (initial.module, initial.model_state))
-    return _fill_missing(snapshot.state, program.init_state(as_model_init(weights), key))
+    return _fill_missing(loaded, program.init_state(as_model_init(weights), key))
+
+
+def _load_part(engine: EngineView, init_from: CheckpointSource, template: TrainState) -> TrainState:
+    """Return a state with what `init_from` has of it, and shapes elsewhere.
+
+    Args:
+        engine: the engine that trains.
+        init_from: the argument of `Engine.fit`.
+        template: the shapes of the new state.
+    """
+    reference = as_checkpoint_ref(init_from)
+    foreign = _read_weights(engine, reference, template)
+    if foreign is not None:
+        return foreign
+    reference = replace(reference, map=reference.map or WEIGHTS, optional=False)
+    snapshot = load_snapshot(engine, reference, template)
+    assert snapshot is not None
+    _check_begins_with_module(reference, snapshot)
+    return snapshot.state
+
+
+def _read_weights(
+    engine: EngineView, reference: CheckpointRef, template: TrainState
+) -> TrainState | None:
+    """Return a state with the module that a plugin reads, of anything but a checkpoint, and shapes
+    elsewhere; None if none does.
+
+    Args:
+        engine: the engine that trains or evaluates.
+        reference: to the weights.
+        template: the shapes of the state.
+    """
+    hook = engine.plugins.hooks.read_weights
+    answer = hook.ask(source=reference, module=template.module, engine=engine)
+    if answer is None:
+        return None
+    plugin, module = answer
+    if jax.tree.structure(module) != jax.tree.structure(template.module):
+        raise PluginError(
+            f"plugin {plugin.name!r} returned another module in read_weights: it must have the "
+            "structure of the one that it was given"
+        )
+    if reference.view not in (None, "current"):
+        raise ConfigurationError(
+            f"{reference.path} has weights alone, and the weights {reference.view!r} are made in "
+            "training: leave view out"
+        )
+    return template.replace(module=module)
 
 
 def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> TrainState:
@@ -223,10 +273,17 @@ def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> T
     for name in template.plugin_states:
         parts.append(str(path_from_keys((GetAttrKey("plugin_states"), DictKey(name)))))
     mapping = {part: part for part in parts}
-    reference = replace(as_checkpoint_ref(weights), map=mapping, optional=False)
-    snapshot = load_snapshot(engine, reference, template)
-    assert snapshot is not None
-    state = snapshot.state
+    reference = as_checkpoint_ref(weights)
+    foreign = _read_weights(engine, reference, template)
+    if foreign is None:
+        reference = replace(reference, map=mapping, optional=False)
+        snapshot = load_snapshot(engine, reference, template)
+        assert snapshot is not None
+        state = snapshot.state
+        view = reference.view or snapshot.module_view
+    else:
+        state = foreign.replace(step=jnp.int32(0), key=make_root_key(engine.seed))
+        view = "current"
     if _is_partial(state):
         # A reference that is not strict may lack some, such as a checkpoint of a part of the
         # weights.
@@ -235,7 +292,6 @@ def load_weights(engine: EngineView, model: Any, weights: CheckpointSource) -> T
         if engine.sharding.mesh is not None:
             initial = jax.tree.map(_put_like, template, initial)
         state = _fill_missing(state, initial)
-    view = reference.view or snapshot.module_view
     with error_context(
         lambda: (
             f"the checkpoint was asked for, or is the best, by the weights {view!r}: give the "

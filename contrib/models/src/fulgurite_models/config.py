@@ -1,0 +1,69 @@
+"""Values of a config.json, which may be anything."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fulgurite.errors import ConfigurationError
+
+_MAX_SIZE = 2**31 - 1
+
+
+def get_size(
+    values: Mapping[str, Any], name: str, default: int | None = None, *, divides: int | None = None
+) -> int:
+    """Return a positive integer.
+
+    Args:
+        values: of a config.json.
+        name: of the value.
+        default: where there is none, or it is null; None where there must be one.
+        divides: a number that it must divide.
+
+    Raises:
+        ConfigurationError: it is anything else.
+    """
+    value = values.get(name)
+    value = default if value is None else value
+    if type(value) is not int or not 0 < value <= _MAX_SIZE:
+        raise ConfigurationError(f"{name} is {value!r:.100}; it must be a positive integer")
+    if divides is not None and divides % value:
+        raise ConfigurationError(f"{name} is {value}, which does not divide {divides}")
+    return value
+
+
+def get_number(values: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a positive finite number; the arguments are those of `get_size`."""
+    value = values.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{name} is {value!r:.100}; it must be a number")
+    if not 0 < value < 1e300 or not math.isfinite(value):
+        raise ConfigurationError(f"{name} is {value!r:.100}; it must be positive and finite")
+    return float(value)
+
+
+def get_rate(values: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a probability below 1; the arguments are those of `get_size`."""
+    value = values.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigurationError(
+            f"{name} is {value!r:.100}; it must be a number at least 0 and below 1"
+        )
+    return float(value)
+
+
+def refuse_values(values: Mapping[str, Any], **known: tuple[Any, ...]) -> None:
+    """Raise a ConfigurationError for a value that changes what the model computes, and that the
+    model does not have.
+
+    Args:
+        values: of a config.json.
+        known: what the model has, by name; a value that is missing has the first of these.
+    """
+    for name, choices in known.items():
+        value = values.get(name, choices[0])
+        if value not in choices:
+            raise ConfigurationError(
+                f"{name} is {value!r:.100}, and this model is built for "
+                f"{' or '.join(map(repr, choices))} alone"
+            )

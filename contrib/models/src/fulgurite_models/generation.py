@@ -1,0 +1,257 @@
+"""Tokens that a language model writes after a prompt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fulgurite.errors import ConfigurationError, set_ints
+from fulgurite.plugins import hide_constructor_frames
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fulgurite_models.language import LanguageModel
+
+
+@hide_constructor_frames
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen by its logits.
+
+    The order is that of transformers: temperature, then `top_k`, then `top_p`.
+
+    Example:
+        from fulgurite_models import Sampling
+
+        sampling = Sampling(temperature=0.8, top_k=50, top_p=0.95)
+
+    Attributes:
+        temperature: by which logits are divided; 0 takes the most probable token.
+        top_k: how many of the most probable tokens are chosen among; None for all.
+        top_p: the most probable tokens, until their probabilities add up to this, are chosen among;
+            None for all.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        set_ints(self, "top_k")
+        is_number = isinstance(self.temperature, int | float) and type(self.temperature) is not bool
+        if not is_number or not 0 <= self.temperature < float("inf"):
+            raise ConfigurationError(
+                f"Sampling: temperature is {self.temperature!r}; it must be a finite number, at "
+                "least 0"
+            )
+        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
+            raise ConfigurationError(f"Sampling: top_k is {self.top_k!r}; it must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigurationError(
+                f"Sampling: top_p is {self.top_p!r}; it must be above 0 and at most 1"
+            )
+        if self.temperature == 0 and (self.top_k, self.top_p) != (None, None):
+            raise ConfigurationError(
+                "Sampling: top_k and top_p have no effect with temperature=0, which takes the most "
+                "probable token: give temperature=1.0, or leave them out"
+            )
+
+    def filter_logits(self, logits: Float[Array, " vocabulary"]) -> Float[Array, " vocabulary"]:
+        """Return the logits divided by the temperature, and -inf for tokens that are not chosen
+        among; float32."""
+        logits = logits.astype(jnp.float32) / self.temperature
+        if self.top_k is not None and self.top_k < len(logits):
+            smallest = jax.lax.top_k(logits, self.top_k)[0][-1]
+            logits = jnp.where(logits < smallest, -jnp.inf, logits)
+        if self.top_p is not None and self.top_p < 1:
+            order = jnp.argsort(-logits)
+            probabilities = jax.nn.softmax(logits[order])
+            before = jnp.cumsum(probabilities) - probabilities
+            is_chosen = jnp.zeros(len(logits), bool).at[order].set(before < self.top_p)
+            # The sum before the first is 0, up to rounding.
+            is_chosen = is_chosen.at[order[0]].set(True)
+            logits = jnp.where(is_chosen, logits, -jnp.inf)
+        return logits
+
+    def choose(self, logits: Float[Array, " vocabulary"], key: Key[Array, ""]) -> Int[Array, ""]:
+        """Return a token.
+
+        Args:
+            logits: of all tokens.
+            key: a random key, which temperature 0 does not use.
+        """
+        if self.temperature == 0:
+            return jnp.argmax(logits).astype(jnp.int32)
+        return jax.random.categorical(key, self.filter_logits(logits)).astype(jnp.int32)
+
+
+class Generated(NamedTuple):
+    """What a model wrote.
+
+    Attributes:
+        tokens: int32 `(batch, max_new_tokens)`; what follows an end token is 0.
+        lengths: int32 `(batch,)`, how many tokens of each row count, its end token among them.
+    """
+
+    tokens: Int[Array, "batch new"]
+    lengths: Int[Array, " batch"]
+
+    def as_lists(self) -> list[list[int]]:
+        """Return the tokens of each row that count."""
+        rows = zip(np.asarray(self.tokens), np.asarray(self.lengths), strict=True)
+        return [row[:length].tolist() for row, length in rows]
+
+
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]] | np.ndarray,
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    end: int | Sequence[int] = (),
+    key: Key[Array, ""] | None = None,
+) -> Generated:
+    """Return the tokens that a model writes after prompts, with a cache, as one compiled program.
+
+    The program is compiled for each number of prompts, length of the longest one and
+    `max_new_tokens`. Prompts of other lengths are padded on their left, which changes none of their
+    tokens. Rows do not depend on each other, and it ends when all rows have.
+
+    Args:
+        model: the model; it writes in inference mode.
+        prompts: the tokens of each, at least one.
+        max_new_tokens: how many are written at most.
+        sampling: how a token is chosen; the most probable one by default.
+        end: tokens with which a row ends.
+        key: a random key, which a temperature needs.
+
+    Raises:
+        ConfigurationError: a prompt is empty, or an argument is missing.
+
+    Example:
+        from fulgurite_models import GPT2, GPT2Config, Sampling, generate
+
+        config = GPT2Config(vocab_size=64, max_length=32, width=16, depth=2, num_heads=2)
+        gpt2 = GPT2(config, key=jax.random.key(0))
+        sampling = Sampling(temperature=0.8, top_k=10)
+        generated = generate(gpt2, [[1, 2, 3], [4]], 8, sampling=sampling, key=jax.random.key(1))
+        rows = generated.as_lists()
+    """
+    sampling = sampling or Sampling()
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise ConfigurationError(
+            f"generate: max_new_tokens is {max_new_tokens!r}; it must be a positive integer"
+        )
+    if key is None:
+        if sampling.temperature > 0:
+            raise ConfigurationError(
+                "generate: a temperature above 0 draws tokens at random: give key=jax.random.key(0)"
+            )
+        key = jax.random.key(0)
+    tokens, padding = map(jnp.asarray, _pad_left(prompts))
+    _check_length(model, tokens.shape[1] + max_new_tokens)
+    ends = (end,) if isinstance(end, int) else tuple(end)
+    model = eqx.nn.inference_mode(model)
+    return _generate(model, tokens, padding, key, max_new_tokens, sampling, ends)
+
+
+class _State(NamedTuple):
+    """Where the generation is.
+
+    Attributes:
+        step: how many tokens each row has.
+        tokens: so far, `(batch, max_new_tokens)`.
+        lengths: how many of them count.
+        has_ended: which rows have.
+        logits: of the next token.
+        cache: of the tokens so far.
+    """
+
+    step: Int[Array, ""]
+    tokens: Int[Array, "batch new"]
+    lengths: Int[Array, " batch"]
+    has_ended: Bool[Array, " batch"]
+    logits: Float[Array, "batch vocabulary"]
+    cache: Any
+
+
+@eqx.filter_jit
+def _generate(
+    model: LanguageModel,
+    prompts: Int[Array, "batch time"],
+    padding: Int[Array, " batch"],
+    key: Key[Array, ""],
+    max_new_tokens: int,
+    sampling: Sampling,
+    ends: tuple[int, ...],
+) -> Generated:
+    """Return what `generate` does.
+
+    Args:
+        model: in inference mode.
+        prompts: padded on their left.
+        padding: how many tokens of each row are none.
+        key: a random key.
+        max_new_tokens: how many are written at most.
+        sampling: how a token is chosen.
+        ends: tokens with which a row ends.
+    """
+    batch, time = prompts.shape
+    row_keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+    decode = jax.vmap(model.decode, in_axes=(0, 0, None, 0))
+
+    def choose(logits: Any, step: Any) -> Any:
+        keys = jax.vmap(lambda row_key: jax.random.fold_in(row_key, step))(row_keys)
+        return jax.vmap(sampling.choose)(logits, keys)
+
+    def is_running(state: _State) -> Any:
+        return (state.step < max_new_tokens) & ~jnp.all(state.has_ended)
+
+    def write(state: _State) -> _State:
+        new = jnp.where(state.has_ended, 0, choose(state.logits, state.step))
+        tokens = jax.lax.dynamic_update_index_in_dim(state.tokens, new, state.step, axis=1)
+        lengths = state.lengths + ~state.has_ended
+        has_ended = state.has_ended | jnp.isin(new, jnp.array(ends, jnp.int32))
+        logits, cache = decode(new[:, None], state.cache, time + state.step, padding)
+        return _State(state.step + 1, tokens, lengths, has_ended, logits[:, -1], cache)
+
+    cache = jax.vmap(lambda _: model.make_cache(time + max_new_tokens))(padding)
+    logits, cache = decode(prompts, cache, jnp.int32(0), padding)
+    start = _State(
+        jnp.int32(0),
+        jnp.zeros((batch, max_new_tokens), jnp.int32),
+        jnp.zeros(batch, jnp.int32),
+        jnp.zeros(batch, bool),
+        logits[:, -1],
+        cache,
+    )
+    state = jax.lax.while_loop(is_running, write, start)
+    return Generated(state.tokens, state.lengths)
+
+
+def _pad_left(prompts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return prompts as one array, and how many tokens of each row are none."""
+    rows = [np.asarray(prompt) for prompt in prompts]
+    if not rows:
+        raise ConfigurationError("generate: there is no prompt; give a list of lists of tokens")
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer):
+            raise ConfigurationError(
+                f"generate: prompt {number} is {row.dtype}{list(row.shape)}; it must be a list of "
+                "at least one token"
+            )
+    longest = max(map(len, rows))
+    padding = np.array([longest - len(row) for row in rows], np.int32)
+    tokens = [np.pad(row, (missing, 0)) for row, missing in zip(rows, padding, strict=True)]
+    return np.stack(tokens).astype(np.int32), padding
+
+
+def _check_length(model: LanguageModel, length: int) -> None:
+    maximum = model.get_max_length()
+    if maximum is not None and length > maximum:
+        raise ConfigurationError(
+            f"generate: {type(model).__name__} has {maximum} positions, and the longest prompt "
+            f"with max_new_tokens has {length}: give fewer"
+        )

@@ -1,0 +1,151 @@
+"""What language models have in common: their pass over tokens, with and without a cache."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from fulgurite.errors import ModelError
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fulgurite_models.attention import Cache, scan_blocks
+
+
+class LanguageModel(eqx.Module):
+    """A model that predicts the token after each token.
+
+    Its blocks are one stack, `blocks`, whose arrays begin with the axis of the depth. It is called
+    with the tokens of one example, as Equinox' layers are; `jax.vmap` makes it one of batches.
+    """
+
+    embedding: eqx.AbstractVar[eqx.nn.Embedding]
+    blocks: eqx.AbstractVar[Any]
+    norm: eqx.AbstractVar[Any]
+    head: eqx.AbstractVar[eqx.nn.Linear | None]
+    config: eqx.AbstractVar[Any]
+
+    def embed(
+        self, tokens: Int[Array, " time"], positions: Int[Array, " time"], key: Any
+    ) -> Float[Array, "time width"]:
+        """Return what the first block gets.
+
+        Args:
+            tokens: the tokens.
+            positions: of the tokens.
+            key: for dropout, or None.
+        """
+        return jax.vmap(self.embedding)(tokens)
+
+    def get_max_length(self) -> int | None:
+        """Return how many positions the model has; None for any number."""
+        return None
+
+    def make_cache(self, length: int) -> Cache:
+        """Return an empty cache for one example.
+
+        Args:
+            length: how many tokens it can hold.
+        """
+        attention = self.blocks.attention
+        depth, size, _ = attention.key.weight.shape
+        shape = (depth, length, attention.num_kv_heads, size // attention.num_kv_heads)
+        dtype = attention.key.weight.dtype
+        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    def __call__(
+        self,
+        tokens: Int[Array, " time"],
+        segments: Int[Array, " time"] | None = None,
+        positions: Int[Array, " time"] | None = None,
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "time vocabulary"]:
+        """Return the logits of the token after each token.
+
+        Args:
+            tokens: the tokens of one example.
+            segments: which document each token is of, in a row of several: a token sees its own
+                document alone. None for one document.
+            positions: of the tokens; by default they count from 0.
+            key: for dropout.
+        """
+        time = len(tokens)
+        self._check_length(time)
+        mask = jnp.tril(jnp.ones((time, time), bool))
+        if segments is not None:
+            mask = mask & (segments[:, None] == segments[None])
+        if positions is None:
+            positions = jnp.arange(time)
+        logits, _ = self._run(tokens, positions, mask, None, 0, key)
+        return logits
+
+    def decode(
+        self,
+        tokens: Int[Array, " time"],
+        cache: Cache,
+        start: Int[Array, ""] | int = 0,
+        padding: Int[Array, ""] | int = 0,
+    ) -> tuple[Float[Array, "time vocabulary"], Cache]:
+        """Return the logits of the token after each token, and the cache with these tokens.
+
+        Args:
+            tokens: those that follow the tokens in the cache.
+            cache: of the tokens so far.
+            start: how many tokens the cache holds.
+            padding: how many of the first slots of the cache hold no token, as of a prompt that is
+                shorter than others and padded on its left.
+        """
+        slots = jnp.arange(cache.keys.shape[1])
+        places = start + jnp.arange(len(tokens))
+        mask = (slots[None] <= places[:, None]) & (slots >= padding)
+        positions = jnp.maximum(places - padding, 0)
+        logits, new_cache = self._run(tokens, positions, mask, cache, start, None)
+        assert new_cache is not None
+        return logits, new_cache
+
+    def make_rotation(self, positions: Int[Array, " time"]) -> Any:
+        """Return how positions turn queries and keys; None for not at all."""
+        return None
+
+    def _run(
+        self,
+        tokens: Int[Array, " time"],
+        positions: Int[Array, " time"],
+        mask: Bool[Array, "time slots"],
+        cache: Cache | None,
+        start: Any,
+        key: Key[Array, ""] | None,
+    ) -> tuple[Float[Array, "time vocabulary"], Cache | None]:
+        embed_key, block_key = (None, None) if key is None else jax.random.split(key)
+        rotate = self.make_rotation(positions)
+
+        def apply(block: Any, x: Any, block_cache: Any, key: Any) -> tuple[Any, Any]:
+            return block(x, mask, rotate=rotate, cache=block_cache, start=start, key=key)
+
+        x = self.embed(tokens, positions, embed_key)
+        x, cache = scan_blocks(self.blocks, apply, x, cache, block_key)
+        x = jax.vmap(self.norm)(x)
+        if self.head is None:
+            return x @ self.embedding.weight.T, cache
+        return jax.vmap(self.head)(x), cache
+
+    def _check_length(self, length: int) -> None:
+        maximum = self.get_max_length()
+        if maximum is not None and length > maximum:
+            raise ModelError(
+                f"{type(self).__name__} has {maximum} positions, and gets {length} tokens"
+            )
+
+
+def next_token_loss(
+    logits: Float[Array, "batch time vocabulary"], batch: Any
+) -> Float[Array, "batch next"]:
+    """Return the cross-entropy of each next token, for `fg.Task(loss=)`.
+
+    Args:
+        logits: of a language model.
+        batch: begins with the tokens, `(batch, time)`.
+    """
+    logits = logits[:, :-1].astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch[0][:, 1:])

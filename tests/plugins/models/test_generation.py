@@ -1,0 +1,238 @@
+"""What a model writes with a cache is what it writes without one, by plain JAX."""
+
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_models import (
+    GPT2,
+    GPT2Config,
+    Llama,
+    LlamaConfig,
+    Sampling,
+    TextSamples,
+    generate,
+    next_token_loss,
+)
+from fulgurite_testing import check_plugin
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+NEW = 6
+
+
+def sharpen(model: Any) -> Any:
+    """Make blocks weigh more than the token itself, so that a wrong choice shows."""
+    blocks = jax.tree.map(lambda leaf: 5 * leaf if eqx.is_array(leaf) else leaf, model.blocks)
+    return eqx.tree_at(lambda model: model.blocks, model, blocks)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    return sharpen(GPT2(GPT2Config(32, 16, 16, 2, 2, dropout=0.1), key=jax.random.key(0)))
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    config = LlamaConfig(32, 16, 2, 4, 2, 24, is_tied=True)
+    return sharpen(Llama(config, key=jax.random.key(1)))
+
+
+def write_without_cache(model: Any, prompt: list[int], choose: Any) -> list[int]:
+    """Run the model over all tokens again for each new one."""
+    apply = eqx.filter_jit(eqx.nn.inference_mode(model))
+    tokens = list(prompt)
+    for step in range(NEW):
+        # Padded on the right, so that there is one program; a token sees none after it.
+        row = jnp.array(tokens + [0] * (11 - len(tokens)))
+        tokens.append(int(choose(apply(row)[len(tokens) - 1], step)))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_most_probable_tokens_are_those_without_a_cache(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Prompts of three lengths in one batch."""
+    model = request.getfixturevalue(name)
+    generated = generate(model, PROMPTS, NEW)
+    expected = [
+        write_without_cache(model, prompt, lambda logits, step: jnp.argmax(logits))
+        for prompt in PROMPTS
+    ]
+    assert generated.as_lists() == expected
+    assert len({token for row in expected for token in row}) > 4
+    alone = [generate(model, [prompt], NEW).as_lists()[0] for prompt in PROMPTS[:1]]
+    assert alone == expected[:1]
+
+
+def test_drawn_tokens_are_those_drawn_without_a_cache(llama: Any) -> None:
+    sampling = Sampling(temperature=0.7, top_k=12, top_p=0.9)
+    key = jax.random.key(5)
+    generated = generate(llama, PROMPTS, NEW, sampling=sampling, key=key)
+    for row, prompt in enumerate(PROMPTS):
+        row_key = jax.random.fold_in(key, row)
+
+        def draw(logits: Any, step: int, row_key: Any = row_key) -> Any:
+            allowed = filter_by_hand(np.asarray(logits, np.float64), 0.7, 12, 0.9)
+            return jax.random.categorical(jax.random.fold_in(row_key, step), jnp.array(allowed))
+
+        assert generated.as_lists()[row] == write_without_cache(llama, prompt, draw)
+    other = generate(llama, PROMPTS, NEW, sampling=sampling, key=jax.random.key(6))
+    assert other.as_lists() != generated.as_lists()
+
+
+def filter_by_hand(logits: Any, temperature: float, top_k: int, top_p: float) -> Any:
+    """The logits that may be drawn, by a loop over the sorted tokens."""
+    logits = logits / temperature
+    order = sorted(range(len(logits)), key=lambda token: -logits[token])[:top_k]
+    powers = np.array([np.exp(logits[token] - logits[order[0]]) for token in order])
+    probabilities = powers / powers.sum()
+    result = np.full(len(logits), -np.inf)
+    total = 0.0
+    for token, probability in zip(order, probabilities, strict=True):
+        if total >= top_p:
+            break
+        result[token] = logits[token]
+        total += probability
+    return result
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(None, None), (1, None), (5, 0.5), (None, 0.3), (100, 1.0)]
+)
+def test_logits_that_may_be_drawn_are_those_by_hand(top_k: Any, top_p: Any) -> None:
+    logits = np.random.default_rng(0).normal(size=40) * 3
+    filtered = Sampling(1.5, top_k, top_p).filter_logits(jnp.array(logits))
+    expected = filter_by_hand(logits, 1.5, top_k or 40, top_p or 2.0)
+    np.testing.assert_allclose(filtered, expected, rtol=1e-5)
+
+
+def test_a_row_ends_with_its_end_token_and_the_others_go_on(gpt2: Any) -> None:
+    whole = generate(gpt2, PROMPTS, NEW).as_lists()
+    end = whole[0][2]
+    generated = generate(gpt2, PROMPTS, NEW, end=end)
+    expected = [row[: row.index(end) + 1] if end in row else row for row in whole]
+    assert generated.as_lists() == expected
+    assert not generated.tokens[0, 3:].any()
+    either = generate(gpt2, PROMPTS, NEW, end=[row[0] for row in whole])
+    assert [len(row) for row in either.as_lists()] == [1, 1, 1]
+
+
+def test_what_cannot_be_generated_is_an_error(gpt2: Any) -> None:
+    with pytest.raises(ConfigurationError, match="prompt 1 is .*at least one token"):
+        generate(gpt2, [[1], []], 2)
+    with pytest.raises(ConfigurationError, match="there is no prompt"):
+        generate(gpt2, [], 2)
+    with pytest.raises(
+        ConfigurationError,
+        match="has 16 positions, and the longest prompt with max_new_tokens has 17",
+    ):
+        generate(gpt2, [[1]], 16)
+    with pytest.raises(ConfigurationError, match="give key="):
+        generate(gpt2, [[1]], 2, sampling=Sampling(1.0))
+    with pytest.raises(ConfigurationError, match="max_new_tokens is 0"):
+        generate(gpt2, [[1]], 0)
+    faulty: list[dict[str, Any]] = [
+        {"temperature": -1.0},
+        {"temperature": 1.0, "top_k": 0},
+        {"temperature": 1.0, "top_p": 0.0},
+        {"top_k": 3},
+    ]
+    for options in faulty:
+        with pytest.raises(ConfigurationError, match="Sampling: "):
+            Sampling(**options)
+
+
+# --- while it is trained --------------------------------------------------------------------------
+
+
+class Records:
+    """Keeps the text of records."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, dict[str, str]] = {}
+
+    @fg.hookimpl
+    def log_record(self, record: fg.Record) -> None:
+        if record.kind == "text" and record.source == "text_samples":
+            self.texts[record.step] = dict(record.values)
+
+
+def make_task(key: Any) -> fg.Task:
+    gpt2 = sharpen(GPT2(GPT2Config(32, 16, 16, 2, 2), key=key))
+    return fg.Task(gpt2, loss=next_token_loss, optimizer=optax.adam(1e-2))
+
+
+def make_data() -> fg.ArrayData:
+    return fg.ArrayData((np.random.default_rng(0).integers(0, 32, (16, 8)),), 8)
+
+
+def test_samples_are_records_of_what_the_model_of_that_step_writes() -> None:
+    records = Records()
+    samples = TextSamples(
+        ["ab", [4]],
+        every=2,
+        encode=lambda text: [ord(letter) - ord("a") for letter in text],
+        decode=lambda tokens: "".join(chr(ord("a") + token) for token in tokens),
+        max_new_tokens=3,
+    )
+    result = fg.Engine(steps=4, plugins=[samples, records]).fit(make_task, make_data())
+    assert records.texts.keys() == {2, 4}
+    rows = generate(result.module.model, [[0, 1], [4]], 3).as_lists()
+    expected = ["".join(chr(ord("a") + token) for token in row) for row in rows]
+    assert records.texts[4] == {"0": expected[0], "1": expected[1]}
+
+
+def test_samples_without_a_tokenizer_are_numbers_and_need_a_language_model() -> None:
+    records = Records()
+    drawn = TextSamples([[1, 2]], every=1, max_new_tokens=2, sampling=Sampling(1.0))
+    fg.Engine(steps=1, plugins=[drawn, records]).fit(make_task, make_data())
+    assert all(token.isdecimal() for token in records.texts[1]["0"].split())
+    with pytest.raises(ConfigurationError, match="encode= is missing"):
+        TextSamples(["text"], every=1)
+    other = fg.Task(
+        eqx.nn.MLP(8, 1, 4, 1, key=jax.random.key(0)),
+        loss=lambda preds, batch: preds[:, 0] ** 2,
+        optimizer=optax.sgd(0.1),
+        forward=lambda model, batch, ctx: jax.vmap(model)(batch[0].astype(jnp.float32)),
+    )
+    with pytest.raises(ConfigurationError, match="has 0 language models"):
+        fg.Engine(steps=1, plugins=[drawn]).fit(other, make_data())
+
+
+@pytest.mark.full
+def test_the_plugin_keeps_its_promises() -> None:
+
+    def make_plugin() -> TextSamples:
+        return TextSamples([[1]], every=2, max_new_tokens=2)
+
+    def make_data_with_floats() -> fg.ArrayData:
+        tokens = np.random.default_rng(0).integers(0, 32, (16, 8))
+        return fg.ArrayData((tokens, np.zeros((16, 1), np.float32)), 8)
+
+    # Text is made of tokens on the host, so that it waits for them.
+    check_plugin(make_plugin, model=make_task, data=make_data_with_floats, skip=["no_sync"])
+
+
+@pytest.mark.full
+def test_a_loss_falls_with_adapters_alone_in_scanned_blocks(tmp_path: Path) -> None:
+    """Dropout of adapters draws its keys within the scan."""
+    from fulgurite_lora import Lora, merge, remove_adapters
+
+    tokens = np.tile(np.arange(8), (16, 1))
+    lora = Lora("**.attention", rank=2, dropout=0.1)
+    engine = fg.Engine(steps=30, log_every=10, plugins=[lora])
+    result = engine.fit(make_task, fg.ArrayData((tokens,), 8))
+    losses = result.history["train/loss"]
+    assert losses[-1] < losses[0]
+    merged = remove_adapters(merge(result.module)).model
+    logits = jax.vmap(eqx.nn.inference_mode(merged))(tokens)
+    expected = jax.vmap(eqx.nn.inference_mode(result.module).model)(tokens)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)

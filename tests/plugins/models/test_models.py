@@ -1,0 +1,250 @@
+"""The models compute what plain NumPy and transformers compute of the same folders."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fulgurite.errors import CheckpointError, ConfigurationError, ModelError
+from fulgurite_models import GPT2, GPT2Config, Llama, LlamaConfig, Rope, ViT
+from fulgurite_pretrained import from_pretrained, load_config, save_pretrained
+from model_references import CONFIGS, LLAMA_CONFIG, RUN, make_inputs, write_folder
+from safetensors.numpy import load_file, save_file
+
+PYTHON = os.environ.get("TRANSFORMERS_PYTHON", sys.executable)
+"""A Python in which torch and transformers can be imported."""
+
+
+def compute_logits(model: Any, inputs: Any) -> np.ndarray:
+    return np.asarray(jax.vmap(eqx.nn.inference_mode(model))(inputs))
+
+
+def read_arrays(folder: Path) -> dict[str, np.ndarray]:
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: array for path in files for name, array in load_file(path).items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_of_a_folder_are_those_of_plain_numpy(name: str, tmp_path: Path) -> None:
+    config = CONFIGS[name]
+    arrays = write_folder(tmp_path, config)
+    model = from_pretrained(tmp_path)
+    inputs = make_inputs(config)
+    expected = np.stack([RUN[name](config, arrays, row) for row in inputs])
+    np.testing.assert_allclose(compute_logits(model, inputs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_folder_comes_back_byte_for_byte_with_its_config(name: str, tmp_path: Path) -> None:
+    arrays = write_folder(tmp_path / "theirs", CONFIGS[name], shards=2)
+    (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
+    model = from_pretrained(tmp_path / "theirs")
+    save_pretrained(model, tmp_path / "ours", like=tmp_path / "theirs", max_shard_size="1KB")
+    assert len(list((tmp_path / "ours").glob("model-*.safetensors"))) > 2
+    written = read_arrays(tmp_path / "ours")
+    assert written.keys() == arrays.keys()
+    assert all(array.tobytes() == arrays[key].tobytes() for key, array in written.items())
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    known = {key: value for key, value in CONFIGS[name].items() if value is not None}
+    assert known.items() <= {**config}.items()
+    assert (tmp_path / "ours" / "tokenizer.json").read_text() == "{}"
+    assert load_config(tmp_path / "ours") == model.config
+    save_pretrained(model, tmp_path / "ours")  # one file in the place of the shards
+    names = {path.name for path in (tmp_path / "ours").iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert eqx.tree_equal(from_pretrained(tmp_path / "ours"), model)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CONFIGS)
+def test_transformers_computes_the_same_of_folders_of_both(name: str, tmp_path: Path) -> None:
+    check = subprocess.run([PYTHON, "-c", "import torch, transformers"], capture_output=True)
+    if check.returncode:
+        pytest.skip(
+            "NOT RUN: torch and transformers are not installed. Name a Python that has them by "
+            "TRANSFORMERS_PYTHON"
+        )
+    config = CONFIGS[name]
+    write_folder(tmp_path / "theirs", config)
+    model = from_pretrained(tmp_path / "theirs")
+    save_pretrained(model, tmp_path / "ours", like=tmp_path / "theirs", max_shard_size="1KB")
+    inputs = make_inputs(config)
+    np.save(tmp_path / "inputs.npy", inputs)
+    program = Path(__file__).with_name("transformers_logits.py")
+    for folder in ("theirs", "ours"):
+        arguments = [tmp_path / folder, tmp_path / "inputs.npy", tmp_path / "logits.npy"]
+        subprocess.run([PYTHON, program, *arguments], check=True, timeout=300)
+        expected = np.load(tmp_path / "logits.npy")
+        np.testing.assert_allclose(compute_logits(model, inputs), expected, atol=1e-5)
+
+
+def test_names_of_older_files_are_read_as_well(tmp_path: Path) -> None:
+    """Files of GPT-2 lack the prefix and have masks; a tied head may be written too."""
+    arrays = write_folder(tmp_path, CONFIGS["gpt2"])
+    model = from_pretrained(tmp_path)
+    older = {name.removeprefix("transformer."): array for name, array in arrays.items()}
+    older["h.0.attn.bias"] = np.tril(np.ones((1, 1, 24, 24), np.float32))
+    older["lm_head.weight"] = older["wte.weight"]
+    save_file(older, tmp_path / "model.safetensors")
+    assert eqx.tree_equal(from_pretrained(tmp_path), model)
+    older["lm_head.weight"] = older["wte.weight"] + 1
+    save_file(older, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="are one array of the module, and they differ"):
+        from_pretrained(tmp_path)
+
+
+def test_a_folder_is_read_in_another_dtype_and_into_another_head(tmp_path: Path) -> None:
+    arrays = write_folder(tmp_path, CONFIGS["vit"])
+    half = from_pretrained(tmp_path, dtype=jnp.bfloat16)
+    weights = jax.tree.leaves(eqx.filter(half, eqx.is_inexact_array))
+    assert {str(leaf.dtype) for leaf in weights} == {"bfloat16"}
+    save_pretrained(half, tmp_path / "half")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert eqx.tree_equal(from_pretrained(tmp_path / "half"), half)
+
+    config = replace(load_config(tmp_path), labels=("a", "b"))
+    other = ViT(config, key=jax.random.key(0))
+    with pytest.warns(UserWarning, match=r"(?s)head.weight of the module is \[2, 12\]"):
+        filled = from_pretrained(tmp_path, into=other, strict=False)
+    assert eqx.tree_equal(filled.head, other.head)
+    label = arrays["vit.embeddings.cls_token"]
+    assert np.array_equal(filled.patches.label, label)
+    with pytest.raises(CheckpointError, match="classifier.weight is float32"):
+        from_pretrained(tmp_path, into=other)
+    with pytest.raises(ConfigurationError, match="strict=False leaves arrays"):
+        from_pretrained(tmp_path, strict=False)
+    with pytest.raises(ConfigurationError, match="MLP is given where the model of a folder of vit"):
+        from_pretrained(tmp_path, into=eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0)))
+
+
+REFUSED = {
+    "use_sliding_window": True,
+    "hidden_act": "relu",
+    "hidden_size": 10**30,
+    "num_hidden_layers": -3,
+    "num_attention_heads": "many",
+    "num_key_value_heads": 5,
+    "rms_norm_eps": float("nan"),
+    "attention_dropout": 2,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4},
+    "model_type": "../llama",
+    "head_dim": 3,
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_config_with_what_the_model_has_not_is_refused_by_its_name(
+    key: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path, LLAMA_CONFIG)
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_CONFIG, key: REFUSED[key]}))
+    with pytest.raises(CheckpointError) as caught:
+        from_pretrained(tmp_path)
+    assert len(str(caught.value)) < 1_000
+
+
+def test_a_config_of_larger_sizes_than_the_file_allocates_nothing(tmp_path: Path) -> None:
+    write_folder(tmp_path, LLAMA_CONFIG)
+    huge = {**LLAMA_CONFIG, "num_hidden_layers": 2**30, "intermediate_size": 2**30}
+    (tmp_path / "config.json").write_text(json.dumps(huge))
+    with pytest.raises(CheckpointError, match="does not fit the module"):
+        from_pretrained(tmp_path)
+
+
+def test_a_folder_that_is_none_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no folder .*/nothing: check the path"):
+        from_pretrained(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="there is no file .*config.json"):
+        from_pretrained(tmp_path)
+    write_folder(tmp_path, LLAMA_CONFIG)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="may hold a pickle"):
+        from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "lama"}))
+    with pytest.raises(
+        CheckpointError, match="no family of models is known by it. Did you mean 'llama'"
+    ):
+        from_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="MLP is the class of no family"):
+        save_pretrained(eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0)), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
+def test_scaled_rotations_have_the_frequencies_of_their_papers(kind: Any) -> None:
+    rope = Rope(theta=500.0, kind=kind, factor=8.0, low=1.0, high=4.0, length=64)
+    expected = []
+    for pair in range(8):
+        frequency = 500.0 ** (-2 * pair / 16)
+        wave = 2 * np.pi / frequency
+        if kind == "linear" or (kind == "llama3" and wave > 64 / 1.0):
+            frequency /= 8
+        elif kind == "llama3" and wave >= 64 / 4.0:
+            smooth = (64 / wave - 1.0) / (4.0 - 1.0)
+            frequency = (1 - smooth) * frequency / 8 + smooth * frequency
+        expected.append(frequency)
+    np.testing.assert_allclose(rope.make_frequencies(16), expected, rtol=1e-5)
+
+
+def test_a_token_sees_its_own_document_alone(tmp_path: Path) -> None:
+    write_folder(tmp_path, LLAMA_CONFIG)
+    llama = from_pretrained(tmp_path)
+    first, second = make_inputs(LLAMA_CONFIG, 2, 5)
+    packed = np.concatenate([first, second])
+    segments, positions = np.repeat([1, 2], 5), np.tile(np.arange(5), 2)
+    logits = llama(jnp.asarray(packed), jnp.asarray(segments), jnp.asarray(positions))
+    np.testing.assert_allclose(logits[:5], llama(jnp.asarray(first)), atol=1e-5)
+    np.testing.assert_allclose(logits[5:], llama(jnp.asarray(second)), atol=1e-5)
+
+
+def test_dropout_needs_a_key_and_keeps_means() -> None:
+    config = GPT2Config(8, 16, 8, 2, 2, dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5)
+    gpt2 = GPT2(config, key=jax.random.key(0))
+    tokens = jnp.arange(8)
+    with pytest.raises(RuntimeError, match="requires a key"):
+        gpt2(tokens)
+    draws = [gpt2(tokens, key=jax.random.key(seed)) for seed in (1, 1, 2)]
+    assert jnp.array_equal(draws[0], draws[1]) and not jnp.array_equal(draws[0], draws[2])
+    # Each kind of dropout draws where the others are switched off.
+    for name in ("dropout", "embedding_dropout", "attention_dropout"):
+        rates: dict[str, Any] = {name: 0.5}
+        config = replace(GPT2Config(8, 16, 8, 2, 2), **rates)
+        dropping = GPT2(config, key=jax.random.key(0))
+        still = eqx.nn.inference_mode(dropping)
+        assert not jnp.allclose(dropping(tokens, key=jax.random.key(1)), still(tokens))
+    # Both ways of attention are one where nothing is dropped.
+    config = GPT2Config(8, 16, 8, 2, 2, attention_dropout=1e-9)
+    nothing = GPT2(config, key=jax.random.key(0))
+    quiet = nothing(tokens, key=jax.random.key(1))
+    np.testing.assert_allclose(quiet, eqx.nn.inference_mode(nothing)(tokens), atol=1e-6)
+
+
+def test_sizes_that_do_not_go_together_are_errors() -> None:
+    with pytest.raises(ConfigurationError, match="6 heads cannot share 4"):
+        LlamaConfig(num_heads=6, num_kv_heads=4)
+    with pytest.raises(ConfigurationError, match="a head of 3 numbers has no halves"):
+        LlamaConfig(width=12, num_heads=4, num_kv_heads=4)
+    gpt2 = GPT2(GPT2Config(8, 4, 8, 1, 2), key=jax.random.key(0))
+    with pytest.raises(ModelError, match="GPT2 has 4 positions, and gets 5 tokens"):
+        gpt2(jnp.zeros(5, int))
+
+
+def test_compiling_does_not_take_longer_for_more_blocks() -> None:
+    def count_lines(depth: int) -> int:
+        config = LlamaConfig(16, 8, depth, 2, 1, 16)
+        shapes = eqx.filter_eval_shape(Llama, config, key=jax.random.key(0))
+        arrays, static = eqx.partition(shapes, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+        lowered = jax.jit(lambda arrays, x: eqx.combine(arrays, static)(x)).lower(
+            arrays, jax.ShapeDtypeStruct((4,), jnp.int32)
+        )
+        return len(lowered.as_text().splitlines())
+
+    assert count_lines(2) == count_lines(40)
