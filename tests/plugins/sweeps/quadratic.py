@@ -42,11 +42,12 @@ class Quadratic(fg.Module):
     def training_step(self, batch: jax.Array, ctx: Any) -> fg.Output:
         return fg.Output(self.compute_loss(batch))
 
-    def evaluation_step(self, batch: jax.Array, ctx: Any) -> dict[str, Any]:
-        loss = self.compute_loss(batch)
+    def validation_step(self, batch: jax.Array, ctx: Any) -> fg.Output:
         score = jnp.nan if self.bad == "nan" else self.weight
-        values = {"loss": loss, "score": score}
-        return {name: fg.metrics.Mean.from_values(jnp.full(batch.shape, value)) for name, value in values.items()}
+        values = jnp.full(batch.shape, score)
+        return fg.Output(
+            self.compute_loss(batch), metrics={"score": fg.metrics.Mean.from_values(values)}
+        )
 
     def configure_optimizers(self) -> optax.GradientTransformation:
         return optax.sgd(self.lr)

@@ -112,7 +112,7 @@ class LocalExecutor:
             for index, running in enumerate(self._jobs)
             if running is None or running.poll() is not None
         )
-        environment = self._devices[slot] | job.environment
+        environment = {**self._devices[slot], **job.environment}
         run = self._jobs[slot] = SweptRun(job.command, job.log, environment)
         return run
 

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -12,6 +12,8 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_runs import Lock, RunDirectory, read_owner
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
+
+from fulgurite_sweeps.objectives import Direction
 
 STUDY = "sweep"
 """The name of the study in the journal."""
@@ -181,7 +183,7 @@ class SweepDirectory:
             )
         raise ConfigurationError(f"the sweep in {self.path} had not begun: start it again")
 
-    def open(self, directions: list[str], settings: dict[str, Any]) -> Journal:
+    def open(self, directions: Sequence[Direction], settings: dict[str, Any]) -> Journal:
         """Return the journal of a sweep, which begins here or was begun earlier.
 
         Args:

@@ -32,7 +32,7 @@ class Program:
     def check(self, space: Space) -> None:
         """Raise a `ConfigurationError` if some values of a space are not what the program takes.
 
-        Each choice is tried, and of numbers both ends and one between them. Nothing is built.
+        Each choice is tried, and of numbers the smallest and the largest. Nothing is built.
 
         Args:
             space: what is searched.
