@@ -22,8 +22,8 @@ from fulgurite_evaluators import Evaluator
 from fulgurite_logging import JSONLLogger
 
 HOLD = "QUADRATIC_HOLD"
-"""The environment variable that names a folder: each run touches `PID` there before its 5th step,
-and goes on once there is a file `go`."""
+"""The environment variable that names a folder: each run touches `PID` there before its 31st step,
+and continues once there is a file `go`."""
 
 
 class Quadratic(fg.Module):
@@ -58,7 +58,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for number in range(10_000):
-            if number == 4 and HOLD in os.environ:
+            if number == 30 and HOLD in os.environ:
                 folder = Path(os.environ[HOLD])
                 (folder / str(os.getpid())).touch()
                 while not (folder / "go").exists():
@@ -80,7 +80,7 @@ def experiment(
         os.kill(os.getpid(), 9)
     test = fg.ArrayData(np.full(2, 3.0, np.float32), batch_size=2)
     plugins = [Evaluator("test", test, every=2), Checkpointer(every=2), JSONLLogger()]
-    engine = fg.Engine(steps=steps, plugins=plugins, autoload=False, log_every=2)
+    engine = fg.Engine(steps=steps, plugins=plugins, autoload=False, log_every=2, stop_timeout=1)
     return Experiment(
         engine,
         lambda key: Quadratic(lr, bad),

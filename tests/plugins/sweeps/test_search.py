@@ -173,10 +173,10 @@ def test_a_trial_of_a_living_driver_is_left_to_it(tmp_path: Path) -> None:
     other = journal.study.ask(sweep._space.distributions)
     lock = directory.claim(other.number)
     assert lock is not None and directory.claim(other.number) is None
-    told: list[str] = []
+    lines: list[str] = []
 
     def tell(text: str) -> None:
-        told.append(text)
+        lines.append(text)
         if text.startswith("waiting"):  # the other driver ends its trial
             journal.study.tell(other.number, 0.25)
             lock.release()
@@ -184,12 +184,13 @@ def test_a_trial_of_a_living_driver_is_left_to_it(tmp_path: Path) -> None:
     executor = InstantExecutor(compute_quadratic)
     sweep.run(2, executor=executor, tell=tell)
     assert executor.list_arguments() == [("lr=0.5",)]
-    assert "waiting for trials of another driver: trial-0" in told
+    assert "waiting for trials of another driver: trial-0" in lines
     assert [trial.values for trial in sweep.trials] == [[0.25], [4.5 * 0.5**16]]
 
 
 def test_another_sweep_in_the_same_directory_is_an_error(tmp_path: Path) -> None:
-    make_sweep(tmp_path)
+    make_sweep(tmp_path, {"lr": "log(0.1,0.2)"}, ["test/accuracy"])
+    run(make_sweep(tmp_path), 1)  # no trial of the other one was started
     for space, objective, message in (
         ({"lr": "log(0.01,0.5)"}, "test/loss", "another search space"),
         ({"lr": "log(0.01,0.9)"}, "test/score", "another list of objectives"),

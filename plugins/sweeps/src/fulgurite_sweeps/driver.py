@@ -220,14 +220,14 @@ class Driver:
         if isinstance(sampler, str):
             sampler = make_sampler(sampler, self._plan.seed, len(trials))
         self._journal.study.sampler = sampler
-        asked = self._journal.study.ask(self._space.distributions)
-        lock = self._directory.claim(asked.number)
+        new_trial = self._journal.study.ask(self._space.distributions)
+        lock = self._directory.claim(new_trial.number)
         if lock is None:
             raise CheckpointError(
-                f"trial-{asked.number} in {self._directory.path} is in use, and was only now asked "
-                "for: files of an earlier sweep are in this directory, choose another one"
+                f"trial-{new_trial.number} in {self._directory.path} is in use, and begins only "
+                "now: runs of an earlier sweep are in this directory, choose another one"
             )
-        return self._journal.get_trial(asked.number), lock, False
+        return self._journal.get_trial(new_trial.number), lock, False
 
     def _list_trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._journal.study.get_trials(deepcopy=False, states=states or None)
@@ -368,8 +368,8 @@ def _find_error_line(log: Path, start: int) -> str:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR_LINE.match(line)]
-    found = (errors or lines or [""])[-1].removeprefix("error: ")
-    return redact_shapes(as_printable(found))[:500]
+    line = (errors or lines or [""])[-1].removeprefix("error: ")
+    return redact_shapes(as_printable(line))[:500]
 
 
 def _describe_code(code: int) -> str:

@@ -12,6 +12,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_runs import Lock, RunDirectory, read_owner
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
 from fulgurite_sweeps.objectives import Direction
 
@@ -184,7 +185,8 @@ class SweepDirectory:
         raise ConfigurationError(f"the sweep in {self.path} had not begun: start it again")
 
     def open(self, directions: Sequence[Direction], settings: dict[str, Any]) -> Journal:
-        """Return the journal of a sweep, which begins here or was begun earlier.
+        """Return the journal of a sweep, which begins here or was begun earlier. One of which no
+        trial was started yet may begin with other settings.
 
         Args:
             directions: of its objectives.
@@ -195,21 +197,38 @@ class SweepDirectory:
         """
         self.make()
         with self.lock():
+            journal = self._load_begun(settings)
+            if journal is not None:
+                return journal
             storage = self._open_storage()
-            study = optuna.create_study(
-                study_name=STUDY,
-                storage=storage,
-                directions=directions,
-                load_if_exists=True,
-            )
-            earlier = study.user_attrs.get(SETTINGS)
-            if earlier is None:
-                study.set_user_attr(SETTINGS, settings)
-                return Journal(study, storage)
+            study = optuna.create_study(study_name=STUDY, storage=storage, directions=directions)
+            study.set_user_attr(SETTINGS, settings)
+            return Journal(study, storage)
+
+    def _load_begun(self, settings: dict[str, Any]) -> Journal | None:
+        """Return the journal of a sweep that was begun; None if none of its trials was started.
+
+        Args:
+            settings: what it must have been begun with.
+        """
+        if not self.exists:
+            return None
+        storage = self._open_storage()
+        with suppress(KeyError):
+            study = optuna.load_study(study_name=STUDY, storage=storage)
+            if all(trial.state == TrialState.WAITING for trial in study.get_trials(deepcopy=False)):
+                if study.user_attrs.get(SETTINGS) == settings:
+                    return Journal(study, storage)
+                optuna.delete_study(study_name=STUDY, storage=storage)
+                return None
+            self._check_settings(study.user_attrs[SETTINGS], settings)
+            return Journal(study, storage)
+        return None
+
+    def _check_settings(self, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             if earlier.get(name) != value:
                 raise ConfigurationError(
                     f"the sweep in {self.path} was begun with another {name}: it was "
                     f"{earlier.get(name)} and is {value}. Give the same, or another directory"
                 )
-        return Journal(study, storage)

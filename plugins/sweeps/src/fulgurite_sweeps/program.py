@@ -48,6 +48,7 @@ class Program:
         experiment = load_experiment(self.path)
         start_config, _ = read_start_config(options)
         axes = [f"{axis.name}={format_distribution(axis)}" for axis in space.axes.values()]
+        check_no_secret(axes, {})  # what follows shows values in its errors
         for point in space.list_samples():
             overrides = space.build_overrides(point)
             try:

@@ -10,7 +10,7 @@ from fulgurite.plugins import as_printable
 from fulgurite_sweeps.journal import SETTINGS, SweepDirectory
 from fulgurite_sweeps.objectives import Objective
 from fulgurite_sweeps.space import Space
-from fulgurite_sweeps.sweep import START, Trial, find_best, list_trials_of
+from fulgurite_sweeps.sweep import START, Trial, find_best, read_trials
 
 
 def describe_sweep(directory: str | os.PathLike[str]) -> str:
@@ -26,7 +26,7 @@ def describe_sweep(directory: str | os.PathLike[str]) -> str:
     journal = folder.load()
     attributes = journal.study.user_attrs
     objectives = [Objective(*entry) for entry in attributes[SETTINGS]["list of objectives"]]
-    trials = list_trials_of(folder, journal)
+    trials = read_trials(folder, journal)
     counts = Counter(trial.state for trial in trials)
     summary = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no trials yet"
     parts = [f"{folder.path}: {summary}"]

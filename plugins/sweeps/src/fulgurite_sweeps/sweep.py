@@ -135,9 +135,9 @@ class Sweep:
             ConfigurationError: the search space has no such point.
         """
         texts = [f"{name}={value}" for name, value in values.items()]
-        parsed = self._space.parse_point(" ".join([*texts, point or ""]))
+        values_by_name = self._space.parse_point(" ".join([*texts, point or ""]))
         with self._directory.lock():
-            self._journal.study.enqueue_trial(parsed, skip_if_exists=True)
+            self._journal.study.enqueue_trial(values_by_name, skip_if_exists=True)
 
     def run(
         self,
@@ -208,7 +208,7 @@ class Sweep:
     @property
     def trials(self) -> list[Trial]:
         """All trials so far."""
-        return list_trials_of(self._directory, self._journal)
+        return read_trials(self._directory, self._journal)
 
     @property
     def best(self) -> Trial | None:
@@ -226,7 +226,7 @@ def list_trials(directory: str | os.PathLike[str]) -> list[Trial]:
         ConfigurationError: there is none.
     """
     folder = SweepDirectory(directory)
-    return list_trials_of(folder, folder.load())
+    return read_trials(folder, folder.load())
 
 
 def find_best(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Trial | None:
@@ -241,7 +241,7 @@ def find_best(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Trial
     return min(complete, key=lambda trial: sign * (trial.values or [0.0])[0], default=None)
 
 
-def list_trials_of(directory: SweepDirectory, journal: Journal) -> list[Trial]:
+def read_trials(directory: SweepDirectory, journal: Journal) -> list[Trial]:
     """Return the trials in a journal.
 
     Args:
