@@ -29,8 +29,10 @@ class Trial:
     Example:
         from fulgurite_sweeps import list_trials
 
-        for trial in list_trials("runs/sweep"):
-            print(trial.name, trial.state, trial.values)
+
+        def print_trials(directory: str) -> None:
+            for trial in list_trials(directory):
+                print(trial.name, trial.state, trial.values)
 
     Attributes:
         number: from 0, in the order in which they were asked for.
