@@ -1,24 +1,21 @@
 """The driver of a sweep: it asks for trials, starts them, and tells the journal how they ended."""
 
 import math
-import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import optuna
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins import as_printable, redact_shapes
 from fulgurite_cli import note_signals
 from fulgurite_runs import Lock
 from optuna.trial import FrozenTrial, TrialState
 
 from fulgurite_sweeps.executors import Executor, Job, RunningJob
+from fulgurite_sweeps.failures import describe_code, find_error_line
 from fulgurite_sweeps.journal import Journal, SweepDirectory
 from fulgurite_sweeps.methods import GRID, make_sampler
 from fulgurite_sweeps.objectives import Objective
@@ -41,9 +38,6 @@ _POLL = 0.05
 """Seconds between two looks whether a trial has ended."""
 _LOOK = 1.0
 """Seconds between two looks whether another driver has left a trial."""
-_TAIL = 20_000
-"""How many bytes of what a trial printed are searched for its error."""
-_ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception|RESOURCE_EXHAUSTED)\b")
 
 
 @dataclass(frozen=True)
@@ -76,6 +70,7 @@ class _ActiveTrial:
         num_attempts: of its run before this start.
         log_size: how much it had printed before this start, in bytes.
         num_retries: how often it may still be started again.
+        is_resumed: whether an earlier driver had started it.
     """
 
     number: int
@@ -84,6 +79,7 @@ class _ActiveTrial:
     num_attempts: int
     log_size: int
     num_retries: int
+    is_resumed: bool
 
 
 class Driver:
@@ -248,9 +244,17 @@ class Driver:
         overrides = self._space.build_overrides(trial.params)
         verb = "resuming" if is_resumed else "starting"
         self._tell(f"{verb} trial-{trial.number}: {' '.join(overrides)}")
-        self._start(trial.number, lock, self._plan.num_retries)
+        self._start(trial.number, lock, self._plan.num_retries, is_resumed)
 
-    def _start(self, number: int, lock: Lock, num_retries: int) -> None:
+    def _start(self, number: int, lock: Lock, num_retries: int, is_resumed: bool) -> None:
+        """Start the process of a trial.
+
+        Args:
+            number: of the trial.
+            lock: keeps other drivers from it.
+            num_retries: how often it may be started again.
+            is_resumed: whether an earlier driver had started it.
+        """
         run = self._directory.get_run(number)
         log = self._directory.get_log(number)
         overrides = self._space.build_overrides(self._journal.get_trial(number).params)
@@ -266,7 +270,7 @@ class Driver:
         num_attempts = run.num_attempts
         started = self._executor.start(job)
         self._active.append(
-            _ActiveTrial(number, lock, started, num_attempts, log_size, num_retries)
+            _ActiveTrial(number, lock, started, num_attempts, log_size, num_retries, is_resumed)
         )
 
     def _collect(self, is_stopping: bool) -> None:
@@ -287,8 +291,8 @@ class Driver:
             elif is_stopping:
                 self._tell(f"trial-{active.number} is saved as far as it got")
             elif self._should_retry(active, code):
-                self._tell(f"trial-{active.number} was cut off ({_describe_code(code)}): resuming")
-                self._start(active.number, active.lock, active.num_retries - 1)
+                self._tell(f"trial-{active.number} was cut off ({describe_code(code)}): resuming")
+                self._start(active.number, active.lock, active.num_retries - 1, active.is_resumed)
                 continue
             else:
                 self._fail(active.number, self._find_error(active, code))
@@ -297,9 +301,9 @@ class Driver:
     def _should_retry(self, active: _ActiveTrial, code: int) -> bool:
         """Return whether a trial is started again: its process was killed, or the one of an earlier
         driver, which was about to end, still had its directory."""
-        was_killed = code < 0 or code == 128 + signal.SIGTERM
+        was_killed = code < 0 or code == self._program.preempted_exit_code
         has_begun = self._directory.get_run(active.number).num_attempts > active.num_attempts
-        was_in_use = active.num_attempts > 0 and not has_begun
+        was_in_use = active.is_resumed and not has_begun
         return active.num_retries > 0 and (was_killed or was_in_use)
 
     def _read_result(self, number: int) -> TrialResult | None:
@@ -347,37 +351,9 @@ class Driver:
             active: the trial.
             code: its exit code.
         """
-        line = _find_error_line(self._directory.get_log(active.number), active.log_size)
-        description = _describe_code(code)
+        line = find_error_line(self._directory.get_log(active.number), active.log_size)
+        description = describe_code(code)
         return f"{line} ({description})" if line else description
-
-
-def _find_error_line(log: Path, start: int) -> str:
-    """Return the line of a log that tells best what went wrong.
-
-    Args:
-        log: the file.
-        start: where this start of the trial begins in it, in bytes.
-    """
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(start, size - _TAIL))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR_LINE.match(line)]
-    line = (errors or lines or [""])[-1].removeprefix("error: ")
-    return redact_shapes(as_printable(line))[:500]
-
-
-def _describe_code(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
-    memory = ", as if memory had run out" if -code == signal.SIGKILL else ""
-    return f"killed by {name}{memory}"
 
 
 def _as_json(metrics: dict[str, float]) -> dict[str, float | str]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from fulgurite.errors import ConfigurationError
@@ -28,6 +29,11 @@ class Program:
 
     path: str
     fit_options: tuple[str, ...] = ()
+
+    @cached_property
+    def preempted_exit_code(self) -> int:
+        """The exit code of a trial that was asked to save and end."""
+        return parse_fit_options(list(self.fit_options)).preempted_exit_code
 
     def check(self, space: Space) -> None:
         """Raise a `ConfigurationError` if some values of a space are not what the program takes.
