@@ -31,7 +31,8 @@ def no_sweep_is_left() -> Iterator[None]:
     while STARTED:
         process = STARTED.pop()
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
 
 
 def start_sweep(folder: Path, *arguments: str, hold: Path | None = None) -> Any:
@@ -89,7 +90,7 @@ def test_trials_are_runs_whose_records_are_those_of_a_run_alone(tmp_path: Path) 
     assert [trial.state for trial in trials] == ["complete", "fail"] * 2
     assert trials[1].error == "MemoryError: RESOURCE_EXHAUSTED: out of memory (exit code 1)"
     for trial, lr in ((trials[0], 0.1), (trials[2], 0.5)):
-        np.testing.assert_allclose(trial.values, [4.5 * (1 - lr) ** 16], rtol=1e-5)
+        np.testing.assert_allclose(trial.values or [], [4.5 * (1 - lr) ** 16], rtol=1e-5)
         assert RunDirectory(trial.run_dir).is_complete
     assert read_records(trials[2].run_dir) == train_alone(tmp_path, "steps=8", "lr=0.5")
     assert f"fulgurite fit {PROGRAM} steps=8 lr=0.5 bad=no --run sweep-trial-2" in output
@@ -105,7 +106,7 @@ def test_a_sweep_whose_driver_is_killed_resumes_its_trials(tmp_path: Path) -> No
     driver = start_sweep(tmp_path, *arguments, hold=hold)
     wait_for(lambda: all(has_saved(tmp_path, number) for number in (0, 1)))
     driver.kill()
-    driver.communicate()
+    driver.wait()
     (hold / "go").touch()
     run_sweep(tmp_path, *arguments)
     trials = list_trials(tmp_path / "sweep")
@@ -116,7 +117,7 @@ def test_a_sweep_whose_driver_is_killed_resumes_its_trials(tmp_path: Path) -> No
     assert attempts == [2, 2, 1]
     for trial in trials:
         lr = float(trial.params["lr"])
-        np.testing.assert_allclose(trial.values, [4.5 * (1 - lr) ** 80], rtol=1e-3)
+        np.testing.assert_allclose(trial.values or [], [4.5 * (1 - lr) ** 80], rtol=1e-3)
     assert read_records(trials[0].run_dir) == train_alone(tmp_path, "steps=40", "lr=0.02")
 
 
