@@ -62,7 +62,7 @@ def run_fit(arguments: list[str]) -> int:
     rest = arguments[1:] if has_program else arguments
     if not has_program and (not rest or {"-h", "--help"} & set(rest)):
         parser.parse_args(rest)
-    options = _parse_options(rest)
+    options = parse_fit_options(rest)
     try:
         path = arguments[0] if has_program else _find_program_of_run(parser, options.from_run)
         mistake = find_mistyped_argument(path, options.overrides)
@@ -90,7 +90,13 @@ def run_fit(arguments: list[str]) -> int:
     return 0
 
 
-def _parse_options(arguments: list[str]) -> argparse.Namespace:
+def parse_fit_options(arguments: list[str]) -> argparse.Namespace:
+    """Return what a command line of `fulgurite fit` says after the program; end with code 2 if it
+    is not one.
+
+    Args:
+        arguments: without the program.
+    """
     parser = FitParser("fulgurite fit", add_help=False)
     add_fit_options(parser)
     parser.add_argument("-h", "--help", action="store_true", dest="wants_help")

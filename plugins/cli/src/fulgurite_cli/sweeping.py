@@ -84,7 +84,7 @@ def run_sweep(
     runs = plan_sweep(options.overrides, options.sweep)
     configs = {name: _plan(name, overrides, plan_config) for name, overrides in runs.items()}
     for config in configs.values():
-        _check_no_secret(options.sweep, config)
+        check_no_secret(options.sweep, config)
     folder = Path(expand_path(options.run))
     if RunDirectory(folder).num_attempts:
         raise ConfigurationError(f"{folder} is a run: give a sweep a directory of its own")
@@ -121,9 +121,9 @@ def _plan(
         raise ConfigurationError(f"{name}: {error}") from error
 
 
-def _check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
+def check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
     """Raise a `ConfigurationError` if an axis changes a secret, whose values would be the names of
-    folders.
+    folders, or stand in the journal of a sweep.
 
     Args:
         axes: of the sweep.
@@ -131,6 +131,9 @@ def _check_no_secret(axes: Sequence[str], config: dict[str, Any]) -> None:
     """
     arguments = get_arguments({"configuration": config})
     paths = [path for axis in axes for path in split_axis(axis)[0]]
+    for axis in axes:
+        if redact_shapes(axis) != axis:
+            raise _make_secret_error(axis.partition("=")[0])
     for path in paths:
         if arguments.get(path) == REDACTED or is_secret_name(path.rpartition(".")[2]):
             raise _make_secret_error(path)
@@ -203,7 +206,7 @@ def _run_commands(
     running: dict[str, SweptRun] = {}
     failed: dict[str, int] = {}
     num_handled = 0
-    with _note_signals() as received:
+    with note_signals() as received:
         while running or (waiting and not received):
             while waiting and len(running) < jobs and not received:
                 name = waiting.pop(0)
@@ -233,7 +236,7 @@ def _tell(text: str) -> None:
 
 
 @contextmanager
-def _note_signals() -> Iterator[list[int]]:
+def note_signals() -> Iterator[list[int]]:
     """Note what asks this process to stop within the block; yield the list of those signals."""
     received: list[int] = []
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +19,25 @@ class SweptRun:
     Args:
         command: what it runs.
         log: a file that its output is appended to; None for that of this process.
+        environment: variables that it has besides those of this process.
+
+    Example:
+        import sys
+
+        from fulgurite_cli import SweptRun
+
+        run = SweptRun([sys.executable, "-c", "print(1)"], log=None)
+        while run.poll() is None:
+            pass
     """
 
-    def __init__(self, command: list[str], log: Path | None) -> None:
+    def __init__(
+        self, command: list[str], log: Path | None, environment: Mapping[str, str] | None = None
+    ) -> None:
         # It ends with this process, however that ends.
         read_end, self._write_end = os.pipe()
         try:
-            self._process = _start(command, log, read_end)
+            self._process = _start(command, log, read_end, environment or {})
         except BaseException:
             os.close(self._write_end)
             raise
@@ -34,8 +47,9 @@ class SweptRun:
     def poll(self) -> int | None:
         """Return its exit code once it has ended."""
         code = self._process.poll()
-        if code is not None:
+        if code is not None and self._write_end >= 0:
             os.close(self._write_end)
+            self._write_end = -1
         return code
 
     def stop(self, number: int) -> None:
@@ -44,13 +58,17 @@ class SweptRun:
         Args:
             number: of the signal that this process received.
         """
+        if self._write_end < 0:
+            return
         with suppress(BrokenPipeError):  # it has ended
             os.write(self._write_end, b"\0")
         self._process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
 
-def _start(command: list[str], log: Path | None, pipe: int) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, _VARIABLE: str(pipe)}
+def _start(
+    command: list[str], log: Path | None, pipe: int, variables: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, **variables, _VARIABLE: str(pipe)}
     if log is None:
         return subprocess.Popen(command, env=environment, pass_fds=(pipe,), start_new_session=True)
     with log.open("ab") as output:

@@ -1,0 +1,63 @@
+"""Sweeps that learn from their trials, end bad ones early, and survive their driver."""
+
+__tracebackhide__ = True
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fulgurite_sweeps.executors import Executor, Job, LocalExecutor, RunningJob
+    from fulgurite_sweeps.objectives import Objective
+    from fulgurite_sweeps.results import TrialResult, read_result
+    from fulgurite_sweeps.space import Space
+    from fulgurite_sweeps.status import describe_sweep
+    from fulgurite_sweeps.sweep import Sweep, Trial, list_trials
+    from fulgurite_sweeps.trial import SweepTrial, TrialSettings
+
+__all__ = [  # noqa: RUF022 - by subject
+    # Run a sweep, and read one.
+    "Objective",
+    "Space",
+    "Sweep",
+    "Trial",
+    "describe_sweep",
+    "list_trials",
+    # Where trials run.
+    "Executor",
+    "Job",
+    "LocalExecutor",
+    "RunningJob",
+    # What is in each trial, and what it leaves.
+    "SweepTrial",
+    "TrialResult",
+    "TrialSettings",
+    "read_result",
+]
+
+# Imported when they are first used: a trial without a pruner does not wait for Optuna.
+_MODULES = {
+    "Executor": "executors",
+    "Job": "executors",
+    "LocalExecutor": "executors",
+    "Objective": "objectives",
+    "RunningJob": "executors",
+    "Space": "space",
+    "Sweep": "sweep",
+    "SweepTrial": "trial",
+    "Trial": "sweep",
+    "TrialResult": "results",
+    "TrialSettings": "trial",
+    "describe_sweep": "status",
+    "list_trials": "sweep",
+    "read_result": "results",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fulgurite_sweeps.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

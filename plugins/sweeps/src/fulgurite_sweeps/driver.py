@@ -1,0 +1,371 @@
+"""The driver of a sweep: it asks for trials, starts them, and tells the journal how they ended."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from fulgurite.errors import CheckpointError
+from fulgurite_cli import note_signals
+from fulgurite_runs import Lock
+from optuna.trial import FrozenTrial, TrialState
+
+from fulgurite_sweeps.executors import Executor, Job, RunningJob
+from fulgurite_sweeps.failures import describe_code, find_error_line
+from fulgurite_sweeps.journal import Journal, SweepDirectory
+from fulgurite_sweeps.methods import GRID, make_sampler
+from fulgurite_sweeps.objectives import Objective
+from fulgurite_sweeps.program import Program
+from fulgurite_sweeps.results import TrialResult, read_result
+from fulgurite_sweeps.space import Space
+from fulgurite_sweeps.trial import TrialSettings, describe_variables
+
+ERROR = "error"
+"""The attribute of a trial that holds why it failed."""
+ABANDONED = "abandoned"
+"""The attribute of a trial whose driver was killed while it asked for its values."""
+METRICS = "metrics"
+"""The attribute of a trial that holds its metrics."""
+STEP = "step"
+"""The attribute of a trial that holds its last step."""
+_FIXED = "fixed_params"
+"""Where Optuna keeps the values of a trial that was put in line."""
+_POLL = 0.05
+"""Seconds between two looks whether a trial has ended."""
+_LOOK = 1.0
+"""Seconds between two looks whether another driver has left a trial."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a sweep is driven.
+
+    Attributes:
+        num_trials: how many there are in all, those of earlier starts included.
+        sampler: what chooses values: the name of a sampler, or one of Optuna.
+        pruner: the name of a pruner, or None.
+        seed: of the sampler.
+        num_retries: how often a trial is started again whose process was killed.
+    """
+
+    num_trials: int
+    sampler: str | optuna.samplers.BaseSampler = "tpe"
+    pruner: str | None = None
+    seed: int = 0
+    num_retries: int = 3
+
+
+@dataclass
+class _ActiveTrial:
+    """A trial that runs here.
+
+    Attributes:
+        number: of the trial.
+        lock: keeps other drivers from it.
+        job: its process.
+        num_attempts: of its run before this start.
+        log_size: how much it had printed before this start, in bytes.
+        num_retries: how often it may still be started again.
+        is_resumed: whether an earlier driver had started it.
+    """
+
+    number: int
+    lock: Lock
+    job: RunningJob
+    num_attempts: int
+    log_size: int
+    num_retries: int
+    is_resumed: bool
+
+
+class Driver:
+    """Runs the trials of a sweep. It keeps nothing that is not on disk as well: it may be killed at
+    any moment, and there may be several.
+
+    Args:
+        directory: of the sweep.
+        journal: its memory.
+        program: what is trained.
+        space: what is searched.
+        objectives: what is looked for.
+        plan: how.
+        executor: where the trials run.
+        tell: gets a line for each thing that happens.
+    """
+
+    def __init__(
+        self,
+        directory: SweepDirectory,
+        journal: Journal,
+        program: Program,
+        space: Space,
+        objectives: list[Objective],
+        plan: Plan,
+        executor: Executor,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._directory = directory
+        self._journal = journal
+        self._program = program
+        self._space = space
+        self._objectives = objectives
+        self._plan = plan
+        self._executor = executor
+        self._tell = tell
+        self._active: list[_ActiveTrial] = []
+        self._next_look = 0.0
+        self._waits_for: list[int] = []
+
+    def run(self) -> list[int]:
+        """Run trials until there are as many as planned; return the signals that ended it.
+
+        A signal is handed to the trials, which save and end; the next driver resumes them.
+        """
+        num_handled = 0
+        with _note_signals() as received:
+            while True:
+                for number in received[num_handled:]:
+                    for active in self._active:
+                        active.job.stop(number)
+                num_handled = len(received)
+                self._collect(is_stopping=bool(received))
+                is_over = not received and self._fill()
+                if not self._active and (received or is_over):
+                    return received
+                time.sleep(_POLL)
+
+    def _fill(self) -> bool:
+        """Start trials while there is room; return whether none is left, here or elsewhere."""
+        if len(self._active) >= self._executor.num_slots or time.monotonic() < self._next_look:
+            return False
+        while len(self._active) < self._executor.num_slots:
+            claimed = self._take_next()
+            if claimed is None:
+                self._next_look = time.monotonic() + _LOOK
+                return self._is_over()
+            self._begin(*claimed)
+        return False
+
+    def _is_over(self) -> bool:
+        """Return whether no trial runs anywhere; tell once which ones another driver has."""
+        running = self._list_trials(TrialState.RUNNING)
+        others = [
+            trial.number
+            for trial in running
+            if trial.number not in {active.number for active in self._active}
+        ]
+        if others and not self._active and others != self._waits_for:
+            self._waits_for = others
+            names = ", ".join(f"trial-{number}" for number in others)
+            self._tell(f"waiting for trials of another driver: {names}")
+        return not running
+
+    def _take_next(self) -> tuple[FrozenTrial, Lock, bool] | None:
+        """Return a trial that is ours now, and whether it had been started; None if there is none.
+
+        First come those whose driver is gone, then those in line, then what the sampler chooses.
+        """
+        with self._directory.lock():
+            for trial in self._list_trials(TrialState.RUNNING):
+                lock = self._claim(trial.number)
+                if lock is None:
+                    continue
+                if trial.params.keys() == self._space.axes.keys():
+                    return trial, lock, True
+                self._abandon(trial)
+                lock.release()
+            return self._ask()
+
+    def _claim(self, number: int) -> Lock | None:
+        """Return the lock of a trial that runs nowhere, and has not ended since it was listed."""
+        if any(active.number == number for active in self._active):
+            return None
+        lock = self._directory.claim(number)
+        if lock is not None and self._journal.get_trial(number).state.is_finished():
+            lock.release()
+            return None
+        return lock
+
+    def _abandon(self, trial: FrozenTrial) -> None:
+        """End a trial whose driver was killed before all its values were known. It does not count,
+        and if it was in line, it is put there again."""
+        point = trial.system_attrs.get(_FIXED)
+        if point is not None and not self._is_in_line(point):
+            self._journal.study.enqueue_trial(point)
+        self._journal.set_attribute(trial.number, ABANDONED, True)
+        self._journal.study.tell(trial.number, state=TrialState.FAIL)
+
+    def _is_in_line(self, point: dict[str, Any]) -> bool:
+        waiting = self._list_trials(TrialState.WAITING)
+        return any(trial.system_attrs.get(_FIXED) == point for trial in waiting)
+
+    def _ask(self) -> tuple[FrozenTrial, Lock, bool] | None:
+        """Return a new trial, unless there are as many as planned."""
+        trials = self._list_trials()
+        counted = [trial for trial in trials if ABANDONED not in trial.user_attrs]
+        waiting = [trial for trial in counted if trial.state == TrialState.WAITING]
+        if len(counted) - len(waiting) >= self._plan.num_trials:
+            return None
+        sampler = self._plan.sampler
+        if sampler == GRID and not waiting:
+            return None
+        if isinstance(sampler, str):
+            sampler = make_sampler(sampler, self._plan.seed, len(trials))
+        self._journal.study.sampler = sampler
+        new_trial = self._journal.study.ask(self._space.distributions)
+        lock = self._directory.claim(new_trial.number)
+        if lock is None:
+            raise CheckpointError(
+                f"trial-{new_trial.number} in {self._directory.path} is in use, and begins only "
+                "now: runs of an earlier sweep are in this directory, choose another one"
+            )
+        return self._journal.get_trial(new_trial.number), lock, False
+
+    def _list_trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self._journal.study.get_trials(deepcopy=False, states=states or None)
+
+    def _begin(self, trial: FrozenTrial, lock: Lock, is_resumed: bool) -> None:
+        """Start a trial, unless it ended just before its driver was killed.
+
+        Args:
+            trial: it.
+            lock: keeps other drivers from it.
+            is_resumed: whether it had been started.
+        """
+        result = self._read_result(trial.number) if is_resumed else None
+        if result is not None:
+            self._finish(trial.number, result)
+            lock.release()
+            return
+        overrides = self._space.build_overrides(trial.params)
+        verb = "resuming" if is_resumed else "starting"
+        self._tell(f"{verb} trial-{trial.number}: {' '.join(overrides)}")
+        self._start(trial.number, lock, self._plan.num_retries, is_resumed)
+
+    def _start(self, number: int, lock: Lock, num_retries: int, is_resumed: bool) -> None:
+        """Start the process of a trial.
+
+        Args:
+            number: of the trial.
+            lock: keeps other drivers from it.
+            num_retries: how often it may be started again.
+            is_resumed: whether an earlier driver had started it.
+        """
+        run = self._directory.get_run(number)
+        log = self._directory.get_log(number)
+        overrides = self._space.build_overrides(self._journal.get_trial(number).params)
+        metrics = [objective.metric for objective in self._objectives]
+        settings = TrialSettings(str(self._directory.path), number, metrics, self._plan.pruner)
+        job = Job(
+            number,
+            self._program.build_command(overrides, run.path),
+            describe_variables(settings),
+            log,
+        )
+        log_size = log.stat().st_size if log.exists() else 0
+        num_attempts = run.num_attempts
+        started = self._executor.start(job)
+        self._active.append(
+            _ActiveTrial(number, lock, started, num_attempts, log_size, num_retries, is_resumed)
+        )
+
+    def _collect(self, is_stopping: bool) -> None:
+        """Tell the journal of trials that have ended.
+
+        Args:
+            is_stopping: whether they were asked to save and end.
+        """
+        for active in list(self._active):
+            code = active.job.poll()
+            if code is None:
+                continue
+            self._active.remove(active)
+            self._next_look = 0.0
+            result = self._read_result(active.number)
+            if result is not None:
+                self._finish(active.number, result)
+            elif is_stopping:
+                self._tell(f"trial-{active.number} is saved as far as it got")
+            elif self._should_retry(active, code):
+                self._tell(f"trial-{active.number} was cut off ({describe_code(code)}): resuming")
+                self._start(active.number, active.lock, active.num_retries - 1, active.is_resumed)
+                continue
+            else:
+                self._fail(active.number, self._find_error(active, code))
+            active.lock.release()
+
+    def _should_retry(self, active: _ActiveTrial, code: int) -> bool:
+        """Return whether a trial is started again: its process was killed, or the one of an earlier
+        driver, which was about to end, still had its directory."""
+        was_killed = code < 0 or code == self._program.preempted_exit_code
+        has_begun = self._directory.get_run(active.number).num_attempts > active.num_attempts
+        was_in_use = active.is_resumed and not has_begun
+        return active.num_retries > 0 and (was_killed or was_in_use)
+
+    def _read_result(self, number: int) -> TrialResult | None:
+        """Return how a trial ended; None if it did not reach its end."""
+        run = self._directory.get_run(number)
+        return read_result(run.path) if run.is_complete else None
+
+    def _finish(self, number: int, result: TrialResult) -> None:
+        """Tell the journal how a trial ended.
+
+        Args:
+            number: of the trial.
+            result: how.
+        """
+        self._journal.set_attribute(number, METRICS, _as_json(result.metrics))
+        self._journal.set_attribute(number, STEP, result.step)
+        if result.is_pruned:
+            self._journal.study.tell(number, state=TrialState.PRUNED)
+            self._tell(f"trial-{number} was {result.stop_reason or f'pruned at {result.step}'}")
+            return
+        values = []
+        for metric, _ in self._objectives:
+            value = result.metrics.get(metric, math.nan)
+            if math.isnan(value):
+                what = "is NaN" if metric in result.metrics else "was not measured"
+                self._fail(number, f"{metric} {what} by step {result.step}")
+                return
+            values.append(value)
+        self._journal.study.tell(number, values)
+        texts = [
+            f"{metric}={value:.6g}"
+            for (metric, _), value in zip(self._objectives, values, strict=True)
+        ]
+        self._tell(f"trial-{number} has ended: {', '.join(texts)}")
+
+    def _fail(self, number: int, message: str) -> None:
+        self._journal.set_attribute(number, ERROR, message)
+        self._journal.study.tell(number, state=TrialState.FAIL)
+        self._tell(f"trial-{number} failed: {message}")
+
+    def _find_error(self, active: _ActiveTrial, code: int) -> str:
+        """Return why a trial failed, as it printed it.
+
+        Args:
+            active: the trial.
+            code: its exit code.
+        """
+        line = find_error_line(self._directory.get_log(active.number), active.log_size)
+        description = describe_code(code)
+        return f"{line} ({description})" if line else description
+
+
+def _as_json(metrics: dict[str, float]) -> dict[str, float | str]:
+    """Return metrics as JSON, which has no NaN and no infinities."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
+
+
+@contextmanager
+def _note_signals() -> Iterator[list[int]]:
+    """As `note_signals`; outside of the main thread nothing is noted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield []
+        return
+    with note_signals() as received:
+        yield received

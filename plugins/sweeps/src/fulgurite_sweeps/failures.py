@@ -1,0 +1,40 @@
+"""Why the process of a trial failed, as far as its exit code and its log tell."""
+
+import re
+import signal
+from pathlib import Path
+
+from fulgurite.plugins import as_printable, redact_shapes
+
+_TAIL = 20_000
+"""How many bytes of what a trial printed are searched for its error."""
+_ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception|RESOURCE_EXHAUSTED)\b")
+
+
+def find_error_line(log: Path, start: int) -> str:
+    """Return the line of a log that tells best what went wrong.
+
+    Args:
+        log: the file.
+        start: where this start of the trial begins in it, in bytes.
+    """
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(start, size - _TAIL))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR_LINE.match(line)]
+    line = (errors or lines or [""])[-1].removeprefix("error: ")
+    return redact_shapes(as_printable(line))[:500]
+
+
+def describe_code(code: int) -> str:
+    """Return what an exit code says; a negative one is the number of a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
+    memory = ", as if memory had run out" if -code == signal.SIGKILL else ""
+    return f"killed by {name}{memory}"

@@ -1,0 +1,107 @@
+"""Samplers and pruners of Optuna by name, with arguments: `tpe(n_startup_trials=5)`, `asha`."""
+
+import hashlib
+import inspect
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from fulgurite.errors import ConfigurationError, did_you_mean
+
+from fulgurite_sweeps.calls import Call, parse_call
+
+GRID = "grid"
+"""The sampler that is none: all points of a grid are put in line, in their order."""
+SAMPLERS: dict[str, Any] = {
+    "tpe": optuna.samplers.TPESampler,
+    "random": optuna.samplers.RandomSampler,
+    "qmc": optuna.samplers.QMCSampler,
+}
+PRUNERS: dict[str, Any] = {
+    "asha": optuna.pruners.SuccessiveHalvingPruner,
+    "median": optuna.pruners.MedianPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+}
+
+
+def make_sampler(text: str, seed: int, number: int) -> optuna.samplers.BaseSampler:
+    """Return a sampler for one trial.
+
+    A driver that is started again must not draw what an earlier one has drawn, so the random
+    numbers of each trial depend on its number, and on nothing else that a process remembers.
+
+    Args:
+        text: such as `tpe` or `tpe(n_startup_trials=5)`.
+        seed: of the sweep.
+        number: of the trial.
+
+    Raises:
+        ConfigurationError: there is no such sampler, or it has no such argument.
+    """
+    call = _read_call(text, {**SAMPLERS, GRID: None}, "sampler")
+    digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
+    options = {"seed": int.from_bytes(digest[:4], "little")}
+    if call.name == GRID:
+        return optuna.samplers.RandomSampler(**options)
+    return _make(SAMPLERS[call.name], call, options, text)
+
+
+def make_pruner(text: str | None) -> optuna.pruners.BasePruner:
+    """Return a pruner; one that prunes nothing for None.
+
+    Args:
+        text: such as `asha` or `asha(min_resource=200)`, in steps.
+
+    Raises:
+        ConfigurationError: there is no such pruner, or it has no such argument.
+    """
+    if text is None:
+        return optuna.pruners.NopPruner()
+    call = _read_call(text, PRUNERS, "pruner")
+    return _make(PRUNERS[call.name], call, {}, text)
+
+
+def _read_call(text: str, known: Mapping[str, Any], kind: str) -> Call:
+    call = parse_call(text) or Call(text, [], {})
+    if call.name not in known:
+        raise ConfigurationError(f"there is no {kind} {call.name!r}. {did_you_mean(text, known)}")
+    if call.arguments or (call.keywords and known[call.name] is None):
+        raise ConfigurationError(f"{text!r} is not a {kind}: write NAME or NAME(key=value)")
+    return call
+
+
+def _make(make: Any, call: Call, options: dict[str, Any], text: str) -> Any:
+    """Return a sampler or a pruner of Optuna.
+
+    Args:
+        make: its class.
+        call: its name and the arguments that a user gives it.
+        options: those that we give it.
+        text: what the user wrote, for errors.
+    """
+    known = inspect.signature(make).parameters
+    for key in call.keywords:
+        if key not in known:
+            raise ConfigurationError(
+                f"{call.name} has no argument {key!r}. {did_you_mean(key, known)}"
+            )
+    arguments = options | {key: _read_value(value) for key, value in call.keywords.items()}
+    try:
+        with warnings.catch_warnings():
+            # The user has asked for it by name.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return make(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{text!r} cannot be used: {error}") from error
+
+
+def _read_value(text: str) -> Any:
+    """Return a value as JSON writes it, `True` and `None` as Python does; else a string."""
+    lower = re.sub(r"^none$", "null", text.lower())
+    try:
+        return json.loads(lower if lower in ("true", "false", "null") else text)
+    except ValueError:
+        return text

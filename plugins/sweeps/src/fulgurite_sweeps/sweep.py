@@ -1,0 +1,272 @@
+"""A sweep from Python: `Sweep("runs/sweep", "digits.py", {"lr": "log(1e-5,1e-1)"}, ...)`."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from fulgurite.errors import ConfigurationError
+from optuna.trial import FrozenTrial, TrialState
+
+from fulgurite_sweeps.driver import ABANDONED, ERROR, METRICS, STEP, Driver, Plan
+from fulgurite_sweeps.executors import Executor, LocalExecutor
+from fulgurite_sweeps.journal import Journal, SweepDirectory
+from fulgurite_sweeps.methods import GRID, make_pruner, make_sampler
+from fulgurite_sweeps.objectives import Objective
+from fulgurite_sweeps.program import Program
+from fulgurite_sweeps.space import Space
+
+START = "start"
+"""The attribute of the study that says how the newest driver starts trials."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a sweep, as the journal knows it.
+
+    Example:
+        from fulgurite_sweeps import list_trials
+
+
+        def print_trials(directory: str) -> None:
+            for trial in list_trials(directory):
+                print(trial.name, trial.state, trial.values)
+
+    Attributes:
+        number: from 0, in the order in which they were asked for.
+        state: `waiting`, `running`, `complete`, `pruned` or `fail`.
+        params: the values by the names of what is searched.
+        values: of the objectives, if it is complete.
+        metrics: the newest value of each metric that is a number, once it has ended.
+        step: its last step, once it has ended.
+        error: why it failed, or None.
+        run_dir: its run directory.
+    """
+
+    number: int
+    state: str
+    params: dict[str, Any]
+    values: list[float] | None
+    metrics: dict[str, float]
+    step: int | None
+    error: str | None
+    run_dir: Path
+
+    @property
+    def name(self) -> str:
+        """What its run directory is called."""
+        return self.run_dir.name
+
+
+class Sweep:
+    """Trials of a program, of which each has a run directory of its own.
+
+    Example:
+        from fulgurite_sweeps import LocalExecutor, Sweep
+
+
+        def search() -> None:
+            space = {"lr": "log(1e-5,1e-1)", "width": [32, 64], "optimizer": ["adam", "sgd"]}
+            sweep = Sweep("runs/sweep", "digits.py", space, ["test/accuracy"])
+            sweep.enqueue(lr=1e-3, width=64)
+            sweep.run(40, pruner="asha", executor=LocalExecutor(2))
+            print(sweep.best.params, sweep.best.values)
+
+    Args:
+        directory: of the sweep. One that was begun continues.
+        program: a Python file that defines `experiment`, as for `fulgurite fit`.
+        space: what is searched, by path: a string as on the command line, a list of values, or a
+            distribution of Optuna. Or strings as on the command line.
+        objectives: metrics `SOURCE/NAME` whose names tell which values are better, or objectives.
+        overrides: strings `path=value` that all trials have.
+        fit_options: further arguments of `fulgurite fit`, such as `["--init-from", "runs/a"]`.
+
+    Raises:
+        ConfigurationError: the space does not fit the program, or is not that of an earlier start.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        program: str | os.PathLike[str],
+        space: Mapping[str, Any] | Sequence[str],
+        objectives: Sequence[str | Objective],
+        *,
+        overrides: Sequence[str] = (),
+        fit_options: Sequence[str] = (),
+    ) -> None:
+        self._space = Space.make(space, overrides)
+        self._objectives = [
+            Objective.parse(objective) if isinstance(objective, str) else objective
+            for objective in objectives
+        ]
+        if not self._objectives:
+            raise ConfigurationError(
+                "a sweep needs a metric to look at: give test/loss, or another"
+            )
+        self._program = Program(os.fspath(program), tuple(fit_options))
+        self._program.check(self._space)
+        self._directory = SweepDirectory(directory)
+        self._journal = self._directory.open(
+            [direction for _, direction in self._objectives], self._describe()
+        )
+        start = {"program": self._program.path, "fit_options": list(self._program.fit_options)}
+        self._journal.study.set_user_attr(START, start)
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what must not change between two starts."""
+        space = self._space.describe()
+        return {
+            "program": Path(self._program.path).name,
+            "search space": space["axes"],
+            "list of fixed arguments": space["fixed"],
+            "list of objectives": [list(objective) for objective in self._objectives],
+        }
+
+    def enqueue(self, point: str | None = None, /, **values: Any) -> None:
+        """Put a point in line, to be tried before what the sampler chooses; one that is there
+        already, or was tried, is passed over.
+
+        Args:
+            point: strings `name=value` with spaces between them.
+            **values: by the names of what is searched. What is left out, the sampler chooses.
+
+        Raises:
+            ConfigurationError: the search space has no such point.
+        """
+        texts = [f"{name}={value}" for name, value in values.items()]
+        values_by_name = self._space.parse_point(" ".join([*texts, point or ""]))
+        with self._directory.lock():
+            self._journal.study.enqueue_trial(values_by_name, skip_if_exists=True)
+
+    def run(
+        self,
+        num_trials: int | None = None,
+        *,
+        sampler: str | optuna.samplers.BaseSampler = "tpe",
+        pruner: str | None = None,
+        executor: Executor | None = None,
+        seed: int = 0,
+        num_retries: int = 3,
+        tell: Callable[[str], None] = print,
+    ) -> list[int]:
+        """Run trials until there are `num_trials` in all, those of earlier starts included.
+
+        Several processes may do so at a time, and any of them may be killed: each trial runs once,
+        and one that was cut off is resumed.
+
+        Args:
+            num_trials: how many; None for all points of a grid.
+            sampler: `tpe`, `random`, `qmc` or `grid`, perhaps with arguments,
+                `tpe(n_startup_trials=5)`; or a sampler of Optuna.
+            pruner: `asha`, `median` or `hyperband`, perhaps with arguments in steps,
+                `asha(min_resource=200)`.
+            executor: where trials run; None for one at a time on this machine.
+            seed: of the sampler.
+            num_retries: how often a trial is started again whose process was killed.
+            tell: gets a line for each thing that happens.
+
+        Returns:
+            The signals that ended it, such as SIGINT; empty once the sweep is over.
+
+        Raises:
+            ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
+        """
+        if sampler == GRID:
+            points = self._enqueue_grid()
+            num_trials = len(points) if num_trials is None else num_trials
+        elif num_trials is None:
+            raise ConfigurationError("how many trials? Only a grid has an end: give --trials N")
+        if isinstance(sampler, str):
+            make_sampler(sampler, seed, 0)
+        make_pruner(pruner)
+        if pruner is not None and len(self._objectives) > 1:
+            raise ConfigurationError(
+                f"{pruner} compares trials by one metric, and this sweep has "
+                f"{len(self._objectives)}: leave the pruner out, or all metrics but one"
+            )
+        driver = Driver(
+            self._directory,
+            self._journal,
+            self._program,
+            self._space,
+            self._objectives,
+            Plan(num_trials, sampler, pruner, seed, num_retries),
+            executor or LocalExecutor(),
+            tell,
+        )
+        return driver.run()
+
+    def _enqueue_grid(self) -> list[dict[str, Any]]:
+        """Put all points in line that are not there yet, in their order; return all."""
+        points = self._space.list_points()
+        with self._directory.lock():
+            for point in points:
+                self._journal.study.enqueue_trial(point, skip_if_exists=True)
+        return points
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials so far."""
+        return read_trials(self._directory, self._journal)
+
+    @property
+    def best(self) -> Trial | None:
+        """The best complete trial; None before the first. Of several objectives, by the first."""
+        return find_best(self.trials, self._objectives)
+
+
+def list_trials(directory: str | os.PathLike[str]) -> list[Trial]:
+    """Return the trials of a sweep, also while it runs elsewhere.
+
+    Args:
+        directory: of the sweep.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    folder = SweepDirectory(directory)
+    return read_trials(folder, folder.load())
+
+
+def find_best(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Trial | None:
+    """Return the best complete trial by the first objective; None if there is none.
+
+    Args:
+        trials: of a sweep.
+        objectives: of it.
+    """
+    complete = [trial for trial in trials if trial.state == "complete" and trial.values]
+    sign = 1 if objectives[0].direction == "minimize" else -1
+    return min(complete, key=lambda trial: sign * (trial.values or [0.0])[0], default=None)
+
+
+def read_trials(directory: SweepDirectory, journal: Journal) -> list[Trial]:
+    """Return the trials in a journal.
+
+    Args:
+        directory: of the sweep.
+        journal: its memory.
+    """
+    return [
+        _describe_trial(directory, trial)
+        for trial in journal.study.get_trials(deepcopy=False)
+        if ABANDONED not in trial.user_attrs
+    ]
+
+
+def _describe_trial(directory: SweepDirectory, trial: FrozenTrial) -> Trial:
+    is_complete = trial.state == TrialState.COMPLETE
+    metrics = trial.user_attrs.get(METRICS, {})
+    return Trial(
+        number=trial.number,
+        state=trial.state.name.lower(),
+        params=trial.params or trial.system_attrs.get("fixed_params", {}),
+        values=trial.values if is_complete else None,
+        metrics={name: float(value) for name, value in metrics.items()},
+        step=trial.user_attrs.get(STEP),
+        error=trial.user_attrs.get(ERROR),
+        run_dir=directory.get_run(trial.number).path,
+    )

@@ -1,0 +1,6 @@
+"""Let the tests in this folder import its modules that are no tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
