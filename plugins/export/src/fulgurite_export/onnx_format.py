@@ -63,8 +63,8 @@ def export_onnx(
     if file.exists() or file.is_symlink():
         raise ConfigurationError(f"{file} exists: remove it, or give another file")
     try:
-        from jax2onnx import to_onnx
-        from onnxruntime import InferenceSession
+        from jax2onnx import to_onnx  # pyright: ignore[reportMissingImports]
+        from onnxruntime import InferenceSession  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigurationError(
             f"ONNX files are written by jax2onnx and onnxruntime ({error}): install the extra "
