@@ -57,7 +57,7 @@ def divide(
         program: the program.
         are_keys: which of its arguments are keys whose words are known.
         make_constants: whether to make arrays of one number on the host, too: within a jitted
-            function it is no operation of its own.
+            function it is not an operation of its own.
     """
     jaxpr = program.jaxpr
     keys = [var for var, is_key in zip(jaxpr.invars, are_keys, strict=True) if is_key]
@@ -232,7 +232,7 @@ def _wrap(words: Words) -> list[Any]:
 def _find_host_rule(equation: JaxprEqn) -> Callable[[Words], list[Any]] | None:
     """Return what an equation about a key makes of its words; None if that is left to XLA."""
     params, primitive = equation.params, equation.primitive
-    # As it was where the program was traced; unknown is no.
+    # As it was where the program was traced; what is not known counts as not.
     is_partitionable = getattr(equation.ctx, "threefry_partitionable", False)
     compute: Callable[[Words], Any] | None = None
     if primitive is random_bits_p and params["bit_width"] == 32 and is_partitionable:
