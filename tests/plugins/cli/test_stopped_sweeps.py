@@ -42,20 +42,22 @@ def experiment(rate: float = 1.0):
 """
 
 
-def accept_hangups() -> None:
-    """Undo what `nohup pytest` begins with, since a program keeps ignoring what it is told to."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+ACCEPT_HANGUPS = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Undo what `nohup pytest` begins with, since a program keeps ignoring what it is told to."""
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[Any]:
     """A sweep of two long runs, one after the other; what is left of it is killed."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "fulgurite_cli", "fit", str(tmp_path / "program.py")]
+    command = [sys.executable, "-c", ACCEPT_HANGUPS, "-m", "fulgurite_cli", "fit"]
+    command += [str(tmp_path / "program.py")]
     command += ["--sweep", "rate=1,2", "--run", str(tmp_path / "runs")]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, preexec_fn=accept_hangups
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     yield process
     process.kill()
     process.communicate()

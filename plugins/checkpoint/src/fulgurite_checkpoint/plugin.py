@@ -490,9 +490,9 @@ class Checkpointer(RunPlugin):
 
     @fg.hookimpl(specname="on_exception")
     def _save_on_exception(self, run: fg.Run, exception: BaseException) -> None:
-        saver = self._fit.saver
+        saver = self._fit.saver if self.on_exception and _can_save_after(exception) else None
         try:
-            if saver is not None and not saver.has_given_up and self._should_save_after(exception):
+            if saver is not None and not saver.has_given_up:
                 saver.check_lock(run)
                 saver.save(run, wait=True)
         except StateError as error:
@@ -501,12 +501,6 @@ class Checkpointer(RunPlugin):
             )
         finally:
             self._close()
-
-    def _should_save_after(self, exception: BaseException) -> bool:
-        if not self.on_exception or not isinstance(exception, Exception):
-            return False
-        # What fails in one of several processes cannot be saved by all of them.
-        return jax.process_count() == 1 and not isinstance(exception, NonFiniteError)
 
     def _get_root(self, engine: EngineView) -> Path | None:
         """Return the directory that holds `checkpoints/`, or None if there is none."""
@@ -547,6 +541,12 @@ class Checkpointer(RunPlugin):
         self._fit.resumed_from = None
         if saver is not None:
             saver.close()
+
+
+def _can_save_after(exception: BaseException) -> bool:
+    # What fails in one of several processes cannot be saved by all of them.
+    is_shared = isinstance(exception, Exception) and jax.process_count() == 1
+    return is_shared and not isinstance(exception, NonFiniteError)
 
 
 def _is_metric_name(monitor: object) -> bool:
