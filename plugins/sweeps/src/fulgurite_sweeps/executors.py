@@ -21,6 +21,13 @@ _USABLE = 0.9
 class Job:
     """What an executor starts.
 
+    Example:
+        from pathlib import Path
+
+        from fulgurite_sweeps import Job
+
+        job = Job(3, ["fulgurite", "fit", "digits.py", "--run", "trial-3"], {}, Path("trial-3.log"))
+
     Attributes:
         number: of the trial.
         command: what it runs, `fulgurite fit` with a run directory.
@@ -35,7 +42,27 @@ class Job:
 
 
 class RunningJob(Protocol):
-    """A job that was started."""
+    """A job that was started.
+
+    Example:
+        import subprocess
+
+        from fulgurite_sweeps import RunningJob
+
+
+        class RunningCommand:
+            def __init__(self, command: list[str]) -> None:
+                self.process = subprocess.Popen(command)
+
+            def poll(self) -> int | None:
+                return self.process.poll()
+
+            def stop(self, number: int) -> None:
+                self.process.send_signal(number)
+
+
+        job: RunningJob = RunningCommand(["true"])
+    """
 
     def poll(self) -> int | None:
         """Return its exit code once it has ended."""

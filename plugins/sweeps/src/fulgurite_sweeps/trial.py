@@ -29,6 +29,11 @@ PRUNED_AT = "pruned_at"
 class TrialSettings:
     """What a trial is told.
 
+    Example:
+        from fulgurite_sweeps import TrialSettings
+
+        settings = TrialSettings("runs/sweep", number=3, metrics=["test/loss"], pruner="asha")
+
     Attributes:
         directory: of the sweep.
         number: of the trial.
