@@ -55,6 +55,7 @@ def write_without_cache(model: Any, prompt: list[int], choose: Any) -> list[int]
     return tokens[len(prompt) :]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_most_probable_tokens_are_those_without_a_cache(
     name: str, request: pytest.FixtureRequest
@@ -174,6 +175,7 @@ def make_data() -> fg.ArrayData:
     return fg.ArrayData((np.random.default_rng(0).integers(0, 32, (16, 8)),), 8)
 
 
+@pytest.mark.full
 def test_samples_are_records_of_what_the_model_of_that_step_writes() -> None:
     records = Records()
     samples = TextSamples(

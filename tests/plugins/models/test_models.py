@@ -194,6 +194,7 @@ def test_scaled_rotations_have_the_frequencies_of_their_papers(kind: Any) -> Non
     np.testing.assert_allclose(rope.make_frequencies(16), expected, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_token_sees_its_own_document_alone(tmp_path: Path) -> None:
     write_folder(tmp_path, LLAMA_CONFIG)
     llama = from_pretrained(tmp_path)
@@ -205,6 +206,7 @@ def test_a_token_sees_its_own_document_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits[5:], llama(jnp.asarray(second)), atol=1e-5)
 
 
+@pytest.mark.full
 def test_dropout_needs_a_key_and_keeps_means() -> None:
     config = GPT2Config(8, 16, 8, 2, 2, dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5)
     gpt2 = GPT2(config, key=jax.random.key(0))

@@ -214,6 +214,7 @@ def test_what_dumps_never_writes_is_a_value_error(text: str) -> None:
         loads(text)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "item",
     [
