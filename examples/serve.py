@@ -39,10 +39,14 @@ def parse_example(function: ExportedFunction, data: bytes) -> dict[str, np.ndarr
         raise InputError(f"send a JSON object with {', '.join(specs)}")
     example = {}
     for name, value in values.items():
-        array = np.asarray([value])
-        example[name] = array.astype(specs[name].dtype)
-        if array.dtype.kind not in "bif" or not np.allclose(example[name], array):
-            raise InputError(f"the input {name!r} must be numbers of type {specs[name].dtype}")
+        array, dtype = np.asarray([value]), np.dtype(specs[name].dtype)
+        kinds = {"b": "b", "i": "i", "u": "i", "f": "if"}.get(dtype.kind, "")
+        if array.dtype.kind not in kinds or not np.isfinite(array).all():
+            raise InputError(f"the input {name!r} must be numbers of type {dtype}")
+        with np.errstate(over="ignore"):
+            example[name] = array.astype(dtype)
+        if not np.allclose(example[name], array):
+            raise InputError(f"the input {name!r} has a number that is too large for {dtype}")
     function.check(example)
     return example
 
@@ -83,6 +87,8 @@ def make_server(
 ) -> ThreadingHTTPServer:
     """Return a server of the function `predict` of a folder, that waits for `serve_forever()`."""
     function = load(folder).functions["predict"]
+    if any(spec.name.startswith("[") for spec in function.spec.inputs):
+        raise InputError("the inputs have no names: export the model with a dictionary of arrays")
     waiting: queue.Queue[Request] = queue.Queue(max_waiting)
     arguments = (function, waiting, max_batch)
     threading.Thread(target=compute_forever, args=arguments, daemon=True).start()
@@ -107,11 +113,14 @@ def make_server(
                 waiting.put_nowait((parse_example(function, self.rfile.read(length)), future))
             except queue.Full:
                 return 503, {"error": "too many requests wait: try again later"}
-            except (ValueError, TypeError, RecursionError) as error:
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 return 400, {"error": str(error)}
             return 200, {"outputs": future.result()}
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # clients that connect at once; those beyond it are reset
+
+    return Server(("127.0.0.1", port), Handler)
 
 
 if __name__ == "__main__":

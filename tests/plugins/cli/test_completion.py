@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("e", {"evaluate", "explain"}),
+        ("e", {"evaluate", "explain", "export"}),
         ("fit arguments.py st", {"steps="}),
         ("fit arguments.py ", {"steps=", "rate="}),
         ("fit --run a arguments.py r", {"rate="}),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite_models import (
     GPT2,
     GPT2Config,
@@ -209,6 +209,32 @@ def test_samples_without_a_tokenizer_are_numbers_and_need_a_language_model() -> 
         fg.Engine(steps=1, plugins=[drawn]).fit(other, make_data())
 
 
+def test_what_is_no_token_of_the_vocabulary_is_refused() -> None:
+    gpt2 = GPT2(GPT2Config(16, 8, 8, 2, 2), key=jax.random.key(0))
+    for token in (16, -1, -100):
+        with pytest.raises(ConfigurationError, match=f"prompt 1 has the token {token}, and the"):
+            generate(gpt2, [[1, 2], [3, token]], 2)
+        logits = gpt2(jnp.array([3, token, 4]), key=jax.random.key(0))
+        assert np.isnan(logits[1]).all()
+    with pytest.raises(ConfigurationError, match=r"Task is not a language model .* task.model"):
+        generate(fg.Task(gpt2), [[1]], 2)  # type: ignore[arg-type]
+
+
+def test_the_loss_of_next_tokens_takes_tokens_alone() -> None:
+    rng = np.random.default_rng(0)
+    logits, tokens = (
+        rng.normal(size=(2, 4, 5)).astype(np.float32),
+        jnp.asarray(rng.integers(0, 5, (2, 4))),
+    )
+    shifted = logits[:, :-1] - np.log(np.exp(logits[:, :-1]).sum(-1, keepdims=True))
+    expected = -np.take_along_axis(shifted, tokens[:, 1:, None], -1)[..., 0]
+    for batch in (tokens, (tokens,), [tokens], {"tokens": tokens}):
+        np.testing.assert_allclose(next_token_loss(jnp.asarray(logits), batch), expected, rtol=1e-5)
+    for batch in ((tokens, tokens > 0), {"tokens": tokens, "mask": tokens > 0}, {"text": tokens}):
+        with pytest.raises(ModelError, match="it takes tokens alone"):
+            next_token_loss(jnp.asarray(logits), batch)
+
+
 @pytest.mark.full
 def test_the_plugin_keeps_its_promises() -> None:
 
@@ -219,8 +245,16 @@ def test_the_plugin_keeps_its_promises() -> None:
         tokens = np.random.default_rng(0).integers(0, 32, (16, 8))
         return fg.ArrayData((tokens, np.zeros((16, 1), np.float32)), 8)
 
+    def make_task_of_tokens(key: Any) -> fg.Task:
+        def compute_loss(logits: Any, batch: Any) -> Any:
+            return next_token_loss(logits, batch[:1])
+
+        return fg.Task(make_task(key).model, loss=compute_loss, optimizer=optax.adam(1e-2))
+
     # Text is made of tokens on the host, so that it waits for them.
-    check_plugin(make_plugin, model=make_task, data=make_data_with_floats, skip=["no_sync"])
+    check_plugin(
+        make_plugin, model=make_task_of_tokens, data=make_data_with_floats, skip=["no_sync"]
+    )
 
 
 @pytest.mark.full

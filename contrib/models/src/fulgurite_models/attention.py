@@ -189,7 +189,7 @@ class Attention(eqx.Module):
             )
             new_keys, new_values = cache.keys, cache.values
         heads = _attend(queries, new_keys, new_values, mask, self.dropout, keys[3])
-        return project(self.output, heads.reshape(len(x), -1), keys[4]), cache
+        return project(self.output, heads.reshape(x.shape[0], -1), keys[4]), cache
 
 
 class MLP(eqx.Module):
@@ -258,7 +258,7 @@ def project(layer: eqx.nn.Linear, x: Array, key: Key[Array, ""] | None) -> Array
     """
     if key is None:
         return jax.vmap(layer)(x)
-    return jax.vmap(lambda token, key: layer(token, key=key))(x, jax.random.split(key, len(x)))
+    return jax.vmap(lambda token, key: layer(token, key=key))(x, jax.random.split(key, x.shape[0]))
 
 
 def apply_dropout(dropout: eqx.nn.Dropout, x: Array, key: Key[Array, ""] | None) -> Array:
@@ -307,7 +307,7 @@ def scan_blocks(
 
 
 def _split_heads(x: Array, num_heads: int, norm: Any) -> Float[Array, "time heads size"]:
-    heads = x.reshape(len(x), num_heads, -1)
+    heads = x.reshape(x.shape[0], num_heads, -1)
     return heads if norm is None else jax.vmap(jax.vmap(norm))(heads)
 
 
@@ -338,7 +338,7 @@ def _attend(
         return jax.nn.dot_product_attention(queries, keys, values, mask=wide_mask)
     # The function of jax has no dropout.
     size = queries.shape[-1]
-    groups = queries.reshape(len(queries), keys.shape[1], -1, size)
+    groups = queries.reshape(queries.shape[0], keys.shape[1], -1, size)
     scores = jnp.einsum("tkgs,uks->kgtu", groups, keys).astype(jnp.float32) / math.sqrt(size)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)

@@ -139,6 +139,11 @@ def generate(
         generated = generate(gpt2, [[1, 2, 3], [4]], 8, sampling=sampling, key=jax.random.key(1))
         rows = generated.as_lists()
     """
+    if not isinstance(model, LanguageModel):
+        raise ConfigurationError(
+            f"generate: {type(model).__name__} is not a language model of fulgurite_models: give "
+            "the model itself, such as task.model"
+        )
     sampling = sampling or Sampling()
     if type(max_new_tokens) is not int or max_new_tokens < 1:
         raise ConfigurationError(
@@ -150,7 +155,8 @@ def generate(
                 "generate: a temperature above 0 draws tokens at random: give key=jax.random.key(0)"
             )
         key = jax.random.key(0)
-    tokens, padding = map(jnp.asarray, _pad_left(prompts))
+    rows = _read_prompts(prompts, model)
+    tokens, padding = map(jnp.asarray, _pad_left(rows))
     _check_length(model, tokens.shape[1] + max_new_tokens)
     ends = (end,) if isinstance(end, int) else tuple(end)
     model = eqx.nn.inference_mode(model)
@@ -231,17 +237,30 @@ def _generate(
     return Generated(state.tokens, state.lengths)
 
 
-def _pad_left(prompts: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return prompts as one array, and how many tokens of each row are none."""
+def _read_prompts(prompts: Any, model: LanguageModel) -> list[np.ndarray]:
+    """Return prompts as arrays; raise `ConfigurationError` for what the model cannot read."""
     rows = [np.asarray(prompt) for prompt in prompts]
     if not rows:
         raise ConfigurationError("generate: there is no prompt; give a list of lists of tokens")
+    vocabulary = model.embedding.weight.shape[0]
     for number, row in enumerate(rows):
         if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer):
             raise ConfigurationError(
                 f"generate: prompt {number} is {row.dtype}{list(row.shape)}; it must be a list of "
                 "at least one token"
             )
+        unknown = row[(row < 0) | (row >= vocabulary)]
+        if unknown.size:
+            raise ConfigurationError(
+                f"generate: prompt {number} has the token {unknown[0]}, and the tokens of "
+                f"{type(model).__name__} are 0 to {vocabulary - 1}: is the tokenizer that of the "
+                "model?"
+            )
+    return rows
+
+
+def _pad_left(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return prompts as one array, and how many tokens of each row are none."""
     longest = max(map(len, rows))
     padding = np.array([longest - len(row) for row in rows], np.int32)
     tokens = [np.pad(row, (missing, 0)) for row, missing in zip(rows, padding, strict=True)]

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from fulgurite_models.attention import MLP, Attention, Cache, apply_dropout, stack_blocks
 from fulgurite_models.config import get_number, get_rate, get_size, refuse_values
-from fulgurite_models.language import LanguageModel
+from fulgurite_models.language import LanguageModel, look_up
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class GPT2(LanguageModel):
         self, tokens: Int[Array, " time"], positions: Int[Array, " time"], key: Any
     ) -> Float[Array, "time width"]:
         """Return the vectors of tokens and positions."""
-        x = jax.vmap(self.embedding)(tokens) + jax.vmap(self.positions)(positions)
+        x = look_up(self.embedding, tokens) + jax.vmap(self.positions)(positions)
         return apply_dropout(self.dropout, x, key)
 
     def get_max_length(self) -> int:

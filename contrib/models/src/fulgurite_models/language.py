@@ -1,5 +1,6 @@
 """What language models have in common: their pass over tokens, with and without a cache."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -35,7 +36,7 @@ class LanguageModel(eqx.Module):
             positions: of the tokens.
             key: for dropout, or None.
         """
-        return jax.vmap(self.embedding)(tokens)
+        return look_up(self.embedding, tokens)
 
     def get_max_length(self) -> int | None:
         """Return how many positions the model has; None for any number."""
@@ -70,7 +71,7 @@ class LanguageModel(eqx.Module):
             positions: of the tokens; by default they count from 0.
             key: for dropout.
         """
-        time = len(tokens)
+        time = tokens.shape[0]
         self._check_length(time)
         mask = jnp.tril(jnp.ones((time, time), bool))
         if segments is not None:
@@ -97,7 +98,7 @@ class LanguageModel(eqx.Module):
                 shorter than others and padded on its left.
         """
         slots = jnp.arange(cache.keys.shape[1])
-        places = start + jnp.arange(len(tokens))
+        places = start + jnp.arange(tokens.shape[0])
         mask = (slots[None] <= places[:, None]) & (slots >= padding)
         positions = jnp.maximum(places - padding, 0)
         logits, new_cache = self._run(tokens, positions, mask, cache, start, None)
@@ -138,6 +139,20 @@ class LanguageModel(eqx.Module):
             )
 
 
+def look_up(embedding: eqx.nn.Embedding, tokens: Int[Array, " time"]) -> Float[Array, "time width"]:
+    """Return the vectors of tokens, and NaN for those outside of the vocabulary.
+
+    An index of JAX that is too large means the last vector, and a negative one counts from the end:
+    a tokenizer of another model would be trained on, and -100 in the place of padding.
+
+    Args:
+        embedding: of the vocabulary.
+        tokens: the tokens.
+    """
+    is_known = (tokens >= 0) & (tokens < embedding.weight.shape[0])
+    return jnp.where(is_known[:, None], jax.vmap(embedding)(tokens), jnp.nan)
+
+
 def next_token_loss(
     logits: Float[Array, "batch time vocabulary"], batch: Any
 ) -> Float[Array, "batch next"]:
@@ -145,7 +160,25 @@ def next_token_loss(
 
     Args:
         logits: of a language model.
-        batch: begins with the tokens, `(batch, time)`.
+        batch: the tokens, `(batch, time)`, as an array, as `(tokens,)` or as `{"tokens": tokens}`.
+
+    Raises:
+        ModelError: the batch has something else, such as a mask, which would have no effect.
     """
     logits = logits[:, :-1].astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch[0][:, 1:])
+    labels = _get_tokens(batch)[:, 1:]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def _get_tokens(batch: Any) -> Int[Array, "batch time"]:
+    if isinstance(batch, Mapping) and set(batch) == {"tokens"}:
+        return batch["tokens"]
+    if isinstance(batch, Sequence) and len(batch) == 1:
+        return batch[0]
+    if isinstance(batch, Mapping | Sequence):
+        names = map(str, batch) if isinstance(batch, Mapping) else [f"{len(batch)} arrays"]
+        raise ModelError(
+            f"next_token_loss: the batch has {', '.join(names)}; it takes tokens alone, as "
+            '(tokens,) or {"tokens": tokens}. Write a loss for what else there is, such as a mask'
+        )
+    return batch

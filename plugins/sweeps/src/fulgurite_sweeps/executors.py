@@ -62,6 +62,8 @@ class RunningJob(Protocol):
 
 
         job: RunningJob = RunningCommand(["true"])
+        while job.poll() is None:
+            pass
     """
 
     def poll(self) -> int | None:
