@@ -227,7 +227,7 @@ def test_the_loss_of_next_tokens_takes_tokens_alone() -> None:
         jnp.asarray(rng.integers(0, 5, (2, 4))),
     )
     shifted = logits[:, :-1] - np.log(np.exp(logits[:, :-1]).sum(-1, keepdims=True))
-    expected = -np.take_along_axis(shifted, tokens[:, 1:, None], -1)[..., 0]
+    expected = -np.take_along_axis(shifted, np.asarray(tokens)[:, 1:, None], -1)[..., 0]
     for batch in (tokens, (tokens,), [tokens], {"tokens": tokens}):
         np.testing.assert_allclose(next_token_loss(jnp.asarray(logits), batch), expected, rtol=1e-5)
     for batch in ((tokens, tokens > 0), {"tokens": tokens, "mask": tokens > 0}, {"text": tokens}):
