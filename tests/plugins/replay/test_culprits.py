@@ -14,6 +14,7 @@ import pytest
 from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
 from fulgurite_precision import Dynamic, Precision
 from fulgurite_replay import Culprit, Examination, Operand, examine_step
+from fulgurite_replay.culprits import find_example
 
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 
@@ -375,3 +376,12 @@ def test_a_report_reads_as_sentences() -> None:
     assert text.startswith(f"{start}{__file__}:")
     assert "  input 0: float32[2, 3] in [0, 5]\n" in text
     assert text.endswith("the first example concerned has the index 0 of 2")
+
+
+def test_the_example_is_that_of_the_nan_and_not_one_with_a_mask() -> None:
+    scores = np.where(np.eye(3) > 0, np.ones((4, 3, 3)), -np.inf).astype(np.float32)
+    assert find_example(scores, [4]) == (0, 4)
+    scores[2] = np.nan
+    assert find_example(scores, [4]) == (2, 4)
+    assert find_example(scores, [5]) is None
+    assert find_example(np.ones((4, 3), np.float32), [4]) is None

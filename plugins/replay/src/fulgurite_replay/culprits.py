@@ -192,8 +192,10 @@ def as_numbers(array: Any) -> np.ndarray | None:
 
 
 def find_example(array: Any, lengths: Sequence[int]) -> tuple[int, int] | None:
-    """Return the first index along the axis of examples at which an array is not finite, and how
-    many examples there are; None where it has no such axis.
+    """Return the first index along the axis of examples at which an array has NaN, or an infinity
+    where it has no NaN, and how many examples there are; None where it has no such axis.
+
+    Masks of -inf are in every example, and the NaN beside them is in that which is looked for.
 
     Args:
         array: that an operation gave.
@@ -204,5 +206,7 @@ def find_example(array: Any, lengths: Sequence[int]) -> tuple[int, int] | None:
     numbers = as_numbers(array)
     if numbers is None:
         return None
-    is_bad = ~np.isfinite(numbers).reshape(numbers.shape[0], -1).all(axis=1)
+    is_nan = np.isnan(numbers)
+    is_sought = is_nan if is_nan.any() else ~np.isfinite(numbers)
+    is_bad = is_sought.reshape(numbers.shape[0], -1).any(axis=1)
     return (int(np.argmax(is_bad)), array.shape[0]) if is_bad.any() else None
