@@ -76,7 +76,7 @@ def from_pretrained(
         families: kinds of models that are known beside those that are installed.
 
     Raises:
-        CheckpointError: there is no such folder, its model is of no known family or has something
+        CheckpointError: there is no such folder, its model belongs to no known family or has something
             that the family's class has not, or the weights do not fit.
 
     Example:
@@ -118,7 +118,7 @@ def load_config(source: str | os.PathLike[str], *, families: tuple[Family, ...] 
         families: kinds of models that are known beside those that are installed.
 
     Raises:
-        CheckpointError: there is no such folder, or its model is of no known family.
+        CheckpointError: there is no such folder, or its model belongs to no known family.
     """
     return read_config(find_folder(source), families)[1]
 
@@ -142,7 +142,7 @@ def save_pretrained(
         families: kinds of models that are known beside those that are installed.
 
     Raises:
-        ConfigurationError: the model is of no known family.
+        ConfigurationError: the model belongs to no known family.
 
     Example:
         from fulgurite_models import GPT2, GPT2Config
