@@ -76,8 +76,8 @@ def from_pretrained(
         families: kinds of models that are known beside those that are installed.
 
     Raises:
-        CheckpointError: there is no such folder, its model belongs to no known family or has something
-            that the family's class has not, or the weights do not fit.
+        CheckpointError: there is no such folder, its model belongs to no known family or has
+            something that the family's class has not, or the weights do not fit.
 
     Example:
         from fulgurite_models import GPT2, GPT2Config

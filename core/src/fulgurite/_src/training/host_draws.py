@@ -160,7 +160,7 @@ class _Divider:
             (ByIdentity(program), tuple(is_known)),
             lambda: _DividedCall.make(equation, tuple(is_known)),
         )
-        if not call.covers_settings_of(equation):
+        if not call.can_replace(equation):
             return False
         results = [Var(aval) for aval in call.avals]
         others = [var for var, known in zip(equation.invars, is_known, strict=True) if not known]
@@ -197,9 +197,9 @@ class _DividedCall(NamedTuple):
         (call,) = jax.make_jaxpr(jax.jit(rest))(*avals).eqns
         return _DividedCall(lambda *words: divided.draw(words), avals[:num_drawn], call)
 
-    def covers_settings_of(self, equation: JaxprEqn) -> bool:
-        """Return whether the call of the whole says nothing of devices, layouts and donation that
-        this call does not say."""
+    def can_replace(self, equation: JaxprEqn) -> bool:
+        """Return whether this call may stand for the call of the whole, which then says nothing of
+        devices, layouts and donation that this one does not say."""
         params, new = equation.params, self.equation.params
         return not any(params["donated_invars"]) and all(
             set(params[name]) <= set(new[name])
