@@ -35,7 +35,10 @@ os.environ.setdefault("FULGURITE_AUTOLOAD", "rng")
 # XLA compiles in a fifth of the time if it may make slow code. Where XLA_FLAGS is set, empty or
 # not, it obeys that. A flag that XLA does not know ends the process: these are known to that of jax
 # 0.10, which Python 3.11 has.
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
 os.environ.setdefault("XLA_FLAGS", QUICK if version("jaxlib").startswith("0.10.") else "")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and with them the programs

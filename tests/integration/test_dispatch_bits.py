@@ -110,7 +110,16 @@ KINDS: dict[str, tuple[Callable[..., fg.Module], Callable[[], list[Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "perceptron",
+        "accumulation",
+        "gan",
+        pytest.param("accumulation over steps", marks=pytest.mark.slow),
+        pytest.param("transformer", marks=pytest.mark.slow),
+    ],
+)
 def test_bits_do_not_depend_on_dispatches(kind: str) -> None:
     model, make_plugins = KINDS[kind]
     data = make_data()

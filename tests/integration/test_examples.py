@@ -41,6 +41,28 @@ def run(name: str, *arguments: str, **variables: str) -> list[str]:
     ).stdout.splitlines()
 
 
+def kill_after_checkpoint(arguments: list[str], run_dir: Path, step: int) -> None:
+    """Start an example, and kill it as soon as the checkpoint of a step is complete."""
+    name, *rest = arguments
+    command = [sys.executable, str(EXAMPLES / name), *rest, str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not (run_dir / "checkpoints" / f"step-{step}" / "COMMIT").exists():
+            assert process.poll() in (None, 0)
+            time.sleep(0.01)
+        process.kill()
+
+
+def assert_runs_are_equal(first: Path, second: Path) -> None:
+    """Check that the records and the last checkpoints of two runs are equal to the bit."""
+    records = [(run_dir / "records.jsonl").read_bytes() for run_dir in (first, second)]
+    assert records[0] == records[1]
+    assert checkpoints(["diff", str(first), str(second)]) == 0
+
+
+def read_records(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "records.jsonl").read_text().splitlines()]
+
+
 def test_digits():
     *progress, last = run("digits.py", "steps=500", "width=64")
     shown = [
@@ -121,82 +143,56 @@ def test_advantages_of_ppo_are_discounted_sums_of_errors(monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_digits_resumes_after_a_kill(tmp_path: Path):
     arguments = ["digits.py", "steps=600", "width=32", "--run"]
-    run(*arguments, str(tmp_path / "whole"))
-    command = [
-        sys.executable,
-        str(EXAMPLES / "digits.py"),
-        *arguments[1:],
-        str(tmp_path / "killed"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while not (tmp_path / "killed" / "checkpoints" / "step-200" / "COMMIT").exists():
-            assert process.poll() in (None, 0)
-            time.sleep(0.01)
-        process.kill()
-    *_, last = run(*arguments, str(tmp_path / "killed"))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(*arguments, str(whole))
+    kill_after_checkpoint(arguments, killed, step=200)
+    *_, last = run(*arguments, str(killed))
     assert last.startswith("test accuracy ")
-    for name in ("records.jsonl", "records.csv"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    steps = [
-        json.loads(line)["step"]
-        for line in (tmp_path / "killed" / "records.jsonl").read_text().splitlines()
-    ]
-    assert steps == [200, 400, 600]
+    assert_runs_are_equal(whole, killed)
+    assert (killed / "records.csv").read_bytes() == (whole / "records.csv").read_bytes()
+    assert [row["step"] for row in read_records(killed)] == [200, 400, 600]
 
 
-def test_classifier_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
-    """The whole program is a configuration: overridden by a wildcard, killed, resumed by the same
-    command, and evaluated from its run alone."""
+def test_classifier_is_evaluated_from_its_run_alone(tmp_path: Path):
+    """The whole program is a configuration, overridden by a wildcard."""
     text = (EXAMPLES / "classifier.py").read_text()
     assert len(text[text.index('"""') :].splitlines()) <= 90
-    arguments = ["classifier.py", "steps=80", "every=20", "**.half_life=10", "--run"]
-    run(*arguments, str(tmp_path / "whole"))
-    command = [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:]]
-    with subprocess.Popen(
-        [*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        while not (tmp_path / "killed" / "checkpoints" / "step-40" / "COMMIT").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-    run(*arguments, str(tmp_path / "killed"))
-    paths = [tmp_path / name for name in ("whole", "killed")]
-    records = [(path / "records.jsonl").read_bytes() for path in paths]
-    assert records[0] == records[1]
-    assert checkpoints(["diff", *map(str, paths)]) == 0
-
-    evaluate = [sys.executable, "-m", "fulgurite_cli", "evaluate", "--json", "--run", str(paths[1])]
+    run("classifier.py", "steps=40", "every=20", "**.half_life=10", "--run", str(tmp_path))
+    evaluate = [sys.executable, "-m", "fulgurite_cli", "evaluate", "--json", "--run", str(tmp_path)]
     process = subprocess.run(evaluate, cwd=EXAMPLES, check=True, capture_output=True, text=True)
     result = json.loads(process.stdout)
-    assert (result["evaluator"], result["step"]) == ("test", 80)
-    assert result["metrics"]["accuracy"] > 0.7
-    logged = [json.loads(line) for line in records[0].splitlines()]
-    values = [row["values"] for row in logged if (row["source"], row["step"]) == ("test", 80)]
+    assert (result["evaluator"], result["step"]) == ("test", 40)
+    assert result["metrics"]["accuracy"] > 0.5
+    values = [
+        row["values"]
+        for row in read_records(tmp_path)
+        if (row["source"], row["step"]) == ("test", 40)
+    ]
     assert values == [result["metrics"]]
 
 
-def test_language_model_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
+@pytest.mark.slow
+def test_classifier_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
+    arguments = ["classifier.py", "steps=80", "every=20", "**.half_life=10", "--run"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(*arguments, str(whole))
+    kill_after_checkpoint(arguments, killed, step=40)
+    run(*arguments, str(killed))
+    assert_runs_are_equal(whole, killed)
+
+
+LANGUAGE_MODEL = [
+    "language_model.py",
+    *("width=32", "depth=1", "length=32", "vocabulary=500", "rate=3e-3", "steps=60", "every=20"),
+]
+
+
+def test_language_model_learns_and_shows_samples(tmp_path: Path):
     text = (EXAMPLES / "language_model.py").read_text()
     assert len(text[text.index('"""') :].splitlines()) <= 150
-    sizes = ["width=32", "depth=1", "length=32", "vocabulary=500", "rate=3e-3", "steps=60"]
-    settings = [*sizes, "every=20", f"cache={tmp_path / 'cache'}", "--run"]
-    shown = run("language_model.py", *settings, str(tmp_path / "whole"))
-    command = [sys.executable, str(EXAMPLES / "language_model.py"), *settings]
-    with subprocess.Popen(
-        [*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        while not (tmp_path / "killed" / "checkpoints" / "step-40" / "COMMIT").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-    run("language_model.py", *settings, str(tmp_path / "killed"))
-    paths = [tmp_path / name for name in ("whole", "killed")]
-    records = [(path / "records.jsonl").read_bytes() for path in paths]
-    assert records[0] == records[1]
-    assert checkpoints(["diff", *map(str, paths)]) == 0
-
-    logged = [json.loads(line) for line in records[0].splitlines()]
-    losses = [row["values"] for row in logged if row["source"] == "validation"]
+    shown = run(*LANGUAGE_MODEL, f"cache={tmp_path / 'cache'}", "--run", str(tmp_path / "run"))
+    records = read_records(tmp_path / "run")
+    losses = [row["values"] for row in records if row["source"] == "validation"]
     assert [metrics["perplexity"] for metrics in losses] == pytest.approx(
         [np.exp(metrics["loss"]) for metrics in losses], rel=1e-5
     )
@@ -204,6 +200,16 @@ def test_language_model_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
     assert losses[-1]["perplexity"] < min(400, losses[0]["perplexity"])
     samples = [line for line in shown if line.startswith(("step 20: ", "step 40: ", "step 60: "))]
     assert len(samples) == 3
+
+
+@pytest.mark.slow  # tests/recovery/test_killed_language_model.py kills it in the longer tests
+def test_language_model_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
+    arguments = [*LANGUAGE_MODEL, f"cache={tmp_path / 'cache'}", "--run"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(*arguments, str(whole))
+    kill_after_checkpoint(arguments, killed, step=40)
+    run(*arguments, str(killed))
+    assert_runs_are_equal(whole, killed)
 
 
 def test_autoencoder(tmp_path: Path):
@@ -219,20 +225,11 @@ def test_autoencoder(tmp_path: Path):
 @pytest.mark.slow
 def test_autoencoder_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
     arguments = ["autoencoder.py", "steps=300", "every=20", "--run"]
-    *_, last = run(*arguments, str(tmp_path / "whole"))
-    command = [sys.executable, str(EXAMPLES / arguments[0]), *arguments[1:]]
-    with subprocess.Popen(
-        [*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        while not (tmp_path / "killed" / "checkpoints" / "step-40" / "COMMIT").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-    assert run(*arguments, str(tmp_path / "killed"))[-1] == last
-    paths = [tmp_path / name for name in ("whole", "killed")]
-    records = [(path / "records.jsonl").read_bytes() for path in paths]
-    assert records[0] == records[1]
-    assert checkpoints(["diff", *map(str, paths)]) == 0
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    *_, last = run(*arguments, str(whole))
+    kill_after_checkpoint(arguments, killed, step=40)
+    assert run(*arguments, str(killed))[-1] == last
+    assert_runs_are_equal(whole, killed)
 
 
 @pytest.mark.parametrize(

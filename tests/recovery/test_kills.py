@@ -31,9 +31,17 @@ def killed(tmp_path: Path, plan: list[Kill], count: int, **arguments: Any) -> No
     raise AssertionError(f"of {len(plan)} kills {hits} hit")
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "stream",
+        pytest.param("fused", marks=pytest.mark.slow),
+        pytest.param("replayed", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_run_leaves_what_an_uninterrupted_run_leaves(tmp_path: Path, name: str) -> None:
-    """Twelve times in all: in a step, an evaluation, a save, a write, right after a COMMIT, at any
+    """Three times each: in a step, an evaluation, a save, a write, right after a COMMIT, at any
     time."""
     arguments = CONFIGURATIONS[name]
     seed = list(CONFIGURATIONS).index(name)

@@ -88,7 +88,7 @@ def test_whatever_is_drawn_is_that_of_the_oracle(
     num_checked = 0
 
     @settings(
-        max_examples=12,
+        max_examples=8,
         deadline=None,
         database=None,
         derandomize=True,

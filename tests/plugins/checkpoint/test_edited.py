@@ -97,7 +97,7 @@ def forge(checkpoint: Path, name: str, place: Place, new_value: Any) -> None:
 @pytest.mark.parametrize(
     "num_examples",
     [
-        pytest.param(15, marks=pytest.mark.full),
+        pytest.param(10, marks=pytest.mark.full),
         pytest.param(1_000, marks=pytest.mark.slow),
     ],
 )
