@@ -27,7 +27,6 @@ from fulgurite._src.model.media import Media
 from fulgurite._src.model.mode import is_training, training_mode
 from fulgurite._src.model.module import Module, OptimizerSpec, Task
 from fulgurite._src.model.output import Output
-from fulgurite._src.model.sow import sow
 from fulgurite._src.plugins.markers import hookimpl, hookspec
 from fulgurite._src.plugins.plugin import Plugin
 from fulgurite._src.plugins.usage import PerFit
@@ -125,6 +124,5 @@ __all__ = [
     "make_rng",
     "metrics",
     "select",
-    "sow",
     "training_mode",
 ]

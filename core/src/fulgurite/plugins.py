@@ -40,7 +40,6 @@ from fulgurite._src.model.module import (
     is_floating_array,
     prefix_output,
 )
-from fulgurite._src.model.sow import Sown, collect_sown
 from fulgurite._src.plugins.callers import HookCaller
 from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.plugins.markers import Combine, find_hookspecs
@@ -156,11 +155,9 @@ __all__ = [  # noqa: RUF022 - by subject
     "count_examples",
     "get_device_arrays",
     "get_split",
-    # Modules: what they are made of, their losses, their random keys, what they sow.
-    "Sown",
+    # Modules: what they are made of, their losses, their random keys.
     "apply_model",
     "as_model_init",
-    "collect_sown",
     "get_loss_fns",
     "get_method",
     "get_weight",

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ModelError, PathError
-from fulgurite_keys import L2, KeyedTask, Losses, Metrics, keyed
+from fulgurite_keys import L2, KeyedTask, Losses, Metrics, keyed, sow
 from fulgurite_keys.layers import LayerOutputs, find_layers, tap_layers
 from fulgurite_keys.paths import format_parts, parse
 from fulgurite_keys.scope import KeyPath
@@ -133,7 +133,7 @@ def test_a_layer_that_was_not_called_and_one_that_is_not_there() -> None:
 
 def test_sown_values_have_names_beside_layers() -> None:
     def call(model: Net) -> jax.Array:
-        return fg.sow("double", 2 * model.net(jnp.ones(3)))
+        return sow("double", 2 * model.net(jnp.ones(3)))
 
     model = make_net()
     outs, (double, odd) = run_keys(model, call, "interms.double", "interms.double[1]")

@@ -18,6 +18,7 @@ from fulgurite_keys.measures import MeanOfMeans, Measure, TreeMean, keyed
 from fulgurite_keys.plugins import Losses, Metrics, Summaries
 from fulgurite_keys.scope import Key, register_prefix
 from fulgurite_keys.shown import Histogram, Images, Summary
+from fulgurite_keys.sowing import sow
 from fulgurite_keys.task import KeyedTask
 from fulgurite_keys.typed import PathBuilder, build_path
 
@@ -46,4 +47,5 @@ __all__ = [
     "build_path",
     "keyed",
     "register_prefix",
+    "sow",
 ]

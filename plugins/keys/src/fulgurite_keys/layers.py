@@ -14,9 +14,8 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from fulgurite import sow
 from fulgurite.errors import ModelError, PathError
-from fulgurite.plugins import Sown, collect_sown, path_from_keys
+from fulgurite.plugins import path_from_keys
 
 from fulgurite_keys.paths import (
     Index,
@@ -29,6 +28,7 @@ from fulgurite_keys.paths import (
     resolve,
 )
 from fulgurite_keys.scope import KeyPath
+from fulgurite_keys.sowing import Sown, collect_sown, sow
 
 CALLS = Name("__call__")
 """What tells the layer and its calls apart in a key, as in Kauldron: `encoder.__call__[0]`."""

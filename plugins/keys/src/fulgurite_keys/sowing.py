@@ -22,12 +22,11 @@ from weakref import WeakKeyDictionary
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from fulgurite.errors import ModelError
 from jax._src import core as jax_core
 from jax._src.named_sharding import UNSPECIFIED
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-
-from fulgurite.errors import ModelError
 
 T = TypeVar("T")
 ShouldCollect = Callable[[str], bool]
@@ -56,9 +55,12 @@ def sow(name: str, value: T) -> T:
         ModelError: someone asks for it, and it is inside a function with a derivative of its own.
 
     Example:
+        import fulgurite_keys as fk
+
+
         def apply(model, x):
             first, second = model.layers
-            hidden = fg.sow("hidden", first(x))
+            hidden = fk.sow("hidden", first(x))
             return second(hidden)
     """
     for should_collect, primitive_name in _blocked.get():
@@ -74,10 +76,11 @@ class Sown:
     """What was collected.
 
     Example:
-        from fulgurite.plugins import collect_sown
+        from fulgurite_keys import sow
+        from fulgurite_keys.sowing import collect_sown
 
         with collect_sown(lambda name: name == "hidden") as sown:
-            fg.sow("hidden", jnp.ones(3))
+            sow("hidden", jnp.ones(3))
         sown.values["hidden"]  # [Array([1., 1., 1.])]
 
     Attributes:
@@ -218,7 +221,7 @@ def _check_not_blocked(name: str, primitive_name: str, should_collect: ShouldCol
     if should_collect(name):
         raise ModelError(
             f"the value {name!r} is computed inside {primitive_name}, which nothing can leave but "
-            "what it returns: return the value from there, and call fg.sow outside"
+            "what it returns: return the value from there, and call sow outside"
         )
 
 

@@ -1,15 +1,15 @@
-"""Values named by `fg.sow`, collected through the transformations of jax; all of it eager or by
+"""Values named by `sow`, collected through the transformations of jax; all of it eager or by
 shape, without a fit."""
 
 from collections.abc import Callable
 from typing import Any
 
-import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import pytest
 from fulgurite.errors import ModelError
-from fulgurite.plugins import Sown, collect_sown
+from fulgurite_keys import sow
+from fulgurite_keys.sowing import Sown, collect_sown
 
 
 def collect(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, list[Any]]]:
@@ -21,16 +21,16 @@ def collect(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, li
 
 def test_vmap_puts_the_mapped_axis_in_front() -> None:
     weight = jnp.ones((3, 4))
-    values = collect(jax.vmap(lambda x: fg.sow("h", x @ weight).sum()), jnp.ones((5, 3)))[1]
+    values = collect(jax.vmap(lambda x: sow("h", x @ weight).sum()), jnp.ones((5, 3)))[1]
     assert values["h"][0].shape == (5, 4)
-    values = collect(jax.vmap(lambda x: fg.sow("h", x), in_axes=1), jnp.ones((2, 7, 4)))[1]
+    values = collect(jax.vmap(lambda x: sow("h", x), in_axes=1), jnp.ones((2, 7, 4)))[1]
     assert values["h"][0].shape == (7, 2, 4)
 
 
 def apply_blocks(weights: jax.Array, x: jax.Array) -> jax.Array:
     @jax.checkpoint
     def apply_block(carry: jax.Array, weight: jax.Array) -> Any:
-        fg.sow("lin", carry @ weight)  # a statement, whose result nobody uses
+        sow("lin", carry @ weight)  # a statement, whose result nobody uses
         return jnp.tanh(carry @ weight), None
 
     return jax.lax.scan(apply_block, x, weights)[0]
@@ -60,7 +60,7 @@ def test_a_loss_on_a_sown_value_has_its_gradient() -> None:
     inputs = jnp.arange(15.0).reshape(5, 3) / 15
 
     def compute_loss(weight: jax.Array) -> jax.Array:
-        function = jax.checkpoint(lambda weight: jnp.tanh(fg.sow("h", inputs @ weight)))
+        function = jax.checkpoint(lambda weight: jnp.tanh(sow("h", inputs @ weight)))
         out, values = collect(function, weight)
         return out.sum() + (values["h"][0] ** 2).sum()
 
@@ -74,39 +74,39 @@ def test_a_loss_on_a_sown_value_has_its_gradient() -> None:
 
 
 def test_a_name_sown_twice_gives_both() -> None:
-    values = collect(lambda x: fg.sow("a", x) + fg.sow("a", x + 1), 1.0)[1]
+    values = collect(lambda x: sow("a", x) + sow("a", x + 1), 1.0)[1]
     assert values["a"] == [1.0, 2.0]
 
 
 def test_scan_stacks_and_while_gives_the_last() -> None:
     def run_scan(x: Any) -> Any:
         def body(carry: Any, x: jax.Array) -> Any:
-            return fg.sow("c", x + carry), None
+            return sow("c", x + carry), None
 
         return jax.lax.scan(body, 1, jnp.arange(5))[0]
 
     assert collect(run_scan, 0)[1]["c"][0].tolist() == [1, 2, 4, 7, 11]
 
     def run_while(x: jax.Array) -> jax.Array:
-        return jax.lax.while_loop(lambda v: v < 5, lambda v: fg.sow("v", v) + 1, x)
+        return jax.lax.while_loop(lambda v: v < 5, lambda v: sow("v", v) + 1, x)
 
     assert collect(run_while, 0)[1]["v"][0] == 4
 
 
 def test_values_sown_in_a_branch_of_cond() -> None:
     def run(x: jax.Array, other: Callable[[Any], Any]) -> jax.Array:
-        return jax.lax.cond(x == 1, lambda x: fg.sow("x", x), other, x)
+        return jax.lax.cond(x == 1, lambda x: sow("x", x), other, x)
 
-    assert collect(run, 1.0, lambda x: fg.sow("x", x + 2))[1]["x"] == [1]
-    assert collect(lambda x: run(x, lambda x: fg.sow("x", x + 3)), 0.0)[1]["x"] == [3]
+    assert collect(run, 1.0, lambda x: sow("x", x + 2))[1]["x"] == [1]
+    assert collect(lambda x: run(x, lambda x: sow("x", x + 3)), 0.0)[1]["x"] == [3]
     assert collect(run, 0.0, lambda x: x)[1]["x"] == [0]  # the branch that was not taken
     with pytest.raises(ModelError, match=r"'x' is float32\[3\] in one .* float32\[\] in another"):
-        collect(run, 1.0, lambda x: fg.sow("x", jnp.ones(3) * x)[0])
+        collect(run, 1.0, lambda x: sow("x", jnp.ones(3) * x)[0])
 
 
 def test_jit_keeps_its_name_and_values_leave_it() -> None:
     def inner(x: jax.Array) -> jax.Array:
-        return fg.sow("k", {"relu": jax.nn.relu(x)})["relu"] + 1
+        return sow("k", {"relu": jax.nn.relu(x)})["relu"] + 1
 
     def run(x: jax.Array) -> Any:
         return collect(jax.jit(inner), x)
@@ -117,7 +117,7 @@ def test_jit_keeps_its_name_and_values_leave_it() -> None:
 
 @jax.custom_vjp
 def double(x: jax.Array) -> jax.Array:
-    return fg.sow("q", x) * 2
+    return sow("q", x) * 2
 
 
 double.defvjp(lambda x: (double(x), None), lambda _, grad: (2 * grad,))
@@ -138,14 +138,14 @@ def test_inside_a_custom_derivative_is_an_error_if_asked_for(function: Any) -> N
 
 def test_in_the_condition_of_a_loop_is_an_error() -> None:
     def run(x: jax.Array) -> jax.Array:
-        return jax.lax.while_loop(lambda v: fg.sow("v", v) < 5, lambda v: v + 1, x)
+        return jax.lax.while_loop(lambda v: sow("v", v) < 5, lambda v: v + 1, x)
 
     with pytest.raises(ModelError, match="'v' is computed inside the condition of a while_loop"):
         collect(run, 0)
 
 
 def test_a_gradient_within_the_model_sows_values_only() -> None:
-    values = collect(jax.grad(lambda x: fg.sow("z", x**2).sum()), jnp.full(2, 3.0))[1]
+    values = collect(jax.grad(lambda x: sow("z", x**2).sum()), jnp.full(2, 3.0))[1]
     assert values["z"][0].tolist() == [9, 9]
 
 
@@ -153,7 +153,7 @@ def test_several_collect_what_each_asks_for() -> None:
     def run(x: jax.Array) -> tuple[Sown, Sown]:
         with collect_sown(lambda name: name != "b") as outer:
             with collect_sown(lambda name: name != "a") as inner:
-                jax.jit(lambda x: (fg.sow("a", x), fg.sow("b", x), fg.sow("c", x)))(x)
+                jax.jit(lambda x: (sow("a", x), sow("b", x), sow("c", x)))(x)
         return outer, inner
 
     outer, inner = run(jnp.ones(2))
@@ -166,7 +166,7 @@ def test_nobody_asks_and_the_program_is_the_same() -> None:
         return jnp.tanh(x * 2)
 
     def compute_sown(x: jax.Array) -> jax.Array:
-        return jnp.tanh(fg.sow("twice", x * 2))
+        return jnp.tanh(sow("twice", x * 2))
 
     texts = [
         jax.jit(function).lower(jnp.ones(3)).as_text().replace("compute_sown", "compute")
