@@ -73,7 +73,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: Any  # a `Server`
     timeout = 30
 
     def do_POST(self) -> None:

@@ -1,5 +1,8 @@
 """Exported models compute what `Engine.predict` computes, and what plain JAX does on the module."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -298,6 +301,18 @@ def test_an_error_in_a_function_shows_the_lines_of_the_user_alone(tmp_path: Path
     assert [entry.name for entry in raised.traceback][-1] == "fail"
     packages = {entry.frame.f_globals["__name__"].partition(".")[0] for entry in raised.traceback}
     assert packages.isdisjoint({"fulgurite", "fulgurite_export", "jax", "equinox"})
+
+
+@pytest.mark.full
+def test_a_program_for_several_devices_is_an_error(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "export_divided.py"), str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+    )
+    assert "ModelError: predict: its program is for 2 devices, because of" in process.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_that_could_not_be_loaded_is_not_written(

@@ -167,6 +167,12 @@ def trace_function(
             [prepared.weight_specs[number] for number in prepared.weights],
             [*(specs[number] for number in prepared.reads), *seed_specs],
         )
+    if exported.nr_devices != 1:
+        raise ModelError(
+            f"{function.name}: its program is for {exported.nr_devices} devices, because of a "
+            "sharding in the model, and a folder is for one: leave out with_sharding_constraint "
+            "and shard_map where it is exported"
+        )
     names = list_paths(prepared.structure)
     output_names = list_paths(prepared.body.output_structure)
     return Traced(
