@@ -101,6 +101,7 @@ def test_generate_is_exported_with_the_tokens_that_it_gives_here(tmp_path: Path)
         tmp_path / "gpt2",
         inputs={"tokens": np.zeros((1, 4), np.int32)},
         functions=["predict", make_function(make_generate_function(NEW, end=end))],
+        platforms=["cpu"],
     )
     export(llama, tmp_path / "llama", functions=[make_function(drawn_call)], platforms=["cpu"])
     greedy_inputs = make_inputs(5)
