@@ -1,11 +1,11 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["fulgurite-export", "jax", "numpy"]
+# dependencies = ["fulgurite-export", "numpy"]
 #
 # [tool.uv.sources]
 # fulgurite-export = { path = "../plugins/export", editable = true }
 # ///
-"""An HTTP server over an exported model whose inputs are a dictionary of arrays.
+"""An HTTP server over the function `predict` of an exported model.
 
 uv run examples/serve.py model --port 8000
 curl localhost:8000 -d '{"image": [0.5, 0.25]}'    # one example; {"outputs": ...}
@@ -23,104 +23,70 @@ from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import jax
 import numpy as np
-from fulgurite_export import ExportedFunction, InputError, load
+from fulgurite_export import call_together, load, parse_example
 
 MAX_BYTES = 1 << 24
-Request = tuple[dict[str, np.ndarray], Future[Any]]
 
 
-def parse_example(function: ExportedFunction, data: bytes) -> dict[str, np.ndarray]:
-    """Return an example in JSON as a batch of one."""
-    values = json.loads(data)
-    specs = {spec.name: spec for spec in function.spec.read_inputs}
-    if not isinstance(values, dict) or values.keys() != specs.keys():
-        raise InputError(f"send a JSON object with {', '.join(specs)}")
-    example = {}
-    for name, value in values.items():
-        array, dtype = np.asarray([value]), np.dtype(specs[name].dtype)
-        kinds = {"b": "b", "i": "i", "u": "i", "f": "if"}.get(dtype.kind, "")
-        if array.dtype.kind not in kinds or not np.isfinite(array).all():
-            raise InputError(f"the input {name!r} must be numbers of type {dtype}")
-        with np.errstate(over="ignore"):
-            example[name] = array.astype(dtype)
-        if not np.allclose(example[name], array):
-            raise InputError(f"the input {name!r} has a number that is too large for {dtype}")
-    function.check(example)
-    return example
+class Server(ThreadingHTTPServer):
+    """Answers requests by the function `predict` of a folder, once `serve_forever()` is called."""
 
+    request_queue_size = 128  # clients that connect at once; those beyond it are reset
 
-def compute_together(function: ExportedFunction, requests: list[Request]) -> None:
-    """Answer requests of equal shapes; the batch is a power of two, so that few are compiled."""
-    padding = (1 << (len(requests) - 1).bit_length()) - len(requests)
-    examples = [example for example, _ in requests] + [requests[0][0]] * padding
-    try:
-        batch = jax.tree.map(lambda *arrays: np.concatenate(arrays), *examples)
-        outputs = jax.tree.map(np.asarray, function(batch))
-        for index, (_, future) in enumerate(requests):
-            future.set_result(jax.tree.map(lambda array, i=index: array[i].tolist(), outputs))
-    except Exception as error:  # those who wait hear of it, and the thread continues
-        for _, future in requests:
-            if not future.done():
-                future.set_exception(error)
+    def __init__(self, folder: str, port: int, max_batch: int = 64, max_waiting: int = 256) -> None:
+        self.function = load(folder).functions["predict"]
+        self.max_batch = max_batch
+        self.waiting: queue.Queue[tuple[Any, Future[Any]]] = queue.Queue(max_waiting)
+        super().__init__(("127.0.0.1", port), Handler)
+        threading.Thread(target=self.compute, daemon=True).start()
 
-
-def compute_forever(
-    function: ExportedFunction, waiting: "queue.Queue[Request]", max_batch: int
-) -> None:
-    """Take all requests that wait, up to a batch, and answer them."""
-    while True:
-        requests = [waiting.get()]
-        while len(requests) < max_batch and not waiting.empty():
-            requests.append(waiting.get())
-        groups: dict[Any, list[Request]] = {}
-        for request in requests:
-            shapes = tuple(array.shape for array in request[0].values())
-            groups.setdefault((*request[0], *shapes), []).append(request)
-        for group in groups.values():
-            compute_together(function, group)
-
-
-def make_server(
-    folder: str, port: int, *, max_batch: int = 64, max_waiting: int = 256
-) -> ThreadingHTTPServer:
-    """Return a server of the function `predict` of a folder, that waits for `serve_forever()`."""
-    function = load(folder).functions["predict"]
-    if any(spec.name.startswith("[") for spec in function.spec.inputs):
-        raise InputError("the inputs have no names: export the model with a dictionary of arrays")
-    waiting: queue.Queue[Request] = queue.Queue(max_waiting)
-    arguments = (function, waiting, max_batch)
-    threading.Thread(target=compute_forever, args=arguments, daemon=True).start()
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 30
-
-        def do_POST(self) -> None:
-            status, answer = self._answer()
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def _answer(self) -> tuple[int, dict[str, Any]]:
+    def compute(self) -> None:
+        """Take all requests that wait, up to a batch, compute them together, and begin again."""
+        while True:
+            requests = [self.waiting.get()]
+            while len(requests) < self.max_batch and not self.waiting.empty():
+                requests.append(self.waiting.get())
+            examples, futures = zip(*requests, strict=True)
             try:
-                length = int(self.headers["Content-Length"] or 0)
-                if not 0 <= length <= MAX_BYTES:
-                    return 413, {"error": f"send at most {MAX_BYTES} bytes"}
-                future: Future[Any] = Future()
-                waiting.put_nowait((parse_example(function, self.rfile.read(length)), future))
-            except queue.Full:
-                return 503, {"error": "too many requests wait: try again later"}
-            except (ValueError, TypeError, OverflowError, RecursionError) as error:
-                return 400, {"error": str(error)}
-            return 200, {"outputs": future.result()}
+                outputs = call_together(self.function, examples)
+            except Exception as error:  # those who wait hear of it, and the thread continues
+                for future in futures:
+                    future.set_exception(error)
+            else:
+                for future, output in zip(futures, outputs, strict=True):
+                    future.set_result(output)
 
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 128  # clients that connect at once; those beyond it are reset
+    def answer(self, data: bytes) -> tuple[int, dict[str, Any]]:
+        """Return the status and the content of the answer to an example."""
+        future: Future[Any] = Future()
+        try:
+            self.waiting.put_nowait((parse_example(self.function, data), future))
+        except queue.Full:
+            return 503, {"error": "too many requests wait: try again later"}
+        except ValueError as error:
+            return 400, {"error": str(error)}
+        failure = future.exception()  # waits for the batch
+        if failure is not None:
+            return 500, {"error": str(failure)}
+        return 200, {"outputs": future.result()}
 
-    return Server(("127.0.0.1", port), Handler)
+
+class Handler(BaseHTTPRequestHandler):
+    server: Any  # a `Server`
+    timeout = 30
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if length.isdecimal() and int(length) <= MAX_BYTES:
+            status, answer = self.server.answer(self.rfile.read(int(length)))
+        else:
+            status, answer = 413, {"error": f"say Content-Length, at most {MAX_BYTES} bytes"}
+        data = json.dumps(answer, default=np.ndarray.tolist).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
 
 if __name__ == "__main__":
@@ -128,4 +94,4 @@ if __name__ == "__main__":
     parser.add_argument("folder")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
-    make_server(options.folder, options.port).serve_forever()
+    Server(options.folder, options.port).serve_forever()

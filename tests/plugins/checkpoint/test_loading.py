@@ -89,6 +89,11 @@ def test_the_best_checkpoint_is_loaded_by_its_metric(tmp_path: Path) -> None:
     )
     assert float(load(tmp_path, "best", model=Counting).weight) == -2
     assert float(load(tmp_path, model=Counting).weight) == -3
+    # Nobody knows how good one was whose commit is damaged.
+    (tmp_path / "checkpoints" / "step-1" / "COMMIT").write_text("{}")
+    with pytest.raises(CheckpointError, match="is not known, because that of step 1 is damaged"):
+        load(tmp_path, "best", model=Counting)
+    assert float(load(tmp_path, 2, model=Counting).weight) == -2
 
 
 def test_another_head_keeps_what_the_model_makes_and_is_listed(run: Path) -> None:

@@ -177,6 +177,165 @@ def as_text(content: Any) -> bytes:
     return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
 
 
+# --- lies, each about a single thing --------------------------------------------------------------
+
+
+def say_a_trillion_rows_of_weights(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    manifest["weights"][0]["shape"][0] = 10**12
+    sign(folder, manifest)
+
+
+def say_a_trillion_rows_in_both_files(folder: Path) -> None:
+    """Of an array that no function reads; the file is as long as it says, without taking room on
+    the disk."""
+    manifest = read_manifest(folder)
+    manifest["weights"].append({"name": "more", "dtype": "uint8", "shape": [10**12]})
+    data = (folder / "weights.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    start = max(entry["data_offsets"][1] for entry in header.values())
+    header["more"] = {"dtype": "U8", "shape": [10**12], "data_offsets": [start, start + 10**12]}
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + data[8 + length :]
+    (folder / "weights.safetensors").write_bytes(data)
+    os.truncate(folder / "weights.safetensors", len(data) + 10**12)
+    manifest["weights_size"] = len(data) + 10**12
+    sign(folder, manifest)
+
+
+def say_a_trillion_rows_of_inputs(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    manifest["functions"]["predict"]["inputs"][0]["shape"] = [10**12, 4]
+    sign(folder, manifest)
+
+
+def say_a_long_header(folder: Path) -> None:
+    data = (folder / "weights.safetensors").read_bytes()
+    replace_weights(folder, (2**62).to_bytes(8, "little") + data[8:])
+
+
+def nest_the_header(folder: Path) -> None:
+    text = b"[" * (1 << 22) + b"]" * (1 << 22)
+    replace_weights(folder, len(text).to_bytes(8, "little") + text)
+
+
+def nest_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_bytes(b"[" * (1 << 22) + b"]" * (1 << 22))
+
+
+def write_the_largest_manifest(folder: Path) -> None:
+    """Lists that take as much memory as any JSON of that length."""
+    text = b"[" + b"[]," * ((1 << 23) // 3 - 10) + b"[]]"
+    (folder / "manifest.json").write_bytes(text)
+
+
+def link_out_of_the_folder(folder: Path) -> None:
+    (folder / "predict.bin").unlink()
+    (folder / "predict.bin").symlink_to("/etc/passwd")
+
+
+def name_a_function_by_a_path(folder: Path) -> None:
+    rename_predict(folder, "/etc/passwd")
+
+
+def name_a_function_above_the_folder(folder: Path) -> None:
+    rename_predict(folder, "../predict")
+
+
+def name_functions_in_two_cases(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    manifest["functions"]["Predict"] = manifest["functions"]["predict"]
+    sign(folder, manifest)
+
+
+def name_weights_twice(folder: Path) -> None:
+    manifest = read_manifest(folder)
+    manifest["weights"][1]["name"] = manifest["weights"][0]["name"]
+    sign(folder, manifest)
+
+
+def write_a_key_twice(folder: Path) -> None:
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace("{", '{"format": "fulgurite-export",', 1))
+
+
+def write_nan(folder: Path) -> None:
+    write_a_size(folder, b"NaN")
+
+
+def write_infinity(folder: Path) -> None:
+    write_a_size(folder, b"Infinity")
+
+
+def write_many_digits(folder: Path) -> None:
+    write_a_size(folder, b"9" * 1_000_000)
+
+
+def write_a_float(folder: Path) -> None:
+    write_a_size(folder, b"1e3")
+
+
+def rename_predict(folder: Path, name: str) -> None:
+    manifest = read_manifest(folder)
+    manifest["functions"][name] = manifest["functions"].pop("predict")
+    sign(folder, manifest)
+
+
+def write_a_size(folder: Path, text: bytes) -> None:
+    """Write something in the place of the size of the weights."""
+    manifest = read_manifest(folder)
+    size = b'"weights_size": %d' % manifest["weights_size"]
+    data = (folder / "manifest.json").read_bytes()
+    assert size in data
+    (folder / "manifest.json").write_bytes(data.replace(size, b'"weights_size": ' + text))
+
+
+def replace_weights(folder: Path, data: bytes) -> None:
+    """Write another file of weights, whose size and hash the manifest has."""
+    (folder / "weights.safetensors").write_bytes(data)
+    manifest = read_manifest(folder)
+    manifest["weights_size"] = len(data)
+    manifest["weights_sha256"] = hashlib.sha256(data).hexdigest()
+    sign(folder, manifest)
+
+
+LIES: tuple[Callable[[Path], None], ...] = (
+    say_a_trillion_rows_of_weights,
+    say_a_trillion_rows_in_both_files,
+    say_a_trillion_rows_of_inputs,
+    say_a_long_header,
+    nest_the_header,
+    nest_the_manifest,
+    write_the_largest_manifest,
+    link_out_of_the_folder,
+    name_a_function_by_a_path,
+    name_a_function_above_the_folder,
+    name_functions_in_two_cases,
+    name_weights_twice,
+    write_a_key_twice,
+    write_nan,
+    write_infinity,
+    write_many_digits,
+    write_a_float,
+)
+LIE_MESSAGES = {
+    "say_a_trillion_rows_of_weights": "the weights do not fit into the size of their file",
+    "say_a_trillion_rows_in_both_files": "does not fit into memory",
+    "say_a_long_header": "its header would be 4611686018427387904 bytes long",
+    "link_out_of_the_folder": "predict.bin is a symbolic link",
+    "name_a_function_by_a_path": "'/etc/passwd' is not the name of a function",
+    "name_functions_in_two_cases": "'Predict' is not the name of a function",
+    "name_weights_twice": "two weights have one name",
+    "write_a_key_twice": "an object has a key twice",
+    "write_nan": "NaN is not a whole number",
+    "write_infinity": "Infinity is not a whole number",
+}
+"""What the errors say of some of them."""
+
+
+# --- random edits ---------------------------------------------------------------------------------
+
 EDITS: tuple[Edit, ...] = (
     flip_a_bit,
     change_the_length_of_a_file,

@@ -1,4 +1,4 @@
-"""Exported models compute what `Engine.predict` computes, and what plain JAX does on the module."""
+"""What is exported: functions, dtypes, structures and open sizes; and what cannot be."""
 
 import os
 import subprocess
@@ -12,144 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exported_models import (
-    VOCABULARY,
-    Ensemble,
-    Normalized,
-    Perceptron,
-    Transformer,
-)
+from exported_models import Perceptron
 from fulgurite.errors import ConfigurationError, ModelError
-from fulgurite_averaging import EMA, Average
 from fulgurite_export import Function, export, load
-from fulgurite_lora import Lora, merge, remove_adapters
 from fulgurite_precision import Precision
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 BATCH = {"x": X, "y": X[:, :3]}
-TOKENS = np.random.default_rng(1).integers(VOCABULARY, size=(8, 12)).astype(np.int32)
-
-
-def make_engine(*plugins: Any, steps: int = 4) -> fg.Engine:
-    return fg.Engine(steps=steps, autoload=False, plugins=plugins, log_every=None)
-
-
-def run_elsewhere(lines: list[str]) -> None:
-    """Run exported functions in a process that cannot import Equinox and Fulgurite."""
-    program = Path(__file__).parent / "run_exported.py"
-    process = subprocess.run(
-        [sys.executable, str(program)],
-        input="\n".join(lines),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-    assert process.returncode == 0, process.stderr
-
-
-def check_elsewhere(folder: Path, cases: list[tuple[dict[str, Any], list[Any]]]) -> None:
-    """Check what an exported model predicts in a process without Equinox and Fulgurite.
-
-    Args:
-        folder: of the model; files are written beside it.
-        cases: inputs, and what their predictions must be.
-    """
-    lines = []
-    for index, (inputs, _) in enumerate(cases):
-        names = [str(folder.with_name(f"{folder.name}-{index}-{end}.npz")) for end in ("in", "out")]
-        np.savez(names[0], **inputs)
-        lines.append(f"{folder} predict {' '.join(names)}")
-    run_elsewhere(lines)
-    for index, (_, expected) in enumerate(cases):
-        out = np.load(folder.with_name(f"{folder.name}-{index}-out.npz"))["out"]
-        for value in expected:
-            np.testing.assert_allclose(out, value, rtol=0, atol=1e-6)
-
-
-def test_any_batch_is_predicted_where_equinox_cannot_be_imported(tmp_path: Path) -> None:
-    engine = make_engine()
-    result = engine.fit(Perceptron, fg.ArrayData(BATCH, 16))
-    export(result, tmp_path / "model", BATCH)
-    cases = []
-    for size in (1, 7, 64):
-        first, second = result.module.net.layers
-        hidden = np.maximum(X[:size] @ np.asarray(first.weight).T + np.asarray(first.bias), 0)
-        by_hand = hidden @ np.asarray(second.weight).T + np.asarray(second.bias)
-        batch = {name: array[:size] for name, array in BATCH.items()}
-        cases.append(({"x": X[:size]}, [engine.predict(result, [batch]), by_hand]))
-    check_elsewhere(tmp_path / "model", cases)
-
-
-@pytest.mark.full
-def test_statistics_of_batch_norm_are_exported_and_dropout_is_off(tmp_path: Path) -> None:
-    engine = make_engine(steps=8)
-    model = eqx.nn.make_with_state(Normalized)
-    result = engine.fit(lambda key: model(key=key), fg.ArrayData(BATCH, 16))
-    export(result, tmp_path / "model", BATCH)
-    module, state = result.module, result.model_state
-    assert state is not None
-    hidden = X @ np.asarray(module.linear.weight).T + np.asarray(module.linear.bias)
-    mean, variance = state.get(module.norm.ema_state_index)
-    scaled = (hidden - np.asarray(mean)) / np.sqrt(np.asarray(variance) + module.norm.eps)
-    scaled = scaled * np.asarray(module.norm.weight) + np.asarray(module.norm.bias)
-    by_hand = scaled @ np.asarray(module.head.weight).T + np.asarray(module.head.bias)
-    expected = [engine.predict(result, [BATCH]), by_hand]
-    check_elsewhere(tmp_path / "model", [({"x": X}, expected)])
-
-
-@pytest.mark.full
-def test_transformer_with_rotary_positions_under_scan_takes_any_length(tmp_path: Path) -> None:
-    engine = make_engine()
-    result = engine.fit(Transformer, [{"tokens": TOKENS}] * 4)
-    export(
-        result,
-        tmp_path / "model",
-        {"tokens": TOKENS},
-        shapes={"tokens": "batch, length"},
-        constraints=["length <= 16"],
-    )
-    cases = []
-    for size, length in ((8, 12), (3, 1), (1, 7)):
-        tokens = TOKENS[:size, :length]
-        unrolled = jax.vmap(result.module.apply_unrolled)(tokens)
-        cases.append(({"tokens": tokens}, [engine.predict(result, [{"tokens": tokens}]), unrolled]))
-    check_elsewhere(tmp_path / "model", cases)
-
-
-@pytest.mark.full
-def test_average_is_exported_as_its_view(tmp_path: Path) -> None:
-    engine = make_engine(Average(EMA(0.5)))
-    result = engine.fit(Perceptron, fg.ArrayData(BATCH, 16))
-    view = result.view("averaged")
-    export(view, tmp_path / "model", BATCH)
-    plain = jax.vmap(view.module.net)(X)
-    assert not np.allclose(plain, jax.vmap(result.module.net)(X), atol=1e-4)
-    check_elsewhere(tmp_path / "model", [({"x": X}, [engine.predict(view, [BATCH]), plain])])
-
-
-@pytest.mark.full
-def test_merged_adapters_are_part_of_the_exported_weights(tmp_path: Path) -> None:
-    engine = make_engine(Lora("**", rank=2, scale=2.0))
-    result = engine.fit(Perceptron, fg.ArrayData(BATCH, 16))
-    merged = remove_adapters(merge(result.module))
-    export(merged, tmp_path / "model", BATCH)
-    names = load(tmp_path / "model").weights.keys()
-    assert names == {f"net.layers[{i}].{name}" for i in (0, 1) for name in ("weight", "bias")}
-    expected = [engine.predict(result, [BATCH]), jax.vmap(merged.net)(X)]
-    check_elsewhere(tmp_path / "model", [({"x": X}, expected)])
-
-
-@pytest.mark.full
-def test_ensemble_is_exported_as_one_model(tmp_path: Path) -> None:
-    engine = make_engine()
-    result = engine.fit(Ensemble, fg.ArrayData(BATCH, 16))
-    export(result, tmp_path / "model", BATCH)
-    members = [
-        jax.tree.map(lambda leaf, i=i: leaf[i] if eqx.is_array(leaf) else leaf, result.module)
-        for i in range(5)
-    ]
-    mean = np.mean([jax.vmap(member.members)(X) for member in members], axis=0)
-    check_elsewhere(tmp_path / "model", [({"x": X}, [engine.predict(result, [BATCH]), mean])])
 
 
 class Many(fg.Module):
@@ -187,6 +56,10 @@ def test_dtypes_and_structures_of_inputs_and_outputs_are_kept(tmp_path: Path) ->
     module = Many()
     export(module, tmp_path / "model", make_many(2))
     model = load(tmp_path / "model")
+    for size in (1, 7, 64):
+        batch = make_many(size)
+        predictions = fg.Engine(steps=1, autoload=False).predict(module, [batch])
+        jax.tree.map(np.testing.assert_array_equal, model(batch), predictions)
     batch = make_many(5)
     outputs = model(batch)
     image, numbers = batch["image"], batch["more"][0]
@@ -238,6 +111,78 @@ def test_several_functions_share_the_weights(tmp_path: Path) -> None:
     assert np.abs(samples[0] - samples[2]).max() > 0.1
 
 
+def test_a_function_with_inputs_of_its_own_has_shapes_and_constraints_of_its_own(
+    tmp_path: Path,
+) -> None:
+    class Sum(fg.Module):
+        def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+            return batch["x"].sum(1)
+
+    def double(module: Any, batch: Any) -> Any:
+        return 2 * batch["y"]
+
+    zeros = np.zeros((1, 3), np.float32)
+    double_it = Function("double", double, {"y": zeros}, {"y": "rows, 3"}, ["rows <= 4"])
+    quarter = Function("quarter", lambda module, batch: batch["y"] / 4, {"y": zeros})
+    export(
+        Sum(),
+        tmp_path / "model",
+        {"x": zeros},
+        functions=["predict", double_it, quarter],
+        shapes={"x": "batch, length"},
+        constraints=["length <= 5"],
+        platforms=["cpu"],
+    )
+    functions = load(tmp_path / "model").functions
+    constraints = {name: function.spec.constraints for name, function in functions.items()}
+    assert constraints == {"predict": ("length <= 5",), "double": ("rows <= 4",), "quarter": ()}
+    np.testing.assert_array_equal(functions["predict"]({"x": X[:2]}), X[:2].sum(1))
+    np.testing.assert_array_equal(functions["double"]({"y": X[:3, :3]}), 2 * X[:3, :3])
+    np.testing.assert_array_equal(functions["quarter"]({"y": X[:, :3]}), X[:, :3] / 4)
+
+
+def test_an_error_in_a_function_shows_the_lines_of_the_user_alone(tmp_path: Path) -> None:
+    def fail(module: Any, batch: Any) -> Any:
+        raise ValueError("by the user")
+
+    module = Perceptron(key=jax.random.key(0))
+    with pytest.raises(ValueError, match="by the user") as raised:
+        export(module, tmp_path / "model", BATCH, functions=[Function("fail", fail)])
+    assert [entry.name for entry in raised.traceback][-1] == "fail"
+    packages = {entry.frame.f_globals["__name__"].partition(".")[0] for entry in raised.traceback}
+    assert packages.isdisjoint({"fulgurite", "fulgurite_export", "jax", "equinox"})
+
+
+@pytest.mark.full
+def test_a_program_for_several_devices_is_an_error(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "export_divided.py"), str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+    )
+    assert "ModelError: predict: its program is for 2 devices, because of" in process.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_could_not_be_loaded_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one with a size of which the expression is too long for the loader."""
+    monkeypatch.setattr("fulgurite_export.sizes.MAX_TEXT", 10)
+
+    def pool(module: Any, batch: Any) -> Any:
+        return batch["x"].reshape(-1) + module.net.layers[0].bias[0]
+
+    module = Perceptron(key=jax.random.key(0))
+    with pytest.raises(
+        ModelError, match="the folder could not be loaded: '4[*]batch_si' is not the size"
+    ):
+        shapes = {"x": "batch_size, 4"}
+        export(module, tmp_path / "model", {"x": X}, functions=[Function("pool", pool)], shapes=shapes)  # fmt: skip
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_seed_gives_the_random_numbers_of_an_engine_of_that_seed(tmp_path: Path) -> None:
     class Noisy(fg.Module):
         base: Perceptron
@@ -255,7 +200,7 @@ def test_a_seed_gives_the_random_numbers_of_an_engine_of_that_seed(tmp_path: Pat
 
 
 def test_what_plugins_of_the_engine_change_is_exported(tmp_path: Path) -> None:
-    engine = make_engine(Precision("bf16"))
+    engine = fg.Engine(steps=1, autoload=False, plugins=[Precision("bf16")])
     module = Perceptron(key=jax.random.key(0))
     export(module, tmp_path / "model", BATCH, engine=engine)
     predictions = load(tmp_path / "model")({"x": X})
@@ -371,7 +316,11 @@ def test_a_function_that_depends_on_an_open_size_is_an_error_that_says_how_to_fi
         ({"batch": 0}, "batch is 0"),
         ({"platforms": ["gpu"]}, "platforms is 'gpu'"),
         ({"platforms": []}, "platforms is empty"),
-        ({"platforms": "cpu"}, "lists of strings"),
+        ({"platforms": "cpu"}, "platforms is a list of strings"),
+        ({"constraints": "batch <= 8"}, "constraints is a list of strings"),
+        ({"constraints": ["batch < 8"]}, r"constraints=\['batch < 8'\]: .*a constraint has one of"),
+        ({"constraints": ["batch <="]}, "'batch <=' is not the size"),
+        ({"constraints": ["length <= 8"]}, "about 'length', and its open sizes are batch"),
         ({"functions": []}, "a list of names"),
         ({"functions": ["../x"]}, "cannot be the name of a function"),
         ({"functions": ["predict", "predict"]}, "two functions have one name"),

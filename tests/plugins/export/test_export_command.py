@@ -1,5 +1,7 @@
 """The command `fulgurite export`."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,42 @@ def test_an_onnx_file_is_another_format(
     np.testing.assert_array_equal(out, TOKENS[:3] + 4)
 
 
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
+@pytest.mark.parametrize("file", ["COMMIT", "index.json"])
+def test_a_damaged_checkpoint_is_refused_and_no_older_one_taken(
+    run: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    file: str,
+) -> None:
+    copy = str(tmp_path / "run")
+    shutil.copytree(run, copy)
+    damage(Path(copy, "checkpoints", "step-4", file))
+    for step in ("latest", "4"):
+        assert export(copy, tmp_path / "model", "--step", step) == 1
+        mistake = capsys.readouterr().err
+        assert mistake.startswith("error: ") and "step-4" in mistake.partition("\n")[0]
+        assert ("--step names an older checkpoint" in mistake) == (step == "latest")
+        assert "Traceback" not in mistake
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_run_without_checkpoints_is_said(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = str(tmp_path / "run")
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("step-*"))
+    assert export(copy, tmp_path / "model") == 1
+    assert "there is no checkpoint" in capsys.readouterr().err
+
+
 def test_mistakes_are_said_and_write_nothing(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +109,10 @@ def test_mistakes_are_said_and_write_nothing(
     assert "Did you mean 'averaged'?" in capsys.readouterr().err
     assert export(run, tmp_path / "model", "--function", "triple") == 2
     assert "no method 'triple'" in capsys.readouterr().err
+    for constraint in ("length <= 8", "batch < 8"):
+        assert export(run, tmp_path / "model", "--constraint", constraint) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: predict: ") and constraint in line
     assert export(run, tmp_path) == 2
     assert "exists" in capsys.readouterr().err
     assert export(str(tmp_path / "nowhere"), tmp_path / "model") in (1, 2)

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from edited_folders import SIGNED_PROGRAMS, copy_and_edit, read_manifest, sign
+from edited_folders import (
+    LIE_MESSAGES,
+    LIES,
+    SIGNED_PROGRAMS,
+    copy_and_edit,
+    read_manifest,
+    sign,
+)
 from exported_models import Perceptron
 from fulgurite_export import ExportError, export, load
 
@@ -132,34 +141,65 @@ def test_an_array_of_the_program_itself_is_refused_where_it_is_too_large(
     assert not [*tmp_path.iterdir()]
 
 
-def check_edited_folders(folder: Path, tmp_path: Path, seeds: range) -> None:
-    """Check that edited folders are refused: all but programs whose new hash is in the manifest,
-    which only JAX could tell from valid ones."""
-    import resource
+def load_with_little_memory(folder: Path, edited: list[Path]) -> list[str]:
+    """Return what loading each edited folder gives, in a process that cannot take more than 512 MiB
+    beyond what the valid folder needs: the largest manifest that is read has 8 MiB, and JSON in
+    memory is much larger.
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    accepted = []
-    for seed in seeds:
-        copy = tmp_path / f"model-{seed}"
-        edit = copy_and_edit(folder, copy, seed)
-        try:
-            load(copy)
-        except ExportError:
-            pass
-        else:
-            accepted.append((seed, edit))
-        for path in tmp_path.glob(f"model-{seed}*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert not [pair for pair in accepted if pair[1] != SIGNED_PROGRAMS]
-    # The largest manifest that is read is 8 MiB, and JSON in memory is much larger.
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700_000  # KiB
+    Args:
+        folder: the valid one.
+        edited: those made of it.
+    """
+    process = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "load_folders.py")],
+        input="\n".join(map(str, [folder, *edited])),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert process.returncode == 0, process.stderr
+    first, *others = process.stdout.splitlines()
+    assert first == "loaded" and len(others) == len(edited)
+    return others
 
 
 @pytest.mark.full
-def test_fifty_edited_folders_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_folders_that_lie_are_refused_with_little_memory(folder: Path, tmp_path: Path) -> None:
+    edited = []
+    for edit in LIES:
+        copy = tmp_path / edit.__name__
+        shutil.copytree(folder, copy)
+        edit(copy)
+        edited.append(copy)
+    answers = load_with_little_memory(folder, edited)
+    reasons = {path.name: answer for path, answer in zip(edited, answers, strict=True)}
+    assert [reason for reason in reasons.values() if not reason.startswith("ExportError: ")] == []
+    for name, message in LIE_MESSAGES.items():
+        assert message in reasons[name]
+
+
+def check_edited_folders(folder: Path, tmp_path: Path, seeds: range) -> None:
+    """Check that edited folders are refused: all but programs whose new hash is in the manifest,
+    which only JAX could tell from valid ones."""
+    copies = [tmp_path / f"model-{seed}" for seed in seeds]
+    edits = [copy_and_edit(folder, copy, seed) for seed, copy in zip(seeds, copies, strict=True)]
+    answers = load_with_little_memory(folder, copies)
+    faults = [
+        (seed, edit, answer)
+        for seed, edit, answer in zip(seeds, edits, answers, strict=True)
+        if not answer.startswith("ExportError: ") and (edit, answer) != (SIGNED_PROGRAMS, "loaded")
+    ]
+    assert faults == []
+
+
+@pytest.mark.full
+def test_fifty_edited_folders_are_refused_with_little_memory(folder: Path, tmp_path: Path) -> None:
     check_edited_folders(folder, tmp_path, range(50))
 
 
 @pytest.mark.slow
-def test_a_thousand_edited_folders_are_refused(folder: Path, tmp_path: Path) -> None:
-    check_edited_folders(folder, tmp_path, range(1000))
+def test_a_thousand_edited_folders_are_refused_with_little_memory(
+    folder: Path, tmp_path: Path
+) -> None:
+    for start in range(0, 1000, 100):
+        check_edited_folders(folder, tmp_path / str(start), range(start, start + 100))

@@ -79,6 +79,7 @@ def test_a_checkpoint_without_commit_does_not_exist(tmp_path: Path):
     (half / "arrays").touch()
     (checkpoint(run, "step-3", committed=False) / "COMMIT").mkdir()
     assert [step for step, _ in run.list_checkpoints()] == [1]
+    assert run.find_newest_step() == 3  # which is damaged
     (half / "COMMIT").touch()
     assert [step for step, _ in run.list_checkpoints()] == [1, 2]
 
@@ -104,6 +105,8 @@ def test_links_and_foreign_names_are_ignored(tmp_path: Path):
     ]:
         checkpoint(run, name)
     assert list(run.list_checkpoints()) == [(7, real)]
+    assert run.find_newest_step() == 7
+    assert RunDirectory(tmp_path / "nowhere").find_newest_step() is None
 
 
 def test_run_is_complete_until_restarted(tmp_path: Path):

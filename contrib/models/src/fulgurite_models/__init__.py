@@ -7,6 +7,7 @@ from fulgurite_models.generation import (
     Generated as Generated,
     Sampling as Sampling,
     generate as generate,
+    make_generate_function as make_generate_function,
 )
 from fulgurite_models.gpt2 import GPT2 as GPT2, GPT2_FAMILY as GPT2_FAMILY, GPT2Config as GPT2Config
 from fulgurite_models.language import (

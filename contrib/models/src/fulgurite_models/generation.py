@@ -1,6 +1,6 @@
 """Tokens that a language model writes after a prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from fulgurite.errors import ConfigurationError, set_ints
 from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fulgurite_models.language import LanguageModel
+from fulgurite_models.language import LanguageModel, find_language_model
 
 
 @hide_constructor_frames
@@ -145,10 +145,7 @@ def generate(
             "the model itself, such as task.model"
         )
     sampling = sampling or Sampling()
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise ConfigurationError(
-            f"generate: max_new_tokens is {max_new_tokens!r}; it must be a positive integer"
-        )
+    _check_new_tokens(max_new_tokens, "generate")
     if key is None:
         if sampling.temperature > 0:
             raise ConfigurationError(
@@ -158,9 +155,54 @@ def generate(
     rows = _read_prompts(prompts, model)
     tokens, padding = map(jnp.asarray, _pad_left(rows))
     _check_length(model, tokens.shape[1] + max_new_tokens)
-    ends = (end,) if isinstance(end, int) else tuple(end)
     model = eqx.nn.inference_mode(model)
-    return _generate(model, tokens, padding, key, max_new_tokens, sampling, ends)
+    return _generate(model, tokens, padding, key, max_new_tokens, sampling, _as_ends(end))
+
+
+def make_generate_function(
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    end: int | Sequence[int] = (),
+) -> Callable[[Any, Mapping[str, Array]], dict[str, Array]]:
+    """Return `generate` as a function of arrays alone, for `fulgurite_export.Function`.
+
+    It is called as `call(module, batch)`, where the module is or has a language model. The batch
+    holds `tokens`, int32 `(batch, length)`, prompts that are padded on their left; `padding`, int32
+    `(batch,)`, how many tokens of each row are padding; and, where a temperature draws tokens,
+    `key`, uint32 `(2,)`, the `jax.random.key_data` of a key. The result is a dictionary with
+    `tokens` and `lengths`, the same that `generate` gives for these prompts and this key.
+
+    A program cannot raise an error: a row has the length -1 if it has a token that the model does
+    not know, or no token at all.
+
+    Args:
+        max_new_tokens: as of `generate`.
+        sampling: likewise.
+        end: likewise.
+    """
+    sampling = sampling or Sampling()
+    _check_new_tokens(max_new_tokens, "make_generate_function")
+    ends = _as_ends(end)
+
+    def generate_padded(module: Any, batch: Mapping[str, Array]) -> dict[str, Array]:
+        model = eqx.nn.inference_mode(find_language_model(module, "make_generate_function"))
+        key = _read_key(batch, sampling)
+        tokens, padding = batch["tokens"], batch["padding"]
+        length = tokens.shape[1]
+        _check_length(model, length + max_new_tokens)
+        is_token = jnp.arange(length) >= padding[:, None]
+        is_known = (tokens >= 0) & (tokens < model.embedding.weight.shape[0])
+        is_valid = (padding >= 0) & (padding < length) & jnp.all(is_known | ~is_token, axis=1)
+        prompts = jnp.where(is_token & is_known, tokens, 0).astype(jnp.int32)
+        padding = jnp.where(is_valid, padding, 0).astype(jnp.int32)
+        new = _generate(model, prompts, padding, key, max_new_tokens, sampling, ends)
+        return {
+            "tokens": jnp.where(is_valid[:, None], new.tokens, 0),
+            "lengths": jnp.where(is_valid, new.lengths, -1),
+        }
+
+    return generate_padded
 
 
 class _State(NamedTuple):
@@ -235,6 +277,31 @@ def _generate(
     )
     state = jax.lax.while_loop(is_running, write, start)
     return Generated(state.tokens, state.lengths)
+
+
+def _read_key(batch: Mapping[str, Array], sampling: Sampling) -> Key[Array, ""]:
+    """Return the key of a batch, or any where none is used; raise `ConfigurationError` for a batch
+    that lacks an array."""
+    is_random = sampling.temperature > 0
+    needed = ["tokens", "padding", "key"] if is_random else ["tokens", "padding"]
+    missing = [name for name in needed if name not in batch]
+    if missing:
+        raise ConfigurationError(
+            f"make_generate_function: the batch has no {missing[0]!r}; it needs "
+            f"{', '.join(needed)}: give an example of each as inputs"
+        )
+    return jax.random.wrap_key_data(batch["key"]) if is_random else jax.random.key(0)
+
+
+def _as_ends(end: int | Sequence[int]) -> tuple[int, ...]:
+    return (end,) if isinstance(end, int) else tuple(end)
+
+
+def _check_new_tokens(max_new_tokens: int, user: str) -> None:
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise ConfigurationError(
+            f"{user}: max_new_tokens is {max_new_tokens!r}; it must be a positive integer"
+        )
 
 
 def _read_prompts(prompts: Any, model: LanguageModel) -> list[np.ndarray]:

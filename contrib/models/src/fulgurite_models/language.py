@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from fulgurite.errors import ModelError
+from fulgurite.errors import ConfigurationError, ModelError
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fulgurite_models.attention import Cache, scan_blocks
@@ -137,6 +137,30 @@ class LanguageModel(eqx.Module):
             raise ModelError(
                 f"{type(self).__name__} has {maximum} positions, and gets {length} tokens"
             )
+
+
+def find_language_model(module: Any, user: str) -> LanguageModel:
+    """Return the language model in a module.
+
+    Args:
+        module: the model itself, or a module that has it, such as an `fg.Task`.
+        user: what needs it, for errors.
+
+    Raises:
+        ConfigurationError: there is none, or there are several.
+    """
+    nodes = jax.tree.leaves(module, is_leaf=_is_language_model)
+    models = [node for node in nodes if _is_language_model(node)]
+    if len(models) != 1:
+        raise ConfigurationError(
+            f"{user}: {type(module).__name__} has {len(models)} language models of "
+            "fulgurite_models in it, and one is meant"
+        )
+    return models[0]
+
+
+def _is_language_model(node: Any) -> bool:
+    return isinstance(node, LanguageModel)
 
 
 def look_up(embedding: eqx.nn.Embedding, tokens: Int[Array, " time"]) -> Float[Array, "time width"]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
 
 import fulgurite as fg
 import jax
@@ -10,7 +9,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import as_trigger, hide_constructor_frames, make_root_key
 
 from fulgurite_models.generation import Sampling, generate
-from fulgurite_models.language import LanguageModel
+from fulgurite_models.language import find_language_model
 
 
 @hide_constructor_frames
@@ -62,7 +61,7 @@ class TextSamples(fg.Plugin):
 
     def sample(self, run: fg.Run) -> None:
         """Log what the model writes now."""
-        model = find_language_model(run.state.module)
+        model = find_language_model(run.state.module, "TextSamples")
         prompts = list(map(self._encode, self.prompts))
         key = jax.random.fold_in(make_root_key(run.engine.seed), run.step)
         generated = generate(
@@ -85,23 +84,3 @@ class TextSamples(fg.Plugin):
             return prompt
         assert self.encode is not None  # checked in __post_init__
         return self.encode(prompt)
-
-
-def find_language_model(module: Any) -> LanguageModel:
-    """Return the language model in a module.
-
-    Raises:
-        ConfigurationError: there is none, or there are several.
-    """
-    nodes = jax.tree.leaves(module, is_leaf=_is_language_model)
-    models = [node for node in nodes if _is_language_model(node)]
-    if len(models) != 1:
-        raise ConfigurationError(
-            f"TextSamples: {type(module).__name__} has {len(models)} language models of "
-            "fulgurite_models in it, and one is meant"
-        )
-    return models[0]
-
-
-def _is_language_model(node: Any) -> bool:
-    return isinstance(node, LanguageModel)

@@ -103,11 +103,17 @@ def find_checkpoint(root: Path, step: int | str, monitor: Monitor | None) -> Ent
         monitor: the metric and mode by which the best is chosen; None for those of the run.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or nobody knows which is the best.
     """
     entries = format.list_entries(root)
     complete = [entry for entry in entries if entry.commit]
     if step == "best":
+        damaged = [entry for entry in entries if entry.commit is None]
+        if damaged:
+            raise CheckpointError(
+                f"the best checkpoint of {root} is not known, because that of step "
+                f"{damaged[0].step} is damaged: {damaged[0].damage}. Remove it, or give a step"
+            )
         return _find_best(root, complete, monitor)
     for entry in entries:
         if entry.step == step:

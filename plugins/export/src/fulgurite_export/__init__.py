@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fulgurite_export.functions import Function
     from fulgurite_export.loading import ExportedFunction, ExportedModel, load
     from fulgurite_export.onnx_format import export_onnx
+    from fulgurite_export.requests import call_together, parse_example
 
 __all__ = [
     "ExportError",
@@ -18,9 +19,11 @@ __all__ = [
     "ExportedModel",
     "Function",
     "InputError",
+    "call_together",
     "export",
     "export_onnx",
     "load",
+    "parse_example",
 ]
 
 # Imported when they are first used: what loads a folder imports neither Fulgurite nor Equinox.
@@ -30,9 +33,11 @@ _MODULES = {
     "ExportedModel": "fulgurite_export.loading",
     "Function": "fulgurite_export.functions",
     "InputError": "fulgurite_export.errors",
+    "call_together": "fulgurite_export.requests",
     "export": "fulgurite_export.exporting",
     "export_onnx": "fulgurite_export.onnx_format",
     "load": "fulgurite_export.loading",
+    "parse_example": "fulgurite_export.requests",
 }
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
+from fulgurite.plugins import hide_internal_frames
 from fulgurite_cli import Experiment, format_mistake, rebuild_experiment
 from fulgurite_runs import RunDirectory
 
@@ -16,6 +17,7 @@ from fulgurite_export.manifest import PLATFORMS, read_manifest
 from fulgurite_export.onnx_format import export_onnx
 
 
+@hide_internal_frames
 def main(arguments: Sequence[str]) -> int:
     """Write a model of a run to a folder that JAX alone can run.
 
@@ -31,10 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         experiment = rebuild_experiment(
             options.run, options.program, options.overrides, options.allow
         )
-        checkpoint = fg.CheckpointRef(
-            RunDirectory(options.run).path, options.step, view=options.view
-        )
-        state = experiment.engine.load_weights(experiment.model, checkpoint)
+        state = _load_state(experiment, options)
         write = _write_onnx if is_onnx else _write_folder
         description = write(state, _find_inputs(experiment), experiment.engine, options)
     except ConfigurationError as error:
@@ -116,7 +115,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "--step",
         default="latest",
         type=_parse_step,
-        help="latest (the default), best, or a number",
+        help="latest (the default), best, or a number; a damaged checkpoint is an error",
     )
     parser.add_argument(
         "--view",
@@ -174,6 +173,29 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
         choices=PLATFORMS,
         help="what it is for (repeat it for several); by default cpu, cuda and tpu",
     )
+
+
+def _load_state(experiment: Experiment, options: argparse.Namespace) -> fg.TrainState:
+    """Return the state of the checkpoint that is meant, or raise `CheckpointError`.
+
+    An engine that is told `latest` takes an older one where the newest is damaged. In an exported
+    file nobody would notice, so that it is told the number.
+
+    Args:
+        experiment: of the program.
+        options: of the command.
+    """
+    run = RunDirectory(options.run)
+    step = run.find_newest_step() if options.step == "latest" else options.step
+    if step is None:
+        raise CheckpointError(f"there is no checkpoint in {run.path}: check the path")
+    checkpoint = fg.CheckpointRef(run.path, step, view=options.view)
+    try:
+        return experiment.engine.load_weights(experiment.model, checkpoint)
+    except CheckpointError as error:
+        if options.step == "latest":
+            error.add_note(f"step {step} is the newest; --step names an older checkpoint")
+        raise
 
 
 def _find_inputs(experiment: Experiment) -> Any:

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError, ModelError, check_one_of, check_positive_int
-from fulgurite.plugins import check_not_consumed
+from fulgurite.plugins import check_not_consumed, hide_internal_frames
 
 from fulgurite_export.dtypes import DTYPES
+from fulgurite_export.errors import ExportError
 from fulgurite_export.functions import Function
 from fulgurite_export.manifest import (
     FILE,
@@ -27,6 +28,7 @@ from fulgurite_export.manifest import (
     ArraySpec,
     FunctionSpec,
     Manifest,
+    decode_manifest,
     get_program_file,
     is_function_name,
 )
@@ -35,6 +37,7 @@ from fulgurite_export.tracing import FlatModel, Traced, trace_function
 from fulgurite_export.weights import write_weights
 
 
+@hide_internal_frames
 def export(
     model: Any,
     path: str | os.PathLike[str],
@@ -80,24 +83,19 @@ def export(
     folder = Path(path)
     if folder.exists() or folder.is_symlink():
         raise ConfigurationError(f"{folder} exists: remove it, or give another folder")
-    options = make_options(batch, shapes or {}, constraints, platforms)
+    options = make_options(batch, platforms)
     flat = flatten_model(model)
     engine = fg.Engine(steps=1, autoload=False) if engine is None else engine
     traced: dict[str, Traced] = {}
-    for function in make_functions(functions, inputs):
-        traced[function.name] = trace_function(function, flat, function.inputs, engine, options)
+    for function in make_functions(functions, inputs, shapes or {}, constraints):
+        traced[function.name] = trace_function(function, flat, engine, options)
     return _write_folder(folder, flat, traced, options)
 
 
-def make_options(
-    batch: int | str | None,
-    shapes: Mapping[str, str],
-    constraints: Iterable[str],
-    platforms: Sequence[str],
-) -> Options:
+def make_options(batch: int | str | None, platforms: Sequence[str]) -> Options:
     """Return the options of an export; raise `ConfigurationError` for invalid ones."""
-    if isinstance(constraints, str) or isinstance(platforms, str):
-        raise ConfigurationError("export: constraints and platforms are lists of strings")
+    if isinstance(platforms, str):
+        raise ConfigurationError("export: platforms is a list of strings, such as ['cpu']")
     if isinstance(batch, str):
         check_one_of(batch, ("symbolic",), "export: batch")
     elif batch is not None:
@@ -106,33 +104,80 @@ def make_options(
         check_one_of(platform, PLATFORMS, "export: platforms")
     if not platforms:
         raise ConfigurationError("export: platforms is empty; give one, such as 'cpu'")
-    return Options(batch, shapes, tuple(constraints), tuple(platforms))
+    return Options(batch, tuple(platforms))
 
 
-def make_functions(functions: Sequence[str | Function], inputs: Any) -> list[Function]:
-    """Return what is exported, each with examples of its inputs."""
+def make_functions(
+    functions: Sequence[str | Function],
+    inputs: Any,
+    shapes: Mapping[str, str],
+    constraints: Iterable[str],
+) -> list[Function]:
+    """Return what is exported, each with examples of its inputs, their shapes and constraints.
+
+    Args:
+        functions: as of `export`.
+        inputs: likewise.
+        shapes: likewise.
+        constraints: likewise.
+    """
     if isinstance(functions, str) or not functions:
         raise ConfigurationError("export: functions is a list of names, such as ['predict']")
-    complete = []
-    for function in functions:
-        function = Function(function) if isinstance(function, str) else function
-        if not is_function_name(function.name):
-            raise ConfigurationError(
-                f"export: {function.name!r} cannot be the name of a function, and of a file: use "
-                "lower-case letters, digits and underscores"
-            )
-        own_inputs = inputs if function.inputs is None else function.inputs
-        if own_inputs is None:
-            raise ConfigurationError(
-                f"export: {function.name} has no inputs: give an example of a batch, "
-                "export(model, path, inputs=batch)"
-            )
-        if isinstance(own_inputs, fg.Batch):
-            own_inputs = own_inputs.value
-        complete.append(Function(function.name, function.call, own_inputs))
+    shared = Function("", None, inputs, shapes, _as_constraints(constraints, "export"))
+    complete = [
+        _complete_function(Function(function) if isinstance(function, str) else function, shared)
+        for function in functions
+    ]
     if len({function.name for function in complete}) != len(complete):
         raise ConfigurationError("export: two functions have one name")
+    is_used = any(isinstance(function, str) or function.inputs is None for function in functions)
+    if not is_used and (shared.shapes or shared.constraints):
+        raise ConfigurationError(
+            "export: shapes and constraints are about inputs, and each function has inputs of its "
+            "own: give Function(shapes=, constraints=)"
+        )
     return complete
+
+
+def _complete_function(function: Function, shared: Function) -> Function:
+    """Return a function with examples of its inputs, their shapes and constraints.
+
+    Args:
+        function: the function.
+        shared: has what functions have that say nothing of their own.
+    """
+    if not is_function_name(function.name):
+        raise ConfigurationError(
+            f"export: {function.name!r} cannot be the name of a function, and of a file: use "
+            "lower-case letters, digits and underscores"
+        )
+    is_own = function.inputs is not None
+    inputs = function.inputs if is_own else shared.inputs
+    if inputs is None:
+        raise ConfigurationError(
+            f"export: {function.name} has no inputs: give an example of a batch, "
+            "export(model, path, inputs=batch)"
+        )
+    shapes, constraints = function.shapes, function.constraints
+    if shapes is None:
+        shapes = {} if is_own else shared.shapes
+    if constraints is None:
+        constraints = () if is_own else shared.constraints
+    return Function(
+        function.name,
+        function.call,
+        inputs.value if isinstance(inputs, fg.Batch) else inputs,
+        shapes,
+        _as_constraints(constraints or (), function.name),
+    )
+
+
+def _as_constraints(constraints: Iterable[str], user: str) -> tuple[str, ...]:
+    if isinstance(constraints, str):
+        raise ConfigurationError(
+            f"{user}: constraints is a list of strings, such as ['length <= 128']"
+        )
+    return tuple(constraints)
 
 
 def flatten_model(model: Any) -> FlatModel:
@@ -162,52 +207,65 @@ def _write_folder(
         traced: the functions.
         options: how they were exported.
     """
-    numbers = sorted({number for function in traced.values() for number in function.weights})
-    arrays = {model.names[number]: _read_array(model, number) for number in numbers}
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     partial.mkdir()
     try:
-        write_weights(partial, arrays)
-        programs = {}
-        for name, function in traced.items():
-            data = bytes(function.exported.serialize())
-            if len(data) >= MAX_PROGRAM:
-                raise ModelError(
-                    f"{name}: its program has {len(data):,} bytes, most of them of arrays that are "
-                    "not part of the module: make them fields of it"
-                )
-            _write_file(partial / get_program_file(name), data)
-            programs[name] = data
-            # safetensors lets nobody else read its files.
-            shutil.copymode(partial / get_program_file(name), partial / WEIGHTS_FILE)
-        weights_file = (partial / WEIGHTS_FILE).read_bytes()
-        positions = {number: position for position, number in enumerate(numbers)}
-        manifest = Manifest(
-            platforms=options.platforms,
-            versions={name: version(name) for name in WRITERS},
-            weights=tuple(
-                ArraySpec(name, array.dtype.name, array.shape) for name, array in arrays.items()
-            ),
-            weights_size=len(weights_file),
-            weights_sha256=sha256(weights_file).hexdigest(),
-            functions={
-                name: _make_function_spec(function, programs[name], positions, options)
-                for name, function in traced.items()
-            },
-        )
-        text, digest = manifest.encode()
-        if len(text) > MAX_MANIFEST:
-            raise ModelError(f"the model has {len(arrays):,} arrays, too many for a manifest")
-        _write_file(partial / FILE, text)
+        digest = _write_files(partial, model, traced, options)
         os.rename(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return digest
 
 
+def _write_files(
+    folder: Path, model: FlatModel, traced: Mapping[str, Traced], options: Options
+) -> str:
+    """Write weights, programs and manifest; the arguments and the result are those of
+    `_write_folder`, but the folder is there."""
+    numbers = sorted({number for function in traced.values() for number in function.weights})
+    arrays = {model.names[number]: _read_array(model, number) for number in numbers}
+    positions = {number: position for position, number in enumerate(numbers)}
+    write_weights(folder, arrays)
+    functions = {}
+    for name, function in traced.items():
+        program = bytes(function.exported.serialize())
+        if len(program) >= MAX_PROGRAM:
+            raise ModelError(
+                f"{name}: its program has {len(program):,} bytes, most of them of arrays that are "
+                "not part of the module: make them fields of it"
+            )
+        _write_file(folder / get_program_file(name), program)
+        functions[name] = _make_function_spec(function, program, positions)
+        # safetensors lets nobody else read its files.
+        shutil.copymode(folder / get_program_file(name), folder / WEIGHTS_FILE)
+    with open(folder / WEIGHTS_FILE, "rb") as file:
+        os.fsync(file.fileno())
+        weights_size = os.fstat(file.fileno()).st_size
+        weights_sha256 = file_digest(file, "sha256").hexdigest()
+    manifest = Manifest(
+        platforms=options.platforms,
+        versions={name: version(name) for name in WRITERS},
+        weights=tuple(
+            ArraySpec(name, array.dtype.name, array.shape) for name, array in arrays.items()
+        ),
+        weights_size=weights_size,
+        weights_sha256=weights_sha256,
+        functions=functions,
+    )
+    text, digest = manifest.encode()
+    if len(text) > MAX_MANIFEST:
+        raise ModelError(f"the model has {len(arrays):,} arrays, too many for a manifest")
+    try:
+        decode_manifest(text)
+    except ExportError as error:
+        raise ModelError(f"the folder could not be loaded: {error}") from error
+    _write_file(folder / FILE, text)
+    return digest
+
+
 def _make_function_spec(
-    function: Traced, program: bytes, positions: Mapping[int, int], options: Options
+    function: Traced, program: bytes, positions: Mapping[int, int]
 ) -> FunctionSpec:
     """Return a function as the manifest has it.
 
@@ -215,7 +273,6 @@ def _make_function_spec(
         function: the function.
         program: its program.
         positions: of the model's arrays in the list of weights.
-        options: how it was exported.
     """
     return FunctionSpec(
         size=len(program),
@@ -226,7 +283,7 @@ def _make_function_spec(
         structure=function.structure,
         outputs=function.outputs,
         output_structure=function.output_structure,
-        constraints=options.constraints,
+        constraints=function.constraints,
         takes_seed=function.takes_seed,
     )
 

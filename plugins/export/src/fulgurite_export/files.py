@@ -113,7 +113,7 @@ def parse_json(data: bytes, name: str) -> Any:
     try:
         return json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_build_object,
+            object_pairs_hook=build_object,
             parse_constant=_refuse,
             parse_float=_refuse,
         )
@@ -121,7 +121,9 @@ def parse_json(data: bytes, name: str) -> Any:
         raise ExportError(f"{name} cannot be read: {error!s:.100}") from error
 
 
-def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; raise `ValueError` if it has a key twice, of which readers take one
+    or the other."""
     values = dict(pairs)
     if len(values) != len(pairs):
         raise ValueError("an object has a key twice")

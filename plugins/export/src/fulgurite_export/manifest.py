@@ -150,20 +150,19 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         if file.size > MAX_MANIFEST:
             raise ExportError(f"{folder / FILE} has {file.size} bytes, more than {MAX_MANIFEST}")
         data = file.read(file.size)
-    content = parse_json(data, str(folder / FILE))
     try:
-        return _decode(content, data)
+        return decode_manifest(data)
     except ExportError as error:
         raise ExportError(f"{folder / FILE}: {error}") from error
 
 
-def _decode(content: Any, data: bytes) -> tuple[Manifest, str]:
-    """Return the manifest in JSON that was read, and its digest.
+def decode_manifest(data: bytes) -> tuple[Manifest, str]:
+    """Return the manifest in the bytes of a file, and its digest.
 
-    Args:
-        content: the JSON.
-        data: its text.
+    Raises:
+        ExportError: it is not as `Manifest.encode` writes one.
     """
+    content = parse_json(data, "it")
     fields = _take_fields(content, "the manifest", {"digest", "format", "format_version"}, Manifest)
     if fields.pop("format") != _FORMAT:
         raise ExportError("it is not the manifest of an exported model")

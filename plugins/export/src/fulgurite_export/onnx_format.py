@@ -9,6 +9,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.plugins import hide_internal_frames
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import partial_eval
 
@@ -21,6 +22,7 @@ RTOL, ATOL = 1e-4, 1e-5
 """How far what onnxruntime computes may be from what JAX does, by ratio and by difference."""
 
 
+@hide_internal_frames
 def export_onnx(
     model: Any,
     path: str | os.PathLike[str],
@@ -70,11 +72,15 @@ def export_onnx(
             f"ONNX files are written by jax2onnx and onnxruntime ({error}): install the extra "
             "`onnx` of fulgurite-export"
         ) from error
-    options = make_options(batch, shapes or {}, (), ("cpu",))
+    options = make_options(batch, ("cpu",))
     flat = flatten_model(model)
     engine = fg.Engine(steps=1, autoload=False) if engine is None else engine
-    (complete,) = make_functions([function], inputs)
-    prepared = prepare_function(complete, flat, complete.inputs, engine, options)
+    (complete,) = make_functions([function], inputs, shapes or {}, ())
+    if complete.constraints:
+        raise ConfigurationError(
+            f"{complete.name}: an ONNX file holds no constraints: fix the sizes, batch= and shapes="
+        )
+    prepared = prepare_function(complete, flat, engine, options)
     if prepared.takes_seed:
         raise ModelError(f"{complete.name} draws random numbers, which an ONNX file cannot")
     call = _close_over_weights(prepared, flat.arrays)

@@ -1,6 +1,6 @@
 """The shapes of inputs, some of whose sizes are open."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,9 @@ from fulgurite.errors import ConfigurationError, ModelError
 from jax import export as jax_export
 
 from fulgurite_export.dtypes import DTYPES
+from fulgurite_export.errors import ExportError
+from fulgurite_export.functions import Function
+from fulgurite_export.sizes import collect_names, is_satisfied
 
 BATCH = "batch"
 """The name of the open size of the axis of examples."""
@@ -23,14 +26,10 @@ class Options:
     Attributes:
         batch: `symbolic` for any number of examples, a number of them, or None for the shapes of
             the examples of inputs as they are.
-        shapes: of inputs by path, such as `batch, length`.
-        constraints: on open sizes, such as `length <= 128`.
         platforms: on which the programs run.
     """
 
     batch: int | str | None
-    shapes: Mapping[str, str]
-    constraints: tuple[str, ...]
     platforms: tuple[str, ...]
 
 
@@ -40,23 +39,24 @@ def collect_open(specs: Sequence[jax.ShapeDtypeStruct]) -> set[str]:
 
 
 def make_specs(
-    name: str, paths: list[str], leaves: list[Any], options: Options
+    function: Function, paths: list[str], leaves: list[Any], options: Options
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of the inputs of a function, some with open sizes.
 
     Args:
-        name: of the function.
+        function: the function, which says of which inputs other sizes are open than the batch.
         paths: of the inputs.
         leaves: examples of them.
-        options: which sizes are open.
+        options: whether the batch is open.
     """
-    unknown = options.shapes.keys() - {*paths}
+    name, shapes = function.name, function.shapes or {}
+    unknown = shapes.keys() - {*paths}
     if unknown:
         raise ConfigurationError(
             f"{name}: there is no input {min(unknown)!r} whose shape could be given: there are "
             f"{', '.join(map(repr, paths))}"
         )
-    scope = jax_export.SymbolicScope(options.constraints)
+    scope = _make_scope(function)
     specs = []
     for path, leaf in zip(paths, leaves, strict=True):
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
@@ -64,55 +64,83 @@ def make_specs(
             raise ConfigurationError(
                 f"{name}: the input {path!r} is of dtype {leaf.dtype}, which cannot be exported"
             )
-        shape = _make_shape(name, path, np.shape(leaf), scope, options)
+        text = shapes[path] if path in shapes else _choose_shape(np.shape(leaf), options)
+        place = f"{name}: the shape {text!r} of the input {path!r}"
+        shape = _parse_shape(text, place, scope)
+        if len(shape) != leaf.ndim:
+            raise ConfigurationError(
+                f"{place} has {len(shape)} axes, and the example has the shape {np.shape(leaf)}"
+            )
         specs.append(jax.ShapeDtypeStruct(shape, dtype))
-    alone = {str(size) for spec in specs for size in spec.shape if str(size).isidentifier()}
-    for spec in specs:
-        for size in spec.shape:
-            names = set() if isinstance(size, int) else set(size.get_vars())
-            if names - alone:
-                raise ConfigurationError(
-                    f"{name}: no input has an axis of size {min(names - alone)!r} alone, from "
-                    f"which {size} could be told: give one"
-                )
+    _check_names(function, specs)
     return specs
 
 
-def _make_shape(
-    name: str,
-    path: str,
-    shape: tuple[int, ...],
-    scope: jax_export.SymbolicScope,
-    options: Options,
-) -> tuple[Any, ...]:
-    """Return the shape of an input.
+def _make_scope(function: Function) -> jax_export.SymbolicScope:
+    """Return the scope of the open sizes of a function, with its constraints."""
+    constraints = function.constraints or ()
+    try:
+        for constraint in constraints:
+            # Whoever loads the folder must be able to read them too.
+            is_satisfied(constraint, dict.fromkeys(collect_names(constraint), 1))
+        return jax_export.SymbolicScope(constraints)
+    except (ExportError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"{function.name}: constraints={[*constraints]}: {first}"
+        ) from error
+
+
+def _choose_shape(shape: tuple[int, ...], options: Options) -> str:
+    """Return the shape of an input of which no shape is given.
 
     Args:
-        name: of the function.
-        path: of the input.
         shape: of the example.
-        scope: of the open sizes.
-        options: which sizes are open.
+        options: whether its first axis is open.
     """
-    text = options.shapes.get(path)
-    if text is None:
-        if not shape or options.batch is None:
-            return shape
-        if options.batch != "symbolic":
-            return (options.batch, *shape[1:])
-        text = ", ".join([BATCH, *map(str, shape[1:])])
+    sizes = list(map(str, shape))
+    if sizes and options.batch is not None:
+        sizes[0] = BATCH if options.batch == "symbolic" else str(options.batch)
+    return ", ".join(sizes)
+
+
+def _parse_shape(text: str, place: str, scope: jax_export.SymbolicScope) -> tuple[Any, ...]:
+    """Return a shape.
+
+    Args:
+        text: the shape, such as `batch, 2*length`.
+        place: names it, for errors.
+        scope: of the open sizes.
+    """
     try:
-        sizes = jax_export.symbolic_shape(text, scope=scope)
+        return tuple(jax_export.symbolic_shape(text, scope=scope))
     except ValueError as error:
-        raise ConfigurationError(
-            f"{name}: the shape {text!r} of the input {path!r} cannot be read: {error}"
-        ) from error
-    if len(sizes) != len(shape):
-        raise ConfigurationError(
-            f"{name}: the shape {text!r} of the input {path!r} has {len(sizes)} axes, and the "
-            f"example has the shape {shape}"
-        )
-    return tuple(sizes)
+        raise ConfigurationError(f"{place} cannot be read: {error}") from error
+
+
+def _check_names(function: Function, specs: list[jax.ShapeDtypeStruct]) -> None:
+    """Raise `ConfigurationError` if there is an open size that the inputs do not tell.
+
+    Args:
+        function: the function, of which constraints are checked too.
+        specs: the shapes of its inputs.
+    """
+    sizes = [size for spec in specs for size in spec.shape if not isinstance(size, int)]
+    alone = {str(size) for size in sizes if str(size).isidentifier()}
+    for size in sizes:
+        missing = set(size.get_vars()) - alone
+        if missing:
+            raise ConfigurationError(
+                f"{function.name}: no input has an axis of size {min(missing)!r} alone, from "
+                f"which {size} could be told: give one"
+            )
+    for constraint in function.constraints or ():
+        missing = collect_names(constraint) - alone
+        if missing:
+            raise ConfigurationError(
+                f"{function.name}: the constraint {constraint!r} is about {min(missing)!r}, and "
+                f"its open sizes are {', '.join(sorted(alone)) or 'none'}: open it by shapes="
+            )
 
 
 @contextmanager

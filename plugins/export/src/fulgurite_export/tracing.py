@@ -37,6 +37,7 @@ class Traced:
         structure: of its inputs.
         outputs: what it returns.
         output_structure: their structure.
+        constraints: on the open sizes of its inputs.
         takes_seed: whether the seed is its last input.
     """
 
@@ -47,6 +48,7 @@ class Traced:
     structure: Template
     outputs: tuple[ArraySpec, ...]
     output_structure: Template
+    constraints: tuple[str, ...]
     takes_seed: bool
 
 
@@ -73,6 +75,11 @@ class FlatModel:
         names = [path for path, _ in leaves_with_paths(arrays[0])]
         num_states = len(leaves) - len(names)
         self.names = [*names, *(f"model_state[{index}]" for index in range(num_states))]
+        if len({*self.names}) != len(self.names):
+            raise ConfigurationError(
+                "the module has a field `model_state`, which is the name of the layers' state: "
+                "rename it"
+            )
 
     def join(self, arrays: Sequence[Any]) -> tuple[Any, Any]:
         """Return module and model state with these arrays."""
@@ -109,14 +116,13 @@ class Prepared:
 
 
 def prepare_function(
-    function: Function, model: FlatModel, inputs: Any, engine: fg.Engine, options: Options
+    function: Function, model: FlatModel, engine: fg.Engine, options: Options
 ) -> Prepared:
     """Return a function of a model as one of flat lists.
 
     Args:
-        function: the function.
+        function: the function, as `make_functions` completes it.
         model: the model.
-        inputs: examples of its inputs.
         engine: whose plugins surround the function, as they do in `Engine.predict`.
         options: how it is exported.
 
@@ -125,10 +131,10 @@ def prepare_function(
         ModelError: the function cannot.
     """
     try:
-        structure, leaves = describe(inputs)
+        structure, leaves = describe(function.inputs)
     except ExportError as error:
         raise ConfigurationError(f"{function.name}: inputs: {error}") from error
-    specs = make_specs(function.name, list_paths(structure), leaves, options)
+    specs = make_specs(function, list_paths(structure), leaves, options)
     body = _Body(function, model, structure, engine)
     weight_specs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in model.arrays]
     examples = [
@@ -149,17 +155,23 @@ def prepare_function(
 
 
 def trace_function(
-    function: Function, model: FlatModel, inputs: Any, engine: fg.Engine, options: Options
+    function: Function, model: FlatModel, engine: fg.Engine, options: Options
 ) -> Traced:
     """Return a function of a model as a program; the arguments are those of
     `prepare_function`."""
-    prepared = prepare_function(function, model, inputs, engine, options)
+    prepared = prepare_function(function, model, engine, options)
     specs = prepared.input_specs
     seed_specs = [jax.ShapeDtypeStruct((), jnp.uint32)] if prepared.takes_seed else []
     with _leave_out_paths():
         exported = jax_export.export(jax.jit(prepared.flat), platforms=options.platforms)(
             [prepared.weight_specs[number] for number in prepared.weights],
             [*(specs[number] for number in prepared.reads), *seed_specs],
+        )
+    if exported.nr_devices != 1:
+        raise ModelError(
+            f"{function.name}: its program is for {exported.nr_devices} devices, because of a "
+            "sharding in the model, and a folder is for one: leave out with_sharding_constraint "
+            "and shard_map where it is exported"
         )
     names = list_paths(prepared.structure)
     output_names = list_paths(prepared.body.output_structure)
@@ -174,6 +186,7 @@ def trace_function(
             for name, aval in zip(output_names, exported.out_avals, strict=True)
         ),
         output_structure=prepared.body.output_structure,
+        constraints=tuple(function.constraints or ()),
         takes_seed=prepared.takes_seed,
     )
 

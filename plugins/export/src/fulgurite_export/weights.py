@@ -42,11 +42,19 @@ def read_weights(folder: Path, manifest: Manifest) -> list[np.ndarray]:
         # As they lie in the file, so that it is read once from its begin to its end.
         for spec in sorted(manifest.weights, key=lambda spec: places[spec.name]):
             shape = tuple(int(size) for size in spec.shape)
-            array = np.empty(shape, DTYPES[spec.dtype])
+            array = _allocate(shape, spec)
             file.fill(array)
             arrays[spec.name] = array
         file.check_hash(manifest.weights_sha256)
     return [arrays[spec.name] for spec in manifest.weights]
+
+
+def _allocate(shape: tuple[int, ...], spec: ArraySpec) -> np.ndarray:
+    """Return memory for an array, of which the file is known to hold as many bytes."""
+    try:
+        return np.empty(shape, DTYPES[spec.dtype])
+    except (MemoryError, ValueError) as error:
+        raise ExportError(f"{spec.name!r:.100}, {spec}, does not fit into memory") from error
 
 
 def _read_header(file: HashedFile, specs: tuple[ArraySpec, ...]) -> dict[str, tuple[int, int]]:

@@ -132,6 +132,16 @@ class RunDirectory:
                     checkpoints.append((int(match[1]), path))
         return sorted(checkpoints)
 
+    def find_newest_step(self) -> int | None:
+        """Return the step of the newest checkpoint, damaged ones included; None without one."""
+        steps = []
+        with self._wrap_read_errors():
+            for path in self._list_folder("checkpoints"):
+                match = _STEP.fullmatch(path.name)
+                if match and not path.is_symlink() and path.is_dir():
+                    steps.append(int(match[1]))
+        return max(steps, default=None)
+
     def get_step_directory(self, step: int) -> Path:
         """Return where the checkpoint of `step` is or would be."""
         return self.path / "checkpoints" / f"step-{step}"

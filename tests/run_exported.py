@@ -1,6 +1,7 @@
 """A program that runs exported folders where neither Equinox nor Fulgurite can be imported.
 
-It reads lines `FOLDER FUNCTION INPUTS.npz OUTPUTS.npz`; names in the files are the inputs, and `out`.
+It reads lines `FOLDER FUNCTION INPUTS.npz OUTPUTS.npz`; names in the files are those of inputs and outputs, of
+a single output `out`.
 """
 
 import sys
@@ -24,5 +25,6 @@ from fulgurite_export import load  # noqa: E402
 for line in sys.stdin:
     folder, function, inputs, outputs = line.split()
     arrays = dict(np.load(inputs))
-    np.savez(outputs, out=np.asarray(load(folder).functions[function](arrays)))
+    result = load(folder).functions[function](arrays)
+    np.savez(outputs, **(result if isinstance(result, dict) else {"out": result}))
 assert not [name for name in sys.modules if name.partition(".")[0] in Blocker.blocked]
