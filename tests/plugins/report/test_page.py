@@ -7,13 +7,16 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fulgurite_report import ReportError, write_report
+from fulgurite_report import ReportError, find_runs, write_report
 from fulgurite_report.command import report
+from fulgurite_report.view import View
 from PIL import Image
+from rich.console import Console, ConsoleDimensions
 from run_files import HOSTILE, make_manifest, make_telemetry, write_run
 from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -134,13 +137,16 @@ def test_members_of_a_population_share_a_chart(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path: Path) -> None:
-    records = [("train", step, {"loss": step % 7 + step / 1e5}) for step in range(1, 10_001)]
+    records = [("train", step, {"loss": step % 7 + step / 1e5}) for step in range(1, 100_001)]
     page = write_page(tmp_path, write_run(tmp_path / "run", records=records))
     points = page.get_points(0, "train/loss")
     assert len(points) < 3_000
     assert all(value == step % 7 + step / 1e5 for step, value in points)
-    assert max(value for _, value in points) == max(step % 7 + step / 1e5 for step in range(10_001))
-    assert page.data["curves"][0]["total"] == 10_000
+    assert max(value for _, value in points) == max(
+        step % 7 + step / 1e5 for step in range(100_001)
+    )
+    assert page.data["curves"][0]["total"] == 100_000
+    assert (tmp_path / "page.html").stat().st_size < 2e6
     assert "1 of 1 curves have more points than a screen can show" in page.texts["curves"][1]
 
 
@@ -204,8 +210,9 @@ def test_times_starts_messages_and_checkpoints_are_shown(tmp_path: Path) -> None
     (checkpoint / "COMMIT").write_text(json.dumps(commit))
     page = write_page(tmp_path, run)
     time = page.texts["time"]
-    assert {"steps 6 s, 60.0%", "evaluating test 2 s, 20.0%", "plugin jsonl 2 s, 20.0%"} <= {*time}
-    assert "1 min 30 s" in time
+    assert " run time 1 min 30 s, parts as of the newest checkpoint" in time
+    parts = {"steps 6 s, 6.7%", "evaluating test 2 s, 2.2%", "plugin jsonl 2 s, 2.2%"}
+    assert parts | {"not recorded 1 min 20 s, 88.9%"} <= {*time}
     assert page.texts["messages"][-1] == "hello"
     assert page.texts["checkpoints"][-2:] == ["test/loss", "0.05"]
     assert "test/loss 0.05" in page.texts["summary"]
@@ -253,8 +260,118 @@ def test_goodput_is_shown_where_the_run_logged_it(tmp_path: Path) -> None:
     assert {"steps 50 s, 50.0%", "lost steps 30 s, 30.0%", "down 20 s, 20.0%"} <= {
         *page.texts["time"]
     }
-    assert " goodput 50.0%: the share of the time for steps that were kept" in page.texts["time"]
+    assert (
+        " run time 1 min 20 s, goodput 50.0%: the share of the bar for steps that were kept"
+        in page.texts["time"]
+    )
     assert "goodput" in page.texts["summary"]
+
+
+@pytest.mark.parametrize("has_goodput", [True, False])
+def test_run_time_is_the_same_number_wherever_it_is_shown(
+    tmp_path: Path, has_goodput: bool
+) -> None:
+    """Two attempts, which began 5 s before their first record and lived 25 s and 35 s."""
+    run = tmp_path / "run"
+    for attempt, began, last in ((1, 1000.0, 1020.0), (2, 1100.0, 1135.0)):
+        telemetry = [
+            make_telemetry(step, wall_time, {"steps_per_second": 1.0}, attempt=attempt)
+            for step, wall_time in ((10 * attempt, began + 5), (20 * attempt, last))
+        ]
+        manifest = make_manifest() | {"began": began}
+        write_run(run, telemetry=telemetry, manifest=manifest, attempt=attempt)
+    # The first one was alive for 5 s more than its records say.
+    checkpoint = run / "checkpoints" / "step-20"
+    checkpoint.mkdir(parents=True)
+    commit = {"step": 20, "attempt": 1, "metrics": {}, "wall_time": 1025.0, "monitor": None}
+    (checkpoint / "COMMIT").write_text(json.dumps(commit | {"timings": {"wait": 20.0}}))
+    if has_goodput:
+        values = {"goodput": 0.25, "steps_seconds": 30.0, "down_seconds": 75.0}
+        write_run(
+            run,
+            telemetry=[make_telemetry(40, 1135.0, values, attempt=2) | {"source": "goodput"}],
+            manifest=make_manifest() | {"began": 1100.0},
+            attempt=2,
+        )
+    page = write_page(tmp_path, run)
+    assert "cost: 1 min 0 s of run time on 1 x cpu" in page.texts["summary"]
+    assert page.texts["summary"].count("1 min 0 s") == 1
+    time = page.texts["time"]
+    assert any(text.startswith(" run time 1 min 0 s") for text in time)
+    assert {"25 s", "35 s"} <= {*time}
+    recorded = 30.0 if has_goodput else 20.0
+    assert any(text.startswith(f"steps {recorded:.3g} s, ") for text in time)
+    assert any(text.startswith(f"not recorded {60 - recorded:.3g} s, ") for text in time)
+    (shown,) = find_runs([run])
+    shown.refresh()
+    console = Console(width=120, height=30, record=True, file=StringIO())
+    console.print(View([shown]).build(ConsoleDimensions(120, 30)))
+    assert "1 min 0 s" in console.export_text()
+
+
+def test_arguments_have_short_names_and_followers_of_others_no_column(tmp_path: Path) -> None:
+    def make_values(rate: float, width: int, depth: int) -> dict[str, Any]:
+        return {
+            "rate": rate,
+            "engine.plugins.3.every": 5,
+            "schedule.decay.peak_value": rate,
+            "model.encoder.width": width,
+            "model.decoder.width": depth,
+            "model.head.cfg.size": width,
+            HOSTILE: 3 * rate,
+            "data.files": f"/data/{rate}/" + 100 * "x",
+        }
+
+    runs = [
+        write_run(
+            tmp_path / name,
+            manifest=make_manifest()
+            | {"configuration": {"config": "train:experiment", "values": make_values(*values)}},
+        )
+        for name, values in (("a", (0.1, 8, 2)), ("b", (0.2, 16, 4)))
+    ]
+    page = write_page(tmp_path, *runs)
+    titles = [value for name, value in page.attributes if name == "title"]
+    assert "rate\nschedule.decay.peak_value" in titles
+    assert "model.encoder.width\nmodel.head.cfg.size" in titles
+    assert "data.files" in titles
+    assert f"/data/0.1/{100 * 'x'}" in titles
+    summary = page.texts["summary"]
+    assert {"rate", "encoder.width", "decoder.width", "files"} <= {*summary}
+    assert not {"every", "peak_value", "size"} & {*summary}
+    # All of them are in the table of differences.
+    assert "schedule.decay.peak_value" in page.texts["differences"]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+@pytest.mark.parametrize("state", ["complete", "running", "killed"])
+def test_a_run_of_hardly_any_steps_has_a_page(tmp_path: Path, state: str, num_steps: int) -> None:
+    records = [("train", step, {"loss": 1.0}) for step in range(1, num_steps + 1)]
+    page = write_page(tmp_path, write_run(tmp_path / "run", records=records, state=state))
+    assert len(page.data["curves"]) == num_steps
+    assert state in page.texts["summary"]
+
+
+def test_an_attempt_that_was_killed_before_it_wrote_anything_has_a_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", state="killed")
+    (run / "attempts" / "1").write_text("")
+    (run / "records.jsonl").unlink()
+    (run / "telemetry.jsonl").unlink()
+    assert (
+        "run: was killed: it never recorded that it ended"
+        in write_page(tmp_path, run).texts["summary"]
+    )
+
+
+def test_a_hundred_runs_are_a_page(tmp_path: Path) -> None:
+    for number in range(100):
+        records = [("train", step, {"loss": 1 / step + number}) for step in (1, 2, 3)]
+        manifest = make_manifest(lr=number / 100, seed=number % 3)
+        write_run(tmp_path / "sweep" / f"lr={number}", records=records, manifest=manifest)
+    page = write_page(tmp_path, tmp_path / "sweep")
+    assert len(page.data["runs"]) == len(page.data["curves"]) == 100
+    assert page.get_points(99, "train/loss")[0][0] == 1
+    assert (tmp_path / "page.html").stat().st_size < 2e6
 
 
 VALUES = (None, True, -1, 2**70, 1e308, "x", [], [1], {}, {"$float": "x"}, {"$array": 3}, {"a": {}})
