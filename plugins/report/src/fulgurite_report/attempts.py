@@ -24,6 +24,8 @@ class Attempt:
         last_sign: when it last gave a sign of life, in seconds since 1970.
         first_step: of its first record that has a time; None if it has none.
         last_step: of its last one.
+        before_fit: the seconds between its beginning and that of its fit, such as for imports, as
+            far as they are known.
     """
 
     number: int
@@ -31,6 +33,7 @@ class Attempt:
     last_sign: float
     first_step: int | None = None
     last_step: int | None = None
+    before_fit: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -69,10 +72,14 @@ def read_attempts(run: Path) -> tuple[list[Attempt], dict[str, Any]]:
             written = path.stat().st_mtime
         except OSError:
             continue
-        began = content.get("began")
-        attempt = Attempt(number, began, began) if is_time(began) else None
-        attempts.append(attempt or Attempt(number, written, written))
-        note_alive(run, attempts[-1])
+        began, fit_began = content.get("began"), content.get("fit_began")
+        if not is_time(began):
+            began = fit_began = written
+        attempt = Attempt(number, began, began)
+        if is_time(fit_began):
+            attempt.before_fit = max(fit_began - began, 0.0)
+        note_alive(run, attempt)
+        attempts.append(attempt)
     return attempts, manifest
 
 

@@ -77,8 +77,8 @@ def find_parts(run: Run) -> dict[str, float]:
     """Return seconds by part over all attempts of a run; an empty dictionary if there are none.
 
     They are those that `goodput` logged last, or of the newest checkpoint. Together with `not
-    recorded` they are the run time: with what came after that, and without `goodput` the imports
-    and what attempts lost. `down` are the pauses besides.
+    recorded` they are the run time: with what came after that, and without `goodput` what
+    attempts lost. `down` are the pauses besides.
     """
     parts, _ = find_recorded(run)
     if not parts:
@@ -99,7 +99,10 @@ def find_recorded(run: Run) -> tuple[dict[str, float], int]:
     if not run.checkpoints:
         return {}, 0
     newest = run.checkpoints[-1]
-    return group_timings(newest.timings), newest.step
+    before_fits = sum(attempt.before_fit for attempt in run.attempts)
+    # The times of a fit begin with it, and imports with the process.
+    timings = newest.timings | {"start": newest.timings.get("start", 0.0) + before_fits}
+    return group_timings(timings), newest.step
 
 
 def find_seconds(run: Run) -> float:

@@ -1,5 +1,6 @@
 """Opening the run directory for a fit: the lock, the attempt, and the completion mark."""
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -72,7 +73,7 @@ def open_run(run: fg.Run) -> Iterator[None]:
         yield
         return
     run.set_manifest(build_manifest(run))
-    began = find_beginning(run.timings)
+    began = {"began": find_beginning(run.timings), "fit_began": time.time() - run.timings.total}
     directory = get_run_directory(run.engine)
     if directory is None or run.engine.fast_dev_run is not None:
         yield
@@ -88,16 +89,16 @@ def open_run(run: fg.Run) -> Iterator[None]:
             sync.broadcast(lambda: _mark_complete(run, directory))
 
 
-def _start_attempt(run: fg.Run, directory: RunDirectory, began: float) -> int:
+def _start_attempt(run: fg.Run, directory: RunDirectory, began: dict[str, float]) -> int:
     """Note an attempt and return its number.
 
     Args:
         run: the run.
         directory: of it.
-        began: when the attempt began, in seconds since 1970.
+        began: when the attempt and its fit began, in seconds since 1970, by name.
     """
     snapshot = run.resumed_from
-    manifest = dumps({**run.manifest, "began": began})
+    manifest = dumps({**run.manifest, **began})
     if snapshot is not None:
         is_same_run = snapshot.run_dir is None or directory.is_at(snapshot.run_dir)
         if is_same_run:
