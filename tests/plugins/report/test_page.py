@@ -284,7 +284,9 @@ def test_run_time_is_the_same_number_wherever_it_is_shown(
     checkpoint = run / "checkpoints" / "step-20"
     checkpoint.mkdir(parents=True)
     commit = {"step": 20, "attempt": 1, "metrics": {}, "wall_time": 1025.0, "monitor": None}
-    (checkpoint / "COMMIT").write_text(json.dumps(commit | {"timings": {"wait": 20.0, "start": 3.0}}))
+    (checkpoint / "COMMIT").write_text(
+        json.dumps(commit | {"timings": {"wait": 20.0, "start": 3.0}})
+    )
     if has_goodput:
         values = {"goodput": 0.25, "steps_seconds": 30.0, "down_seconds": 75.0}
         write_run(
