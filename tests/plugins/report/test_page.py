@@ -409,7 +409,11 @@ def test_files_that_were_edited_are_no_error(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "COMMIT").write_text(json.dumps(edited_commit))
     owner = json.loads((run / "lock").read_text())
-    for manifest in iter_edited(make_manifest()):
+    (run / "goodput").mkdir()
+    for note in iter_edited({"last_alive": 1e9}):
+        (run / "goodput" / "1").write_text(json.dumps(note))
+        write_page(tmp_path, run)
+    for manifest in iter_edited(make_manifest() | {"began": 1e9, "fit_began": 1e9}):
         (run / "attempts" / "1").write_text(json.dumps(manifest))
         page = write_page(tmp_path, run)
         assert page.get_points(0, "train/loss") == [(1, 1.0)]

@@ -174,9 +174,9 @@ def test_a_curve_that_grows_has_its_best_value_and_its_extremes() -> None:
             steps, points = growing.get_points(100)
             assert len(steps) <= 300
             assert (steps[0], steps[-1], points[-1]) == (0, step, value) or step == 17
-            seen = [value for value in values[: step + 1] if not math.isnan(value)]
+            finite = [value for value in values[: step + 1] if not math.isnan(value)]
             for mode, choose in (("min", min), ("max", max)):
-                best = choose(seen)
+                best = choose(finite)
                 assert growing.find_best(mode) == (values.index(best), best)
     steps, points = growing.get_points(100)
     assert points[steps.index(3210)] == -9.0

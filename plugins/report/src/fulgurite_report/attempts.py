@@ -4,7 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fulgurite_report.lines import read_json
 
@@ -46,7 +46,7 @@ class Attempt:
             self.last_sign = max(self.last_sign, wall_time)
 
 
-def is_time(value: Any) -> bool:
+def is_time(value: Any) -> TypeGuard[float]:
     """Return whether a value of JSON can be a time in seconds since 1970."""
     return type(value) in (int, float) and 0 <= value < LATEST
 
@@ -72,12 +72,12 @@ def read_attempts(run: Path) -> tuple[list[Attempt], dict[str, Any]]:
             written = path.stat().st_mtime
         except OSError:
             continue
-        began, fit_began = content.get("began"), content.get("fit_began")
-        if not is_time(began):
-            began = fit_began = written
-        attempt = Attempt(number, began, began)
+        began: Any = content.get("began", written)
+        attempt = Attempt(number, began, began) if is_time(began) else None
+        attempt = attempt or Attempt(number, written, written)
+        fit_began: Any = content.get("fit_began")
         if is_time(fit_began):
-            attempt.before_fit = max(fit_began - began, 0.0)
+            attempt.before_fit = max(fit_began - attempt.began, 0.0)
         note_alive(run, attempt)
         attempts.append(attempt)
     return attempts, manifest

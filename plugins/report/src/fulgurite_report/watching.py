@@ -79,9 +79,9 @@ class WatchedRuns:
         self.waiting.clear()
         folders: dict[Path, None] = {}
         for path in self._paths:
-            found = list_folders(path)
-            folders |= dict.fromkeys(found)
-            if not found:
+            folders_there = list_folders(path)
+            folders |= dict.fromkeys(folders_there)
+            if not folders_there:
                 self.waiting.append(_describe_wait(path))
         known = {run.path: run for run in self.runs}
         if known.keys() != folders.keys():
