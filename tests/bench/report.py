@@ -1,38 +1,26 @@
 """What `fulgurite report` and `fulgurite watch` take: seconds of a core, and bytes.
 
 python tests/bench/report.py          # a run of 1,000,000 records of three numbers, 160 MB in a temporary folder
+python tests/bench/report.py 2000     # of as many
 """
 
 import json
 import math
+import os
+import pty
 import resource
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 NUM_RECORDS = 1_000_000
+STARTING_SECONDS = 15
 WATCHED_SECONDS = 60
-WATCH = """
-import sys, threading, time
-from fulgurite_report.run import find_runs
-from fulgurite_report.view import View
-from fulgurite_report import watching
-from rich.console import Console
-runs = find_runs(sys.argv[1:2])
-[run.refresh() for run in runs]
-view = View(runs)
-began = time.process_time()
-pause = watching._Pause(2.0)
-deadline = time.monotonic() + float(sys.argv[2])
-console = Console(width=120, height=40, file=open("/dev/null", "w"))
-while time.monotonic() < deadline:
-    time.sleep(pause.get_seconds())
-    [run.refresh() for run in runs]
-    console.print(view.build(console.size))
-print(time.process_time() - began)
-"""
 
 
 def write_records(path: Path, first: int, last: int) -> None:
@@ -62,20 +50,48 @@ def measure_report(run: Path, page: Path) -> None:
 
 
 def measure_watch(run: Path) -> None:
-    """Print what the view of a run takes that gets records."""
-    arguments = [sys.executable, "-c", WATCH, str(run), str(WATCHED_SECONDS)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        step = NUM_RECORDS + 1
-        while process.poll() is None:
-            write_records(run, step, step + 10)
-            step += 10
-            time.sleep(1)
-        assert process.stdout is not None
-        spent = float(process.stdout.read())
+    """Print what `fulgurite watch` takes in a terminal, of a run that gets records and never ends;
+    after its first look, which reads all that is there."""
+    (run / "attempts").mkdir()
+    code = "import sys; from fulgurite_report.command import watch; sys.exit(watch(sys.argv[1:]))"
+    terminal, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))
+    environment = os.environ | {"TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, run],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    threading.Thread(target=read_all, args=(terminal,), daemon=True).start()
+    time.sleep(STARTING_SECONDS)
+    began = measure_cpu(process.pid)
+    for step in range(NUM_RECORDS + 1, NUM_RECORDS + 1 + 10 * WATCHED_SECONDS, 10):
+        write_records(run, step, step + 10)
+        time.sleep(1)
+    spent = measure_cpu(process.pid) - began
+    process.terminate()
+    process.wait()
     print(f"watch of a run of {NUM_RECORDS:,} records: {spent / WATCHED_SECONDS:.2%} of a core")
 
 
+def read_all(terminal: int) -> None:
+    """Read what is written to a terminal, until its other side is closed."""
+    with suppress(OSError):
+        while os.read(terminal, 1 << 16):
+            pass
+
+
+def measure_cpu(pid: int) -> float:
+    """Return the seconds of a core that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 if __name__ == "__main__":
+    NUM_RECORDS = int(sys.argv[1]) if len(sys.argv) > 1 else NUM_RECORDS
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary) / "run"
         run.mkdir()

@@ -128,9 +128,13 @@ def test_a_comparison_that_cannot_be_one_is_refused_at_the_first_checkpoint(tmp_
 
 
 @pytest.mark.full
-def test_the_end_tells_how_many_evaluations_the_best_is_chosen_from(tmp_path: Path) -> None:
-    """Of those at 15, 30, 45 and 60, the last alone is at a saved step."""
-    options: dict[str, Any] = {"every": 7, "monitor": "test/score", "mode": "max"}
+@pytest.mark.parametrize("every", [7, 20])
+def test_the_end_tells_once_how_many_evaluations_the_best_is_chosen_from(
+    tmp_path: Path, every: int
+) -> None:
+    """Of those at 15, 30, 45 and 60, the last alone is at a saved step; with 20 the last step is
+    saved by the trigger and at the end."""
+    options: dict[str, Any] = {"every": every, "monitor": "test/score", "mode": "max"}
     scores = (0.9, 0.5, 0.3, 0.1)
     result = counting(tmp_path / "apart", Scores(scores, 15), steps=60, **options)
     (message,) = [message for message in result.messages if "evaluations of" in message]

@@ -84,6 +84,9 @@ def test_fit_notes_its_times_and_logs_them_as_telemetry(tmp_path: Path) -> None:
     second = read_goodput(tmp_path).attempts[1]
     assert second.start_step == 6 and second.step == 12
     assert second.began >= attempt.last_alive
+    # Whoever reads the run without these notes finds the same beginnings.
+    manifests = [json.loads((tmp_path / "attempts" / name).read_text()) for name in "12"]
+    assert [manifest["began"] for manifest in manifests] == [attempt.began, second.began]
 
 
 def test_run_without_a_directory_knows_its_own_times(tmp_path: Path) -> None:

@@ -156,7 +156,10 @@ def test_it_fits_the_width_in_both_themes(
 ) -> None:
     browser.open(page, width=width, theme=theme)
     browser.wait("document.querySelectorAll('canvas').length > 0")
+    # Tables are wider than a telephone, and scroll in their boxes.
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    tables = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert width > 400 or browser.evaluate(f"{tables}.length") > 0
     browser.take_screenshot(tmp_path / "page.png")
     with Image.open(tmp_path / "page.png") as picture:
         corner = picture.convert("L").getpixel((2, 2))
@@ -174,3 +177,67 @@ def test_a_click_sorts_a_table_by_numbers(browser: Browser, page: Path) -> None:
     assert browser.evaluate(f"{names}.join('')") == "<ab"
     browser.evaluate(f"{button}.click()")
     assert browser.evaluate(f"{names}.join('')") == "ba<"
+
+
+def test_charts_out_of_sight_are_drawn_for_pictures_of_the_whole_page_and_on_paper(
+    browser: Browser, tmp_path: Path
+) -> None:
+    names = [f"loss{number}" for number in range(40)]
+    records = [("train", step, dict.fromkeys(names, 1 / step)) for step in range(1, 50)]
+    write_report([write_run(tmp_path / "run", records=records)], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html", theme="dark")
+    browser.wait("document.documentElement.dataset.drawn === 'yes'")
+    assert browser.evaluate("document.querySelectorAll('canvas').length") == 40
+    # A chart of another width is a chart that was drawn again.
+    browser.evaluate(
+        "addEventListener('beforeprint', () => window.printed ="
+        " [document.documentElement.dataset.theme, ...document.querySelectorAll('.uplot')]"
+        ".map(e => e.style ? e.style.width || e.clientWidth : e))"
+    )
+    browser.call("Page.printToPDF")
+    printed = browser.evaluate("window.printed")
+    assert printed[0] == "light" and len(printed) == 41 and len(set(printed[1:])) == 1
+    assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_what_a_logarithmic_axis_cannot_show_is_said(browser: Browser, tmp_path: Path) -> None:
+    values = {"negative": -1.0, "zero": 0.0, "nan": {"$float": "nan"}, "good": 2.0}
+    records = [("train", step, values) for step in (0, 1, 2)]
+    records.append(("test", 0, {"alone": 3.0}))
+    write_report([write_run(tmp_path / "run", records=records)], tmp_path / "page.html")
+    readouts = (
+        "Object.fromEntries([...document.querySelectorAll('.chart')].map(e => "
+        "[e.querySelector('h3').textContent, e.querySelector('.readout').textContent]))"
+    )
+    browser.complaints.clear()
+    browser.open(tmp_path / "page.html")
+    browser.wait("document.documentElement.dataset.drawn === 'yes'")
+    linear = browser.evaluate(readouts)
+    assert linear["train/negative"] == "step 2train/negative -1"
+    assert linear["train/nan"] == "no finite value"
+    assert linear["test/alone"] == "step 0test/alone 3"
+    browser.press("l")
+    browser.press("x")
+    browser.wait("document.documentElement.dataset.drawn === 'yes'")
+    logarithmic = browser.evaluate(readouts)
+    nothing = "nothing above 0 for a logarithmic axis"
+    assert logarithmic.pop("train/good") == "step 2train/good 2"
+    assert set(logarithmic.values()) == {nothing}
+    assert browser.complaints == []
+
+
+def test_huge_names_do_not_make_the_page_scroll_sideways(browser: Browser, tmp_path: Path) -> None:
+    long = 120 * "x"
+    runs = [
+        write_run(
+            tmp_path / f"{name}{long}",
+            records=[("train", step, {"loss": 1.0, 2 * long: 1.0}) for step in (1, 2)],
+            telemetry=[make_telemetry(1, 1e9, {"message": 2 * long}, kind="text")],
+            manifest=make_manifest(**{2 * long: f"{name}{2 * long}"}),
+        )
+        for name in "ab"
+    ]
+    write_report(runs, tmp_path / "page.html")
+    for width in (400, 1400):
+        browser.open(tmp_path / "page.html", width=width)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width

@@ -64,7 +64,7 @@ def test_the_best_the_slowest_and_the_cost_are_said(tmp_path: Path) -> None:
             1,
         ),
         # 80 + 45 + 18 seconds: nothing runs while a run is down.
-        ("cost: 2 min 23 s of 2 x H100", None),
+        ("cost: 2 min 23 s of run time on 2 x H100", None),
     ]
 
 
@@ -82,9 +82,11 @@ def test_the_best_may_be_the_largest_and_devices_are_told_apart(tmp_path: Path) 
     ]
     assert [finding.text for finding in list_findings(runs)] == [
         "best test/loss: 0.6 at step 10, b",
-        "cost: 10 s of 2 x H100, 11 s of 1 x cpu",
+        "cost: 10 s of run time on 2 x H100, 11 s of run time on 1 x cpu",
     ]
-    assert [finding.text for finding in list_findings(runs[1:])] == ["cost: 11 s of 1 x cpu"]
+    assert [finding.text for finding in list_findings(runs[1:])] == [
+        "cost: 11 s of run time on 1 x cpu"
+    ]
 
 
 def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:

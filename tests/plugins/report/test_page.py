@@ -4,74 +4,20 @@ import base64
 import json
 import re
 import struct
-from collections import Counter
 from collections.abc import Iterator
-from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fulgurite_report import ReportError, write_report
+from fulgurite_report import ReportError, find_runs, write_report
 from fulgurite_report.command import report
+from fulgurite_report.view import View
+from pages import write_page
 from PIL import Image
+from rich.console import Console, ConsoleDimensions
 from run_files import HOSTILE, make_manifest, make_telemetry, write_run
 from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-
-FORMATS = {"<u4": "I", "<f4": "f", "<f8": "d"}
-
-
-class Page(HTMLParser):
-    """What a page holds.
-
-    Attributes:
-        data: what its script reads.
-        texts: everything that it shows, by section.
-        attributes: name and value of every attribute.
-        tags: how often each element is there.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.data: dict[str, Any] = {}
-        self.texts: dict[str, list[str]] = {}
-        self.attributes: list[tuple[str, str | None]] = []
-        self.tags: Counter[str] = Counter()
-        self._section = ""
-        self._is_data = False
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.attributes += attrs
-        self._is_data = ("id", "data") in attrs
-        if tag == "section":
-            self._section = dict(attrs)["id"] or ""
-
-    def handle_data(self, data: str) -> None:
-        if self._is_data:
-            self.data = json.loads(data)
-            self._is_data = False
-        elif data.strip():
-            self.texts.setdefault(self._section, []).append(data)
-
-    def get_points(self, run: int, name: str) -> list[tuple[int, float]]:
-        """Return steps and values of a curve, decoded without NumPy."""
-        (curve,) = [
-            curve for curve in self.data["curves"] if (curve["run"], curve["name"]) == (run, name)
-        ]
-        steps, values = (decode(curve[key]) for key in ("steps", "values"))
-        return list(zip(steps, values, strict=True))
-
-
-def decode(numbers: dict[str, str]) -> list[Any]:
-    data = base64.b64decode(numbers["base64"])
-    letter = FORMATS[numbers["type"]]
-    return [value for (value,) in struct.iter_unpack(f"<{letter}", data)]
-
-
-def write_page(folder: Path, *runs: Path) -> Page:
-    write_report(runs, folder / "page.html")
-    return Page(folder / "page.html")
 
 
 def test_values_are_those_of_the_records_and_only_what_differs_is_compared(tmp_path: Path) -> None:
@@ -134,13 +80,16 @@ def test_members_of_a_population_share_a_chart(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path: Path) -> None:
-    records = [("train", step, {"loss": step % 7 + step / 1e5}) for step in range(1, 10_001)]
+    records = [("train", step, {"loss": step % 7 + step / 1e5}) for step in range(1, 100_001)]
     page = write_page(tmp_path, write_run(tmp_path / "run", records=records))
     points = page.get_points(0, "train/loss")
     assert len(points) < 3_000
     assert all(value == step % 7 + step / 1e5 for step, value in points)
-    assert max(value for _, value in points) == max(step % 7 + step / 1e5 for step in range(10_001))
-    assert page.data["curves"][0]["total"] == 10_000
+    assert max(value for _, value in points) == max(
+        step % 7 + step / 1e5 for step in range(100_001)
+    )
+    assert page.data["curves"][0]["total"] == 100_000
+    assert (tmp_path / "page.html").stat().st_size < 2e6
     assert "1 of 1 curves have more points than a screen can show" in page.texts["curves"][1]
 
 
@@ -204,8 +153,9 @@ def test_times_starts_messages_and_checkpoints_are_shown(tmp_path: Path) -> None
     (checkpoint / "COMMIT").write_text(json.dumps(commit))
     page = write_page(tmp_path, run)
     time = page.texts["time"]
-    assert {"steps 6 s, 60.0%", "evaluating test 2 s, 20.0%", "plugin jsonl 2 s, 20.0%"} <= {*time}
-    assert "1 min 30 s" in time
+    assert " run time 1 min 30 s, parts as of the newest checkpoint" in time
+    parts = {"steps 6 s, 6.7%", "evaluating test 2 s, 2.2%", "plugin jsonl 2 s, 2.2%"}
+    assert parts | {"not recorded 1 min 20 s, 88.9%"} <= {*time}
     assert page.texts["messages"][-1] == "hello"
     assert page.texts["checkpoints"][-2:] == ["test/loss", "0.05"]
     assert "test/loss 0.05" in page.texts["summary"]
@@ -253,8 +203,121 @@ def test_goodput_is_shown_where_the_run_logged_it(tmp_path: Path) -> None:
     assert {"steps 50 s, 50.0%", "lost steps 30 s, 30.0%", "down 20 s, 20.0%"} <= {
         *page.texts["time"]
     }
-    assert " goodput 50.0%: the share of the time for steps that were kept" in page.texts["time"]
+    assert (
+        " run time 1 min 20 s, goodput 50.0%: the share of the bar for steps that were kept"
+        in page.texts["time"]
+    )
     assert "goodput" in page.texts["summary"]
+
+
+@pytest.mark.parametrize("has_goodput", [True, False])
+def test_run_time_is_the_same_number_wherever_it_is_shown(
+    tmp_path: Path, has_goodput: bool
+) -> None:
+    """Two attempts, which lived 25 s and 35 s, the first 2 s of each before their fits."""
+    run = tmp_path / "run"
+    for attempt, began, last in ((1, 1000.0, 1020.0), (2, 1100.0, 1135.0)):
+        telemetry = [
+            make_telemetry(step, wall_time, {"steps_per_second": 1.0}, attempt=attempt)
+            for step, wall_time in ((10 * attempt, began + 5), (20 * attempt, last))
+        ]
+        manifest = make_manifest() | {"began": began, "fit_began": began + 2}
+        write_run(run, telemetry=telemetry, manifest=manifest, attempt=attempt)
+    # The first one was alive for 5 s more than its records say.
+    checkpoint = run / "checkpoints" / "step-20"
+    checkpoint.mkdir(parents=True)
+    commit = {"step": 20, "attempt": 1, "metrics": {}, "wall_time": 1025.0, "monitor": None}
+    (checkpoint / "COMMIT").write_text(
+        json.dumps(commit | {"timings": {"wait": 20.0, "start": 3.0}})
+    )
+    if has_goodput:
+        values = {"goodput": 0.25, "steps_seconds": 30.0, "down_seconds": 75.0}
+        write_run(
+            run,
+            telemetry=[make_telemetry(40, 1135.0, values, attempt=2) | {"source": "goodput"}],
+            manifest=make_manifest() | {"began": 1100.0},
+            attempt=2,
+        )
+    page = write_page(tmp_path, run)
+    assert "cost: 1 min 0 s of run time on 1 x cpu" in page.texts["summary"]
+    assert page.texts["summary"].count("1 min 0 s") == 1
+    time = page.texts["time"]
+    assert any(text.startswith(" run time 1 min 0 s") for text in time)
+    assert {"25 s", "35 s"} <= {*time}
+    parts = ["steps 30 s", "not recorded 30 s", "down 1 min 15 s"]
+    if not has_goodput:
+        parts = ["steps 20 s", "starting 7 s", "not recorded 33 s"]
+    assert [text.rpartition(",")[0] for text in time if text.endswith("%")] == parts
+    (shown,) = find_runs([run])
+    shown.refresh()
+    console = Console(width=120, height=30, record=True, file=StringIO())
+    console.print(View([shown]).build(ConsoleDimensions(120, 30)))
+    assert "1 min 0 s" in console.export_text()
+
+
+def test_arguments_have_short_names_and_followers_of_others_no_column(tmp_path: Path) -> None:
+    def make_values(rate: float, width: int, depth: int) -> dict[str, Any]:
+        return {
+            "rate": rate,
+            "engine.plugins.3.every": 5,
+            "schedule.decay.peak_value": rate,
+            "model.encoder.width": width,
+            "model.decoder.width": depth,
+            "model.head.cfg.size": width,
+            HOSTILE: 3 * rate,
+            "data.files": f"/data/{rate}/" + 100 * "x",
+        }
+
+    runs = [
+        write_run(
+            tmp_path / name,
+            manifest=make_manifest()
+            | {"configuration": {"config": "train:experiment", "values": make_values(*values)}},
+        )
+        for name, values in (("a", (0.1, 8, 2)), ("b", (0.2, 16, 4)))
+    ]
+    page = write_page(tmp_path, *runs)
+    titles = [value for name, value in page.attributes if name == "title"]
+    assert "rate\nschedule.decay.peak_value" in titles
+    assert "model.encoder.width\nmodel.head.cfg.size" in titles
+    assert "data.files" in titles
+    assert f"/data/0.1/{100 * 'x'}" in titles
+    summary = page.texts["summary"]
+    assert {"rate", "encoder.width", "decoder.width", "files"} <= {*summary}
+    assert not {"every", "peak_value", "size"} & {*summary}
+    # All of them are in the table of differences.
+    assert "schedule.decay.peak_value" in page.texts["differences"]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+@pytest.mark.parametrize("state", ["complete", "running", "killed"])
+def test_a_run_of_hardly_any_steps_has_a_page(tmp_path: Path, state: str, num_steps: int) -> None:
+    records = [("train", step, {"loss": 1.0}) for step in range(1, num_steps + 1)]
+    page = write_page(tmp_path, write_run(tmp_path / "run", records=records, state=state))
+    assert len(page.data["curves"]) == num_steps
+    assert state in page.texts["summary"]
+
+
+def test_an_attempt_that_was_killed_before_it_wrote_anything_has_a_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", state="killed")
+    (run / "attempts" / "1").write_text("")
+    (run / "records.jsonl").unlink()
+    (run / "telemetry.jsonl").unlink()
+    assert (
+        "run: was killed: it never recorded that it ended"
+        in write_page(tmp_path, run).texts["summary"]
+    )
+
+
+def test_a_hundred_runs_are_a_page(tmp_path: Path) -> None:
+    for number in range(100):
+        records = [("train", step, {"loss": 1 / step + number}) for step in (1, 2, 3)]
+        manifest = make_manifest(lr=number / 100, seed=number % 3)
+        write_run(tmp_path / "sweep" / f"lr={number}", records=records, manifest=manifest)
+    page = write_page(tmp_path, tmp_path / "sweep")
+    assert len(page.data["runs"]) == len(page.data["curves"]) == 100
+    assert page.get_points(99, "train/loss")[0][0] == 1
+    assert (tmp_path / "page.html").stat().st_size < 2e6
 
 
 VALUES = (None, True, -1, 2**70, 1e308, "x", [], [1], {}, {"$float": "x"}, {"$array": 3}, {"a": {}})
@@ -289,7 +352,11 @@ def test_files_that_were_edited_are_no_error(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "COMMIT").write_text(json.dumps(edited_commit))
     owner = json.loads((run / "lock").read_text())
-    for manifest in iter_edited(make_manifest()):
+    (run / "goodput").mkdir()
+    for note in iter_edited({"last_alive": 1e9}):
+        (run / "goodput" / "1").write_text(json.dumps(note))
+        write_page(tmp_path, run)
+    for manifest in iter_edited(make_manifest() | {"began": 1e9, "fit_began": 1e9}):
         (run / "attempts" / "1").write_text(json.dumps(manifest))
         page = write_page(tmp_path, run)
         assert page.get_points(0, "train/loss") == [(1, 1.0)]

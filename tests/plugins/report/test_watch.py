@@ -1,5 +1,6 @@
 """Runs in the terminal."""
 
+import math
 import os
 import pty
 import select
@@ -11,11 +12,16 @@ from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
-from fulgurite_report import Run
+from fulgurite_report import ReportError, Run
 from fulgurite_report.command import watch
+from fulgurite_report.curves import Curve
+from fulgurite_report.growing import GrowingCurve
+from fulgurite_report.lines_of_runs import LinePrinter
 from fulgurite_report.plot import Line, draw
 from fulgurite_report.view import View
+from fulgurite_report.watching import WatchedRuns
 from rich.console import Console, ConsoleDimensions
 from run_files import make_manifest, make_telemetry, write_run
 
@@ -58,7 +64,7 @@ def test_the_view_has_steps_rates_best_values_and_messages(tmp_path: Path) -> No
     view = View([read(first), read(second)])
     lines = render(view)
     assert lines[0].split() == [
-        "run", "state", "step", "steps/s", "left", "time", "goodput", "latest", "best",
+        "run", "state", "step", "steps/s", "left", "run", "time", "goodput", "latest", "best",
     ]  # fmt: skip
     assert "running  50/100        4  12.5 s" in lines[1]
     assert "75.0%" in lines[1]
@@ -81,9 +87,106 @@ def test_a_pipe_gets_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "step 20/100  train/loss 0.5",
         "complete",
     ]
-    assert watch([str(tmp_path / "nowhere")]) == 2
+    assert watch([str(run), "--metric", "test/other"]) == 0
+    (tmp_path / "file").touch()
+    assert watch([str(tmp_path / "file")]) == 2
+    assert "is not a directory" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         watch([str(run), "--every", "0"])
+
+
+def test_what_is_not_there_is_waited_for_and_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    watched = WatchedRuns([tmp_path / "a", tmp_path / "sweep"])
+    printer = LinePrinter()
+    for _ in range(2):
+        watched.refresh()
+        printer.print_new(watched.runs, watched.waiting)
+        assert not watched.is_over()
+    assert capsys.readouterr().out.splitlines() == [
+        f"waiting for {tmp_path / 'a'}, which is not there yet",
+        f"waiting for a run in {tmp_path / 'sweep'}",
+    ]
+    write_run(tmp_path / "a", records=[("train", 10, {"loss": 0.5})])
+    write_run(tmp_path / "sweep" / "lr=1", records=[("train", 20, {"loss": 0.25})], state="running")
+    watched.refresh()
+    printer.print_new(watched.runs, watched.waiting)
+    assert capsys.readouterr().out.splitlines() == [
+        "a  step 10/100  train/loss 0.5",
+        "a  complete",
+        "lr=1  step 20/100  train/loss 0.25",
+        "lr=1  running",
+    ]
+    assert not watched.is_over()
+    # The next run of the folder may be starting, where all of them have ended.
+    write_run(tmp_path / "sweep" / "lr=1")
+    watched.refresh()
+    assert not watched.waiting and not watched.is_over()
+    write_run(tmp_path / "sweep" / "lr=0", records=[("train", 5, {"loss": 2.0})])
+    watched.refresh()
+    assert [run.name for run in watched.runs] == ["a", "lr=0", "lr=1"]
+
+
+def test_runs_that_have_all_ended_are_not_waited_for(tmp_path: Path) -> None:
+    write_run(tmp_path / "sweep" / "lr=1")
+    for path in (tmp_path / "sweep", tmp_path / "sweep" / "lr=1"):
+        watched = WatchedRuns([path])
+        watched.refresh()
+        assert watched.is_over()
+
+
+def test_the_view_waits_for_the_metric_that_it_was_asked_for(tmp_path: Path) -> None:
+    run = read(write_run(tmp_path / "run", state="running"))
+    view = View([run], "test/loss")
+    assert "no metric test/loss yet" in render(view)
+    write_run(tmp_path / "run", records=[("train", 1, {"loss": 1.0}), ("test", 1, {"loss": 2.0})])
+    run.refresh()
+    assert "test/loss" in render(view)
+    with pytest.raises(ReportError, match="no run has a metric test/other; there are test/loss"):
+        View([run], "test/other")
+
+
+def test_of_many_runs_those_that_run_are_in_the_table(tmp_path: Path) -> None:
+    runs = [
+        read(write_run(tmp_path / f"r{number}", state="running" if number == 99 else "killed"))
+        for number in range(100)
+    ]
+    lines = render(View(runs))
+    assert [line.split()[0] for line in lines[1:14]] == [
+        *(f"r{n}" for n in range(11)),
+        "r99",
+        "and",
+    ]
+    assert "and 88 more" in lines
+
+
+def test_a_curve_that_grows_has_its_best_value_and_its_extremes() -> None:
+    values = np.random.default_rng(0).normal(size=5000).tolist()
+    values[3210] = -9.0
+    values[17] = math.nan
+    curve = Curve("exact")
+    growing = GrowingCurve(curve)
+    for step, value in enumerate(values):
+        curve.add(step, value)
+        if step % 7 == 0:
+            steps, points = growing.get_points(100)
+            assert len(steps) <= 300
+            assert (steps[0], steps[-1], points[-1]) == (0, step, value) or step == 17
+            finite = [value for value in values[: step + 1] if not math.isnan(value)]
+            for mode, choose in (("min", min), ("max", max)):
+                best = choose(finite)
+                assert growing.find_best(mode) == (values.index(best), best)
+    steps, points = growing.get_points(100)
+    assert points[steps.index(3210)] == -9.0
+    # A second attempt continues from step 3000, before the smallest value.
+    curve.add(3000, 0.5)
+    assert growing.get_points(100)[0][-1] == 3000
+    assert growing.find_best("min") == (
+        values.index(min(values[:17] + values[18:3000])),
+        min(values[:17] + values[18:3000]),
+    )
 
 
 @contextmanager
@@ -136,9 +239,10 @@ def test_a_terminal_shows_what_is_new_until_the_run_ends(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_q_ends_the_view_of_a_run_that_continues(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", records=[("train", 10, {"loss": 0.5})], state="running")
-    with watch_in_terminal(str(run)) as (terminal, process):
+def test_q_ends_the_view_of_a_run_that_begins_later_and_continues(tmp_path: Path) -> None:
+    with watch_in_terminal(str(tmp_path / "a")) as (terminal, process):
+        wait_for(terminal, lambda text: "waiting for" in text)
+        write_run(tmp_path / "a", records=[("train", 10, {"loss": 0.5})], state="running")
         wait_for(terminal, lambda text: "10/100" in text)
         os.write(terminal, b"q")
         assert process.wait(PATIENCE) == 0

@@ -1,7 +1,5 @@
 """Note what a run spends its time on, over all its attempts."""
 
-import os
-import sys
 import threading
 import time
 from contextlib import closing
@@ -10,10 +8,9 @@ from time import perf_counter
 
 import fulgurite as fg
 import jax
-import psutil
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import hide_constructor_frames
-from fulgurite_runs import RunPlugin
+from fulgurite_runs import RunPlugin, find_beginning
 
 from fulgurite_monitor.buckets import Classifier
 from fulgurite_monitor.ledger import AttemptFile, AttemptTimes, add_up, read_attempts
@@ -23,8 +20,6 @@ LOG_SECONDS = 1.0
 """Between two records, where log steps come faster."""
 NOTE_SECONDS = 0.1
 """Between two notes, likewise."""
-_has_trained = threading.Event()
-"""Whether a fit has begun in this process: the time before the first one is part of its start."""
 
 
 @hide_constructor_frames
@@ -68,7 +63,7 @@ class Goodput(RunPlugin):
     @fg.hookimpl
     def around_fit(self, timings: fg.Timings) -> None:
         """Note when the attempt began."""
-        self._clock = _Clock()
+        self._clock = _Clock(timings)
 
     @fg.hookimpl
     def register_actions(self, log_trigger: fg.Trigger | None) -> list[fg.ScheduledAction]:
@@ -134,25 +129,20 @@ class Goodput(RunPlugin):
 
 
 class _Clock:
-    """When an attempt began.
+    """How long ago an attempt began.
 
     Attributes:
-        before_fit: seconds of its process before the fit, if it is the first one there and nobody
-            sits at a prompt; otherwise 0.
+        began: when it began, in seconds since 1970.
+        before_fit: seconds between that and the fit.
+
+    Args:
+        timings: of the fit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timings: fg.Timings) -> None:
         self._fit_began = perf_counter()
-        self._fit_began_wall = time.time()
-        self.before_fit = 0.0
-        if not _has_trained.is_set() and not _is_interactive():
-            self.before_fit = _measure_process_age()
-        _has_trained.set()
-
-    @property
-    def began(self) -> float:
-        """When the attempt began, in seconds since 1970."""
-        return self._fit_began_wall - self.before_fit
+        self.began = find_beginning(timings)
+        self.before_fit = max(0.0, time.time() - self.began)
 
     @property
     def elapsed(self) -> float:
@@ -248,20 +238,3 @@ class _Noter:
                     file.write(self.read_times())
         except Exception as error:
             self.error = error
-
-
-def _is_interactive() -> bool:
-    """Return whether the process waits for a user between two fits."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
-
-
-def _measure_process_age() -> float:
-    """Return the seconds since this process began."""
-    try:
-        # psutil knows when the machine booted in whole seconds alone.
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        since_boot = ticks / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return max(0.0, time.time() - psutil.Process().create_time())

@@ -24,7 +24,7 @@ def timing_table(timings: fg.Timings) -> Table:
         seconds[get_part(name)] += spent
     total = timings.total
     seconds["everything else"] = max(total - sum(seconds.values()), 0.0)
-    table = Table("part", box=None, pad_edge=False, title="time", title_justify="left")
+    table = Table("part", box=None, pad_edge=False, title="time of this fit", title_justify="left")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
     for name, spent in sorted(seconds.items(), key=lambda row: -row[1]):

@@ -18,10 +18,12 @@ class Curve:
         stream: `exact` or `telemetry`.
         steps: increasing.
         values: as many.
+        num_cuts: how often values were taken back.
     """
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
+        self.num_cuts = 0
         self.steps = array("q")
         self.values = array("d")
 
@@ -37,6 +39,7 @@ class Curve:
             start = bisect_left(steps, step)
             del steps[start:]
             del self.values[start:]
+            self.num_cuts += 1
         steps.append(step)
         self.values.append(value)
 
@@ -59,29 +62,37 @@ class Curve:
         return self.steps[index], self.values[index]
 
     def thin(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return steps and values, at most about `most` of them.
+        """Return steps and values, at most about `most` of them, see `thin`."""
+        return thin(np.frombuffer(self.steps, np.int64), np.frombuffer(self.values), most)
 
-        The steps are divided into parts, some of equal width and some of equal width on a
-        logarithmic axis. Of each part the smallest and the largest value stay, at their steps, and
-        the first one that is not finite; so do the first and the last value of all.
-        """
-        steps = np.frombuffer(self.steps, np.int64)
-        values = np.frombuffer(self.values)
-        if len(steps) <= most:
-            return steps.copy(), values.copy()
-        parts = np.searchsorted(_divide(steps, most // 2), steps, side="right")
-        starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
-        finite = np.isfinite(values)
-        indices_to_keep = [np.array([0, len(steps) - 1])]
-        for extreme, filler in ((np.minimum, np.inf), (np.maximum, -np.inf)):
-            candidates = np.where(finite, values, filler)
-            extremes = extreme.reduceat(candidates, starts)
-            counts = np.diff(starts, append=len(steps))
-            hits = np.flatnonzero((candidates == np.repeat(extremes, counts)) & finite)
-            indices_to_keep.append(_take_first(hits, parts))
-        indices_to_keep.append(_take_first(np.flatnonzero(~finite), parts))
-        indices = np.unique(np.concatenate(indices_to_keep))
-        return steps[indices], values[indices]
+
+def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return copies of steps and values, at most about `most` of them.
+
+    The steps are divided into parts, some of equal width and some of equal width on a logarithmic
+    axis. Of each part the smallest and the largest value stay, at their steps, and the first one
+    that is not finite; so do the first and the last value of all.
+
+    Args:
+        steps: int64, increasing.
+        values: float64, as many.
+        most: about how many are returned.
+    """
+    if len(steps) <= most:
+        return steps.copy(), values.copy()
+    parts = np.searchsorted(_divide(steps, most // 2), steps, side="right")
+    starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
+    finite = np.isfinite(values)
+    indices_to_keep = [np.array([0, len(steps) - 1])]
+    for extreme, filler in ((np.minimum, np.inf), (np.maximum, -np.inf)):
+        candidates = np.where(finite, values, filler)
+        extremes = extreme.reduceat(candidates, starts)
+        counts = np.diff(starts, append=len(steps))
+        hits = np.flatnonzero((candidates == np.repeat(extremes, counts)) & finite)
+        indices_to_keep.append(_take_first(hits, parts))
+    indices_to_keep.append(_take_first(np.flatnonzero(~finite), parts))
+    indices = np.unique(np.concatenate(indices_to_keep))
+    return steps[indices], values[indices]
 
 
 def _divide(steps: np.ndarray, count: int) -> np.ndarray:

@@ -1,14 +1,30 @@
 """What runs are made of, and what of it differs between them."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fulgurite_report.run import Run
 from fulgurite_report.text import as_printable, format_value
 
 _SECTIONS = ("settings", "versions", "devices", "program")
 _MOST_MODEL_LINES = 8
+
+
+class Argument(NamedTuple):
+    """An argument of programs that differs between runs.
+
+    Attributes:
+        name: a short one: the last parts of its path that tell it from the others.
+        paths: its path, and those of values that follow it.
+        values: of each run.
+    """
+
+    name: str
+    paths: list[str]
+    values: list[str]
+
 
 Rows = list[tuple[str, list[str]]]
 """Name, and a value for each run."""
@@ -61,17 +77,61 @@ def list_differences(runs: Sequence[Run]) -> Rows:
     return rows + _compare_models(runs)
 
 
-def list_arguments_that_differ(runs: Sequence[Run]) -> Rows:
-    """Return the arguments of programs that differ between runs, with the value of each: first
-    those that all of them have."""
+def list_arguments_that_differ(runs: Sequence[Run]) -> list[Argument]:
+    """Return the arguments of programs that differ between runs: first those that all of them have,
+    and of these those of the shortest path.
+
+    A value deep in a configuration is not listed beside an argument above it with which it changes,
+    as the end of a schedule does with `steps`, to which it refers.
+    """
     values_by_run = [get_arguments(run.manifest) for run in runs]
     names = dict.fromkeys(name for values in values_by_run for name in values)
     num_with = {name: sum(name in values for values in values_by_run) for name in names}
+    different = [name for name in names if _differs(runs, values_by_run, name)]
+    different.sort(key=lambda name: (-num_with[name], name.count(".")))
+    leaders: dict[str, list[str]] = {}
+    for name in different:
+        leader = _find_leader(name, leaders, values_by_run)
+        leaders.setdefault(leader, []).append(name)
+    short_names = _shorten(list(leaders))
     return [
-        (as_printable(name), [format_value(values.get(name)) for values in values_by_run])
-        for name in sorted(names, key=lambda name: -num_with[name])
-        if _differs(runs, values_by_run, name)
+        Argument(
+            as_printable(short_names[leader]),
+            [as_printable(name) for name in followers],
+            [format_value(values.get(leader)) for values in values_by_run],
+        )
+        for leader, followers in leaders.items()
     ]
+
+
+def _find_leader(
+    name: str, leaders: dict[str, list[str]], values_by_run: Sequence[dict[str, Any]]
+) -> str:
+    """Return the argument with a shorter path that has the same value in each run; the argument
+    itself if there is none.
+
+    Args:
+        name: of the argument.
+        leaders: those before it.
+        values_by_run: the arguments of each run.
+    """
+    for leader in leaders:
+        is_above = leader.count(".") < name.count(".")
+        if is_above and all(values.get(leader) == values.get(name) for values in values_by_run):
+            return leader
+    return name
+
+
+def _shorten(paths: Sequence[str]) -> dict[str, str]:
+    """Return for each path as few of its last parts as tell it from the others."""
+    ends = {path: path.split(".") for path in paths}
+    lengths = dict.fromkeys(paths, 1)
+    for _ in range(max((len(parts) for parts in ends.values()), default=0)):
+        counts = Counter(".".join(ends[path][-lengths[path] :]) for path in paths)
+        for path in paths:
+            if counts[".".join(ends[path][-lengths[path] :])] > 1:
+                lengths[path] += 1
+    return {path: ".".join(ends[path][-lengths[path] :]) for path in paths}
 
 
 def _differs(runs: Sequence[Run], values_by_run: Sequence[dict[str, Any]], name: str) -> bool:

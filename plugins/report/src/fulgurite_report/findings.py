@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fulgurite_report.run import Run
 from fulgurite_report.text import as_printable, format_number, format_seconds
-from fulgurite_report.timing import find_parts, find_seconds
+from fulgurite_report.timing import find_recorded, find_seconds
 
 _ONCE = ("starting", "compiling", "restoring", "down", "lost steps")
 """Parts that do not grow with the steps of a run."""
@@ -58,9 +58,10 @@ def _find_slowest(runs: Sequence[Run]) -> list[Finding]:
     """Return which run takes the longest for a step, and what of it the fastest does not take."""
     per_step = {}
     for index, run in enumerate(runs):
-        parts = {part: spent for part, spent in find_parts(run).items() if part not in _ONCE}
-        if parts and run.step > 0:
-            per_step[index] = {part: spent / run.step for part, spent in parts.items()}
+        recorded, step = find_recorded(run)
+        parts = {part: spent for part, spent in recorded.items() if part not in _ONCE}
+        if parts and step > 0:
+            per_step[index] = {part: spent / step for part, spent in parts.items()}
     if len(per_step) < 2:
         return []
     totals = {index: sum(parts.values()) for index, parts in per_step.items()}
@@ -87,12 +88,16 @@ def _as_activity(part: str) -> str:
 
 
 def _add_up_cost(runs: Sequence[Run]) -> list[Finding]:
-    """Return the time of all runs, and on how many devices."""
+    """Return the run time of all runs, and on how many devices."""
     by_devices: dict[str, float] = defaultdict(float)
     for run in runs:
         devices = run.manifest.get("devices")
         devices = devices if isinstance(devices, dict) else {}
         label = f"{devices.get('count', '?')} x {devices.get('kind', 'unknown device')}"
         by_devices[as_printable(label)] += find_seconds(run)
-    costs = [f"{format_seconds(spent)} of {label}" for label, spent in by_devices.items() if spent]
+    costs = [
+        f"{format_seconds(spent)} of run time on {label}"
+        for label, spent in by_devices.items()
+        if spent
+    ]
     return [Finding(f"cost: {', '.join(costs)}")] if costs else []

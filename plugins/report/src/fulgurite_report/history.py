@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
+from fulgurite_report.attempts import Attempt
 from fulgurite_report.differences import describe
 from fulgurite_report.html import (
     Cell,
@@ -18,7 +19,7 @@ from fulgurite_report.html import (
     make_number,
 )
 from fulgurite_report.pictures import Picture, iter_pictures
-from fulgurite_report.run import Attempt, Run
+from fulgurite_report.run import Run
 from fulgurite_report.text import (
     as_printable,
     format_seconds,
@@ -26,7 +27,7 @@ from fulgurite_report.text import (
     format_time,
     format_value,
 )
-from fulgurite_report.timing import find_parts, get_kind
+from fulgurite_report.timing import find_parts, find_seconds, get_kind
 
 _STEPS_OF_PICTURES = 8
 _MOST_PICTURE_BYTES = 2 << 20
@@ -38,24 +39,23 @@ _NUMBER = re.compile(r"/\d+$")
 
 def add_times(main: Element, runs: Sequence[Run]) -> None:
     """Add a bar for each run that says where its time went, and a table of its attempts."""
-    section = add_section(main, "time", "Time", "All bars are on one scale.")
-    timings = [find_parts(run) for run in runs]
-    longest = max(sum(parts.values()) for parts in timings)
-    for index, (run, parts) in enumerate(zip(runs, timings, strict=True)):
+    note = (
+        "Run time is how long the processes of a run were alive, from the start of each to its "
+        "last sign of life. The parts of a bar add up to it, but for down, the pauses between "
+        "attempts. All bars are on one scale."
+    )
+    section = add_section(main, "time", "Time", note)
+    parts_by_run = [find_parts(run) for run in runs]
+    longest = max(sum(parts.values()) for parts in parts_by_run)
+    for index, (run, parts) in enumerate(zip(runs, parts_by_run, strict=True)):
         figure = add(section, "figure", data_run=str(index))
         caption = add(figure, "figcaption")
         add_swatch(caption, index).tail = run.name
-        goodput = run.curves.get("goodput/goodput")
-        if goodput is not None:
-            text = f" goodput {goodput.last:.1%}: the share of the time for steps that were kept"
-            add(caption, "span", text, class_="note")
-        elif parts:
-            text = " over all attempts, as of the newest checkpoint"
-            add(caption, "span", text, class_="note")
+        add(caption, "span", _describe_time(run), class_="note")
         if parts:
             _add_bar(figure, parts, longest)
         else:
-            text = "No times: they come with the plugin 'goodput', and are saved with checkpoints."
+            text = "No parts: they come with the plugin 'goodput', and are saved with checkpoints."
             add(figure, "p", text, class_="note")
     rows = []
     indices = []
@@ -70,13 +70,24 @@ def add_times(main: Element, runs: Sequence[Run]) -> None:
             "run",
             "attempt",
             "began",
-            "duration",
+            "run time",
             "down before",
             "from",
             "to",
             "repeated steps",
         ]
         add_table(section, header, rows, indices)
+
+
+def _describe_time(run: Run) -> str:
+    """Return how long a run was alive, and from where its parts are known."""
+    texts = [f"run time {format_seconds(find_seconds(run))}"]
+    goodput = run.curves.get("goodput/goodput")
+    if goodput is not None:
+        texts.append(f"goodput {goodput.last:.1%}: the share of the bar for steps that were kept")
+    elif run.checkpoints:
+        texts.append("parts as of the newest checkpoint")
+    return f" {', '.join(texts)}"
 
 
 def _add_bar(figure: Element, parts: dict[str, float], longest: float) -> None:

@@ -16,12 +16,14 @@ class Cell:
         number: by which its column is sorted; None for the text.
         run: the index of the run that it is of, with which it hides; None for none.
         swatch: whether the colour of that run stands before the text.
+        title: what the text is short for, shown where the pointer rests; empty for nothing.
     """
 
     text: str
     number: float | None = None
     run: int | None = None
     swatch: bool = False
+    title: str = ""
 
 
 def add(parent: Element, tag: str, text: str = "", **attributes: str) -> Element:
@@ -95,6 +97,8 @@ def _add_cell(row: Element, tag: str, cell: Cell | str, **attributes: str) -> El
     if cell.number is not None:
         element.set("data-sort", repr(cell.number))
         element.set("class", "number")
+    if cell.title:
+        element.set("title", cell.title)
     if cell.run is not None:
         element.set("data-run", str(cell.run))
     if cell.swatch:

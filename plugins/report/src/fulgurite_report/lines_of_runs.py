@@ -1,6 +1,8 @@
 """Runs as plain lines, for a pipe or a file."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from fulgurite_report.data import get_rank
 from fulgurite_report.run import Run
@@ -11,35 +13,50 @@ _TELEMETRY = ("train/steps_per_second", "throughput/mfu", "goodput/goodput")
 
 
 class LinePrinter:
-    """Prints a line for what is new in a run: its step with the newest numbers, each message, and
-    its state.
+    """Prints a line for what is new in runs: the step of each with its numbers, each message,
+    its state, and what is waited for."""
 
-    Args:
-        runs: that are shown.
-    """
+    def __init__(self) -> None:
+        self._printed: dict[Path, _Printed] = {}
+        self._waiting: list[str] = []
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = runs
-        self._steps = dict.fromkeys(range(len(runs)), -1)
-        self._num_messages = dict.fromkeys(range(len(runs)), 0)
-        self._states = dict.fromkeys(range(len(runs)), "")
+    def print_new(self, runs: Sequence[Run], waiting: Sequence[str] = ()) -> None:
+        """Print what is new since the last call.
 
-    def print_new(self) -> None:
-        """Print what is new since the last call."""
-        for index, run in enumerate(self._runs):
-            prefix = f"{run.name}  " if len(self._runs) > 1 else ""
-            num_new = run.num_messages - self._num_messages[index]
-            if num_new < 0:  # the run was started again, and read from its start
-                num_new = run.num_messages
-            self._num_messages[index] = run.num_messages
-            for message in run.messages[-num_new:] if num_new else ():
-                print(f"{prefix}step {message.step:,}  note: {message.text}", flush=True)
-            if run.curves and run.step != self._steps[index]:
-                self._steps[index] = run.step
-                print(f"{prefix}{format_step(run)}  {_format_numbers(run)}", flush=True)
-            if run.state != self._states[index]:
-                self._states[index] = run.state
-                print(f"{prefix}{run.state}", flush=True)
+        Args:
+            runs: that are shown; others may come.
+            waiting: what is waited for, a sentence each.
+        """
+        for sentence in waiting:
+            if sentence not in self._waiting:
+                print(sentence, flush=True)
+        self._waiting = list(waiting)
+        for run in runs:
+            prefix = f"{run.name}  " if len(runs) > 1 else ""
+            self._print_run(run, self._printed.setdefault(run.path, _Printed()), prefix)
+
+    def _print_run(self, run: Run, printed: "_Printed", prefix: str) -> None:
+        num_new = run.num_messages - printed.num_messages
+        if num_new < 0:  # the run was started again, and read from its start
+            num_new = run.num_messages
+        printed.num_messages = run.num_messages
+        for message in run.messages[-num_new:] if num_new else ():
+            print(f"{prefix}step {message.step:,}  note: {message.text}", flush=True)
+        if run.curves and run.step != printed.step:
+            printed.step = run.step
+            print(f"{prefix}{format_step(run)}  {_format_numbers(run)}", flush=True)
+        if run.state != printed.state:
+            printed.state = run.state
+            print(f"{prefix}{run.state}", flush=True)
+
+
+@dataclass
+class _Printed:
+    """What was printed of a run: its newest step, how many messages, and its state."""
+
+    step: int = -1
+    num_messages: int = 0
+    state: str = ""
 
 
 def format_step(run: Run) -> str:

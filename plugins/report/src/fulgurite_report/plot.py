@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 from rich.text import Text
 
@@ -63,9 +64,10 @@ def draw(lines: Sequence[Line], width: int, height: int, *, log: bool = False) -
         is_labelled = row in (0, height - 1) or 2 * row == height - 1
         label = _format(low + share * (high - low), log) if is_labelled else ""
         text.append(f"{label:>{_LABEL_WIDTH}} ", "dim")
-        for column in range(columns):
-            bits, style = cells.get((row, column), (0, ""))
-            text.append(chr(_BLANK + bits), style)
+        characters = [cells.get((row, column), (0, "")) for column in range(columns)]
+        # A span for each character would take most of the time of a view.
+        for style, members in groupby(characters, key=itemgetter(1)):
+            text.append("".join(chr(_BLANK + bits) for bits, _ in members), style)
         text.append("\n")
     steps = f"{first:,}".ljust(columns - len(f"{last:,}")) + f"{last:,}"
     return text.append(" " * (_LABEL_WIDTH + 1) + steps, "dim")

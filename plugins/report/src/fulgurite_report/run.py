@@ -1,49 +1,28 @@
 """A run, as its directory describes it."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fulgurite_report.attempts import (
+    Attempt,
+    is_time,
+    list_attempts,
+    note_alive,
+    read_attempts,
+)
 from fulgurite_report.checkpoints import Checkpoint, list_checkpoints
 from fulgurite_report.curves import Curve, add_values
 from fulgurite_report.errors import ReportError
 from fulgurite_report.evaluations import EvaluationFiles
-from fulgurite_report.lines import GrowingFile, read_json
+from fulgurite_report.lines import GrowingFile
 from fulgurite_report.ownership import find_state
 from fulgurite_report.text import as_printable
 
-_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _MARKS = ("attempts", "checkpoints", "records.jsonl", "telemetry.jsonl", "lock")
 _MOST_MESSAGES = 1000
-_LATEST = 1e11
-"""The latest time of a record, in seconds since 1970, that is believed."""
-
-
-@dataclass
-class Attempt:
-    """A start of a run.
-
-    Attributes:
-        number: from 1.
-        began: seconds since 1970.
-        last_sign: when it last gave a sign of life, in seconds since 1970.
-        first_step: of its first record that has a time; None if it has none.
-        last_step: of its last one.
-    """
-
-    number: int
-    began: float
-    last_sign: float
-    first_step: int | None = None
-    last_step: int | None = None
-
-    @property
-    def seconds(self) -> float:
-        """How long it is known to have lived."""
-        return max(self.last_sign - self.began, 0.0)
 
 
 @dataclass(frozen=True)
@@ -100,7 +79,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:
         self.path = Path(path)
-        self.name = as_printable(name or self.path.absolute().name)
+        self.name = make_name(name or self.path.absolute().name)
         self.state = "new"
         self.manifest: dict[str, Any] = {}
         self._attempt_number = 0
@@ -122,14 +101,14 @@ class Run:
 
     def refresh(self) -> None:
         """Read what is new; everything, if the run was started again."""
-        newest = max(self._list_attempts(), default=0)
+        newest = max(list_attempts(self.path), default=0)
         is_other = newest != self._attempt_number
         if is_other or self._exact.was_replaced() or self._telemetry.was_replaced():
             self._attempt_number = newest
             self._exact.rewind()
             self._telemetry.rewind()
             self._clear()
-            self.manifest = self._read_manifest()
+            self.attempts, self.manifest = read_attempts(self.path)
         self._read(self._exact, "exact")
         self._read(self._telemetry, "telemetry")
         if self._evaluations.read_new():
@@ -138,9 +117,20 @@ class Run:
         del self.messages[:-_MOST_MESSAGES]
         self.checkpoints = list_checkpoints(self.path, self.checkpoints)
         self.state, heartbeat = find_state(self.path)
+        self._note_signs(heartbeat)
+
+    def _note_signs(self, heartbeat: float | None) -> None:
+        """Note when the attempts were alive, besides their records."""
+        if not self.attempts:
+            return
+        note_alive(self.path, self.attempts[-1])
         # The files of a run that was copied are younger than what they record.
-        if self.state == "running" and heartbeat is not None and self.attempts:
-            self.attempts[-1].last_sign = max(self.attempts[-1].last_sign, heartbeat)
+        if self.state == "running":
+            self.attempts[-1].note_sign(heartbeat)
+        for checkpoint in self.checkpoints:
+            for attempt in self.attempts:
+                if attempt.number == checkpoint.attempt:
+                    attempt.note_sign(checkpoint.wall_time)
 
     @property
     def step(self) -> int:
@@ -157,7 +147,8 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long the run is known to have lived, without the pauses between its attempts."""
+        """The run time: how long the processes of the run are known to have been alive, without the
+        pauses between its attempts."""
         return sum(attempt.seconds for attempt in self.attempts)
 
     @property
@@ -175,26 +166,6 @@ class Run:
     def _get_settings(self) -> dict[str, Any]:
         settings = self.manifest.get("settings")
         return settings if isinstance(settings, dict) else {}
-
-    def _list_attempts(self) -> list[int]:
-        try:
-            names = os.listdir(self.path / "attempts")
-        except OSError:
-            return []
-        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
-
-    def _read_manifest(self) -> dict[str, Any]:
-        """Return the newest manifest that is not empty; note when each attempt began."""
-        manifest: dict[str, Any] = {}
-        for number in self._list_attempts():
-            path = self.path / "attempts" / str(number)
-            manifest = read_json(path) or manifest
-            try:
-                began = path.stat().st_mtime
-            except OSError:
-                continue
-            self.attempts.append(Attempt(number, began, began))
-        return manifest
 
     def _read(self, file: GrowingFile, stream: str) -> None:
         for line in file.iter_new():
@@ -216,13 +187,13 @@ class Run:
         number = int(line["attempt"])
         wall_time = float(line["wall_time"])
         step = line["step"]
-        if not 0 <= wall_time < _LATEST:
+        if not is_time(wall_time):
             raise ValueError(f"its time is {wall_time}")
         self.times.add(step, wall_time)
         attempt = self._get_attempt(number, wall_time)
         if wall_time < attempt.began:
             attempt.began = attempt.last_sign = wall_time
-        attempt.last_sign = max(attempt.last_sign, wall_time)
+        attempt.note_sign(wall_time)
         if attempt.first_step is None:
             attempt.first_step = step
         attempt.last_step = step
@@ -267,24 +238,36 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     for path in map(Path, paths):
         if not path.is_dir():
             raise ReportError(f"there is no directory {path}: give that of a run")
-        folders += _find_folders(path)
+        runs = list_folders(path)
+        if not runs and any(path.iterdir()):
+            raise ReportError(
+                f"{path} is not a run and holds none: give the directory of a run, or one of runs"
+            )
+        folders += runs or [path]  # of an empty one a run may be made at any moment
     folders = list(dict.fromkeys(folders))
-    names = [folder.absolute().name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [str(folder) for folder in folders]
-    return [Run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    return [Run(folder, name) for folder, name in zip(folders, name_folders(folders), strict=True)]
 
 
-def _find_folders(path: Path) -> list[Path]:
+def list_folders(path: Path) -> list[Path]:
+    """Return the directories of the runs at a path: itself, or those in it; none if it is not
+    there, or holds none."""
     if is_run(path):
         return [path]
-    entries = sorted(path.iterdir())
-    runs = [entry for entry in entries if entry.is_dir() and is_run(entry)]
-    if entries and not runs:
-        raise ReportError(
-            f"{path} is not a run and holds none: give the directory of a run, or one of runs"
-        )
-    return runs or [path]  # of an empty one a run may be made at any moment
+    if not path.is_dir():
+        return []
+    return [entry for entry in sorted(path.iterdir()) if entry.is_dir() and is_run(entry)]
+
+
+def name_folders(folders: Sequence[Path]) -> list[str]:
+    """Return under which name the run in each directory is shown: that of the directory, and with
+    those above it if two have the same."""
+    names = [folder.absolute().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def make_name(text: str) -> str:
+    """Return a name of a run as it is shown, on one line."""
+    return " ".join(as_printable(text).splitlines())
 
 
 def is_run(path: Path) -> bool:

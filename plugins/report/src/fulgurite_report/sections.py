@@ -31,6 +31,8 @@ _TELEMETRY = {
 _SHARES = ("throughput/mfu", "goodput/goodput")
 _MOST_ARGUMENTS = 8
 _MOST_METRICS = 6
+_LONGEST = 40
+"""Characters of the name or the value of an argument in the summary."""
 
 
 def add_summary(main: Element, runs: Sequence[Run]) -> None:
@@ -40,9 +42,10 @@ def add_summary(main: Element, runs: Sequence[Run]) -> None:
     arguments = list_arguments_that_differ(runs)[:_MOST_ARGUMENTS]
     metrics = _list_main_metrics(runs)
     telemetry = [name for name in _TELEMETRY if any(name in run.curves for run in runs)]
-    header = ["run", "state", "step", "of", "attempts", "time"]
+    header: list[Cell | str] = ["run", "state", "step", "of", "attempts", "run time"]
     header += [*(_TELEMETRY[name] for name in telemetry), "best", "at"]
-    header += [as_printable(name) for name in metrics] + [name for name, _ in arguments]
+    header += [_name_cell(as_printable(name)) for name in metrics]
+    header += [_name_cell(argument.name, "\n".join(argument.paths)) for argument in arguments]
     rows = []
     for index, run in enumerate(runs):
         row: list[Cell | str] = [Cell(run.name, run=index, swatch=True), run.state]
@@ -52,7 +55,7 @@ def add_summary(main: Element, runs: Sequence[Run]) -> None:
         row.append(Cell(format_seconds(seconds or None), seconds))
         row += [*(_last_cell(run, name) for name in telemetry), *_best_cells(run)]
         row += [_last_cell(run, name) for name in metrics]
-        row += [Cell(values[index], _as_number(values[index])) for _, values in arguments]
+        row += [_argument_cell(argument.values[index]) for argument in arguments]
         rows.append(row)
     add_table(section, header, rows, list(range(len(runs))))
     _add_notices(section, runs)
@@ -198,6 +201,29 @@ def _last_cell(run: Run, name: str) -> Cell | str:
     if name in _SHARES:
         return Cell(f"{curve.last:.1%}", curve.last)
     return make_number(curve.last)
+
+
+def _name_cell(name: str, title: str = "") -> Cell:
+    """Return a cell with the name of a column, of which the middle of a long one is cut out.
+
+    Args:
+        name: of the column.
+        title: what it is short for; by default the whole name, if that is cut.
+    """
+    clipped = _clip(name)
+    return Cell(clipped, title=title or ("" if clipped == name else name))
+
+
+def _argument_cell(value: str) -> Cell:
+    """Return a cell with the value of an argument; a long one is cut, and whole in its title."""
+    clipped = _clip(value)
+    return Cell(clipped, _as_number(value), title="" if clipped == value else value)
+
+
+def _clip(text: str) -> str:
+    """Return a text without its middle if it is long."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}…{text[-half:]}"
 
 
 def _as_number(text: str) -> float | None:

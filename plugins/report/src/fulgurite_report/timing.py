@@ -36,8 +36,9 @@ KINDS = (
     "starting",
     "restoring",
     "lost steps",
-    "down",
     "plugins",
+    "not recorded",
+    "down",
 )
 """What a part may be of, for its colour."""
 
@@ -73,17 +74,43 @@ def find_goodput(curves: Mapping[str, Curve]) -> dict[str, float]:
 
 
 def find_parts(run: Run) -> dict[str, float]:
-    """Return seconds by part over all attempts of a run: as `goodput` logged them last, or as of
-    the newest checkpoint; an empty dictionary if neither is there."""
-    saved = group_timings(run.checkpoints[-1].timings) if run.checkpoints else {}
-    return find_goodput(run.curves) or saved
+    """Return seconds by part over all attempts of a run; an empty dictionary if there are none.
+
+    They are those that `goodput` logged last, or of the newest checkpoint. Together with `not
+    recorded` they are the run time: with what came after that, and without `goodput` what
+    attempts lost. `down` are the pauses besides.
+    """
+    parts, _ = find_recorded(run)
+    if not parts:
+        return {}
+    down = parts.pop("down", None)
+    seconds = find_seconds(run)
+    parts = _drop_small(parts | {"not recorded": seconds - sum(parts.values())})
+    return parts if down is None else parts | {"down": down}
+
+
+def find_recorded(run: Run) -> tuple[dict[str, float], int]:
+    """Return the seconds by part that a run recorded, and the step up to which: as `goodput` logged
+    them last, or as of the newest checkpoint; an empty dictionary if neither is there."""
+    parts = find_goodput(run.curves)
+    if parts:
+        names = [f"goodput/{bucket}_seconds" for bucket in _BUCKETS]
+        return parts, max(run.curves[name].steps[-1] for name in names if name in run.curves)
+    if not run.checkpoints:
+        return {}, 0
+    newest = run.checkpoints[-1]
+    before_fits = sum(attempt.before_fit for attempt in run.attempts)
+    # The times of a fit begin with it, and imports with the process.
+    timings = newest.timings | {"start": newest.timings.get("start", 0.0) + before_fits}
+    return group_timings(timings), newest.step
 
 
 def find_seconds(run: Run) -> float:
-    """Return the wall time of a run: from the start of its processes where `goodput` logged it,
-    without the pauses between them; otherwise from where its attempts began to log."""
-    parts = find_goodput(run.curves)
-    return sum(parts.values()) - parts.get("down", 0.0) if parts else run.seconds
+    """Return the run time, the one that everything here shows: how long the processes of a run were
+    alive, without the pauses between them."""
+    parts, _ = find_recorded(run)
+    # Of a run that was written before attempts noted when they began, the parts know more.
+    return max(run.seconds, sum(parts.values()) - parts.get("down", 0.0))
 
 
 def _drop_small(parts: dict[str, float]) -> dict[str, float]:

@@ -4,19 +4,25 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 
+from fulgurite_report.errors import ReportError
 from fulgurite_report.keyboard import Keyboard
 from fulgurite_report.lines_of_runs import LinePrinter
-from fulgurite_report.run import Run, find_runs
+from fulgurite_report.run import Run, is_run, list_folders, make_name, name_folders
+from fulgurite_report.text import as_printable
 from fulgurite_report.view import View
 
 _ENDED = ("complete", "stopped", "killed")
-_LARGEST_SHARE = 0.008
+_LARGEST_SHARE = 0.006
 """Of a core, below the 1 % that is promised: of long runs the files are looked at less often, and a
 look that costs more than the one before is waited for afterwards."""
+_PATIENCE = 60.0
+"""Seconds for which a folder of runs is watched after all that are in it have ended: the next trial
+of a sweep may be starting."""
 
 
 def watch_runs(
@@ -24,70 +30,139 @@ def watch_runs(
 ) -> None:
     """Show runs until all of them have ended, or until `q` or Ctrl-C.
 
+    A run that has not begun is waited for, and a folder is looked through for new runs each time.
     In a terminal curves and tables are drawn again where something changed; elsewhere lines say
     what is new.
 
     Args:
-        paths: directories of runs, or of such that hold runs.
+        paths: directories of runs, or of such that hold runs; they may not be there yet.
         metric: which to draw first, `SOURCE/NAME` or its end; None for the one by which the runs
             choose their best, or a loss.
         interval: seconds between two looks at the files.
 
     Raises:
-        ReportError: there is no run, or none has such a metric.
+        ReportError: a path is no directory, or no run has such a metric.
     """
-    runs = find_runs(paths)
-    for run in runs:
-        run.refresh()
+    watched = WatchedRuns([Path(path) for path in paths])
+    watched.refresh()
     console = Console(markup=False, emoji=False, highlight=False)
+    if console.is_terminal and sys.stdin is not None and sys.stdin.isatty():
+        _watch_terminal(watched, console, View(watched.runs, metric), interval)
+    else:
+        _print_lines(watched, interval)
+
+
+class WatchedRuns:
+    """The runs at some paths, with those that begin meanwhile.
+
+    Attributes:
+        runs: those that there are; the list stays the same object.
+        waiting: a sentence for each path at which there is none yet.
+
+    Args:
+        paths: directories of runs, or of such that hold runs.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.runs: list[Run] = []
+        self.waiting: list[str] = []
+        self._paths = paths
+        self._was_alive = False
+        self._ended_at: float | None = None
+
+    def refresh(self) -> None:
+        """Look for runs, and read what is new in each.
+
+        Raises:
+            ReportError: a path is a file.
+        """
+        self.waiting.clear()
+        folders: dict[Path, None] = {}
+        for path in self._paths:
+            folders_there = list_folders(path)
+            folders |= dict.fromkeys(folders_there)
+            if not folders_there:
+                self.waiting.append(_describe_wait(path))
+        known = {run.path: run for run in self.runs}
+        if known.keys() != folders.keys():
+            self.runs[:] = [known.get(folder) or Run(folder) for folder in folders]
+            for run, name in zip(self.runs, name_folders(list(folders)), strict=True):
+                run.name = make_name(name)
+        for run in self.runs:
+            run.refresh()
+
+    def is_over(self) -> bool:
+        """Return whether all runs have ended, and no other is to be waited for."""
+        if self.waiting or any(run.state not in _ENDED for run in self.runs):
+            self._was_alive = True
+            self._ended_at = None
+            return False
+        if not self._was_alive or all(is_run(path) for path in self._paths):
+            return True
+        if self._ended_at is None:
+            self._ended_at = time.monotonic()
+        return time.monotonic() - self._ended_at >= _PATIENCE
+
+    def get_mark(self) -> list[object]:
+        """Return what changes when there is something new to show."""
+        marks: list[object] = [
+            (run.state, run.num_records, len(run.checkpoints), len(run.attempts))
+            for run in self.runs
+        ]
+        return marks + self.waiting
+
+
+def _describe_wait(path: Path) -> str:
+    if path.is_dir():
+        return as_printable(f"waiting for a run in {path}")
+    if path.exists():
+        raise ReportError(f"{path} is not a directory: give that of a run")
+    return as_printable(f"waiting for {path}, which is not there yet")
+
+
+def _watch_terminal(watched: WatchedRuns, console: Console, view: View, interval: float) -> None:
     try:
-        if console.is_terminal and sys.stdin is not None and sys.stdin.isatty():
-            _watch_terminal(runs, console, View(runs, metric), interval)
-        else:
-            _print_lines(runs, interval)
+        if not watched.is_over():
+            _show_until_end(watched, console, view, interval)
     except KeyboardInterrupt:
-        return
-
-
-def _watch_terminal(runs: list[Run], console: Console, view: View, interval: float) -> None:
-    if not _have_ended(runs):
-        _show_until_end(runs, console, view, interval)
+        pass
     # The terminal has its former content again, and what was seen last stays below it.
-    console.print(view.build(console.size, has_keys=False))
+    console.print(view.build(console.size, watched.waiting, has_keys=False))
 
 
-def _show_until_end(runs: list[Run], console: Console, view: View, interval: float) -> None:
+def _show_until_end(watched: WatchedRuns, console: Console, view: View, interval: float) -> None:
+    first = view.build(console.size, watched.waiting)
     with (
         Keyboard() as keyboard,
-        Live(view.build(console.size), console=console, auto_refresh=False, screen=True) as live,
+        Live(first, console=console, auto_refresh=False, screen=True) as live,
     ):
         size = console.size
-        mark = _get_mark(runs)
+        mark = watched.get_mark()
         pause = _Pause(interval)
-        while not _have_ended(runs):
+        while not watched.is_over():
             key = keyboard.wait(pause.get_seconds())
             if key == "q":
                 break
-            for run in runs:
-                run.refresh()
+            watched.refresh()
             has_pressed = key is not None and view.press(key)
-            new_mark = _get_mark(runs)
+            new_mark = watched.get_mark()
             if has_pressed or new_mark != mark or console.size != size:
                 size = console.size
                 mark = new_mark
-                live.update(view.build(size), refresh=True)
+                live.update(view.build(size, watched.waiting), refresh=True)
 
 
-def _print_lines(runs: list[Run], interval: float) -> None:
-    printer = LinePrinter(runs)
+def _print_lines(watched: WatchedRuns, interval: float) -> None:
+    printer = LinePrinter()
     try:
-        printer.print_new()
+        printer.print_new(watched.runs, watched.waiting)
         pause = _Pause(interval)
-        while not _have_ended(runs):
+        while not watched.is_over():
             time.sleep(pause.get_seconds())
-            for run in runs:
-                run.refresh()
-            printer.print_new()
+            watched.refresh()
+            printer.print_new(watched.runs, watched.waiting)
+    except KeyboardInterrupt:
+        return
     except BrokenPipeError:
         # Python would write what is left when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -109,12 +184,3 @@ class _Pause:
         previous = self._spent
         self._spent = time.process_time()
         return max(self._interval, (self._spent - previous) / _LARGEST_SHARE)
-
-
-def _have_ended(runs: Sequence[Run]) -> bool:
-    return all(run.state in _ENDED for run in runs)
-
-
-def _get_mark(runs: Sequence[Run]) -> list[tuple[str, int, int, int]]:
-    """Return what changes when there is something new to show."""
-    return [(run.state, run.num_records, len(run.checkpoints), len(run.attempts)) for run in runs]

@@ -2,6 +2,7 @@
 
 __tracebackhide__ = True
 
+from fulgurite_runs.beginning import find_beginning
 from fulgurite_runs.directory import (
     EvaluationDirectory,
     RunDirectory,
@@ -49,6 +50,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "EvaluationDirectory",
     "RunDirectory",
     "RunPlugin",
+    "find_beginning",
     "get_run_directory",
     "open_run",
     # Where a run comes from that began in the middle of another one.

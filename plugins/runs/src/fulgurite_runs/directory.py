@@ -29,7 +29,7 @@ class RunDirectory:
     """The layout of a run on disk. Everyone may read it; only the process that holds it writes.
 
         lock                who writes, and its heartbeat
-        attempts/N          the manifest of each start of the run, as JSON
+        attempts/N          the manifest of each start, with when it and its fit began, as JSON
         checkpoints/step-N  a checkpoint, complete once it holds COMMIT
         superseded/N/       checkpoints and records that attempt N did not continue from
         COMPLETE            there once the run has reached its planned end

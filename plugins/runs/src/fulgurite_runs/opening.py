@@ -1,5 +1,6 @@
 """Opening the run directory for a fit: the lock, the attempt, and the completion mark."""
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ import fulgurite as fg
 from fulgurite.errors import CheckpointError
 from fulgurite.plugins import EngineView
 
+from fulgurite_runs.beginning import find_beginning
 from fulgurite_runs.directory import RunDirectory
 from fulgurite_runs.json_codec import dumps
 from fulgurite_runs.manifest import build_manifest
@@ -71,6 +73,7 @@ def open_run(run: fg.Run) -> Iterator[None]:
         yield
         return
     run.set_manifest(build_manifest(run))
+    began = {"began": find_beginning(run.timings), "fit_began": time.time() - run.timings.total}
     directory = get_run_directory(run.engine)
     if directory is None or run.engine.fast_dev_run is not None:
         yield
@@ -79,27 +82,35 @@ def open_run(run: fg.Run) -> Iterator[None]:
     with ExitStack() as stack:
         # The first process locks and writes; the others get its number, or its error.
         sync.broadcast(lambda: stack.enter_context(directory.lock()))
-        attempt = sync.broadcast(lambda: _start_attempt(run, directory))
+        attempt = sync.broadcast(lambda: _start_attempt(run, directory, began))
         run.set_run_dir(directory, attempt)
         yield
         if run.is_complete:
             sync.broadcast(lambda: _mark_complete(run, directory))
 
 
-def _start_attempt(run: fg.Run, directory: RunDirectory) -> int:
+def _start_attempt(run: fg.Run, directory: RunDirectory, began: dict[str, float]) -> int:
+    """Note an attempt and return its number.
+
+    Args:
+        run: the run.
+        directory: of it.
+        began: when the attempt and its fit began, in seconds since 1970, by name.
+    """
     snapshot = run.resumed_from
+    manifest = dumps({**run.manifest, **began})
     if snapshot is not None:
         is_same_run = snapshot.run_dir is None or directory.is_at(snapshot.run_dir)
         if is_same_run:
             _check_no_other_attempt(directory, snapshot)
         # What the fit resumes from stays.
         step = run.step if is_same_run else None
-        return directory.start_attempt(dumps(run.manifest), step, snapshot.is_latest)
+        return directory.start_attempt(manifest, step, snapshot.is_latest)
     if run.resume != "never":
         _check_no_later_checkpoints(run, directory)
     # So does what the former fit left, where this one continues from its state.
     step = run.step if run.step > 0 and run.resume != "never" else None
-    return directory.start_attempt(dumps(run.manifest), step)
+    return directory.start_attempt(manifest, step)
 
 
 def _check_no_other_attempt(directory: RunDirectory, snapshot: fg.Snapshot) -> None:

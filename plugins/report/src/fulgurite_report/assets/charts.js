@@ -25,15 +25,16 @@ for (const run of data.runs) {
 }
 const hasTimes = data.runs.some((run) => run.seconds);
 
-// The seconds that a run had lived at a step, between those that are known.
-function interpolate(times, step) {
-  const { x, y } = times;
-  let high = x.findIndex((value) => value >= step);
-  if (high < 0) high = x.length - 1;
-  const low = Math.max(high - 1, 0);
-  if (x[high] === x[low]) return y[high];
-  const share = Math.min(Math.max((step - x[low]) / (x[high] - x[low]), 0), 1);
-  return y[low] + share * (y[high] - y[low]);
+// The seconds that a run had lived at increasing steps, between those that are known.
+function interpolate({ x, y }, steps) {
+  let high = 0;
+  return steps.map((step) => {
+    while (high < x.length - 1 && x[high] < step) high++;
+    const low = Math.max(high - 1, 0);
+    if (x[high] === x[low]) return y[high];
+    const share = Math.min(Math.max((step - x[low]) / (x[high] - x[low]), 0), 1);
+    return y[low] + share * (y[high] - y[low]);
+  });
 }
 
 // An exponential mean over the points, without the bias of its start.
@@ -61,10 +62,10 @@ function getPoints(curve) {
   curve.y ??= decode(curve.values);
   const times = data.runs[curve.run].seconds;
   if (state.time && !times) return { x: [], y: [], raw: [] };
+  const places = state.time ? interpolate(times, curve.x) : curve.x;
   const x = [];
   const raw = [];
-  for (let index = 0; index < curve.x.length; index++) {
-    const place = state.time ? interpolate(times, curve.x[index]) : curve.x[index];
+  for (const [index, place] of places.entries()) {
     if ((state.logX && place <= 0) || (x.length && place <= x[x.length - 1])) continue;
     const value = curve.y[index];
     const canDraw = Number.isFinite(value) && !(state.logY && value <= 0);
@@ -76,12 +77,16 @@ function getPoints(curve) {
 
 // ---- colours
 
+const colours = new Map();
+
 function getColour(index) {
   const name = `--c${index % COLOURS}`;
-  return getComputedStyle(root).getPropertyValue(name).trim();
+  if (!colours.has(name)) colours.set(name, getComputedStyle(root).getPropertyValue(name).trim());
+  return colours.get(name);
 }
 
 function paintSwatches() {
+  colours.clear();
   for (const swatch of document.querySelectorAll("[data-color]")) {
     swatch.style.background = getColour(Number(swatch.dataset.color));
   }
@@ -102,6 +107,7 @@ class Chart {
     this.curves = curves;
     this.isVisible = false;
     this.isStale = true;
+    this.isReadoutStale = false;
     this.element = make("div", "chart");
     this.element.tabIndex = 0;
     this.element.setAttribute("role", "group");
@@ -139,8 +145,14 @@ class Chart {
     return { stroke: getColour(index), dash: DASHES[(dash + more) % DASHES.length] };
   }
 
+  // Draws again what is in sight; `drawRest` does the others when there is time.
+  refresh() {
+    this.isStale = true;
+    if (this.isVisible) this.draw();
+  }
+
   draw() {
-    this.isStale = !this.isVisible || this.element.hidden;
+    this.isStale = this.element.hidden;
     if (this.isStale) return;
     this.plot?.destroy();
     this.plot = null;
@@ -160,8 +172,8 @@ class Chart {
       series.push({ ...style, width: 1.6 });
       this.series.push({ curve, index: series.length - 1, rawIndex: series.length - (isSmooth ? 2 : 1) });
     }
-    if (!tables.length) {
-      this.readout.textContent = "no run is selected";
+    if (!tables.some(([, values]) => values.some((value) => value !== null))) {
+      this.readout.textContent = this.explainEmpty();
       return;
     }
     const text = getComputedStyle(root).getPropertyValue("--quiet").trim();
@@ -187,12 +199,23 @@ class Chart {
     this.tell();
   }
 
+  explainEmpty() {
+    if (!this.shown.length) return "no run is selected";
+    if (state.time && this.shown.every((curve) => !data.runs[curve.run].seconds)) {
+      return "the times of these values are not known";
+    }
+    return state.logX || state.logY ? "nothing above 0 for a logarithmic axis" : "no finite value";
+  }
+
   size() {
     const height = this.element.classList.contains("large") ? 420 : 200;
-    return { width: Math.max(this.plotElement.clientWidth, 100), height };
+    // On paper there are two columns, of which the window knows nothing.
+    const width = root.dataset.printing ? 320 : Math.max(this.plotElement.clientWidth, 100);
+    return { width, height };
   }
 
   resize() {
+    if (root.dataset.printing) return;
     if (this.plot && this.plot.width !== this.plotElement.clientWidth) this.plot.setSize(this.size());
   }
 
@@ -204,7 +227,9 @@ class Chart {
   // Writes the values at the cursor, or the newest ones, below the chart.
   tell() {
     const { plot } = this;
-    if (!plot) return;
+    // The cursor of one chart moves those of all.
+    this.isReadoutStale = !this.isVisible;
+    if (!plot || (this.isReadoutStale && plot.cursor.idx !== null)) return;
     const cursor = plot.cursor.idx;
     const xs = plot.data[0];
     const last = cursor ?? xs.length - 1;

@@ -1,5 +1,9 @@
 // What is shown, and the controls that choose it.
 
+const MOST_DRAWN = 150;
+let restTimer;
+let screenTheme;
+
 function buildCharts() {
   const byName = new Map();
   for (const curve of data.curves) {
@@ -19,6 +23,7 @@ function buildCharts() {
       const chart = charts.find((candidate) => candidate.element === entry.target);
       chart.isVisible = entry.isIntersecting;
       if (chart.isVisible && chart.isStale) chart.draw();
+      else if (chart.isVisible && chart.isReadoutStale) chart.tell();
     }
   }, { rootMargin: "400px" });
   // What a run says of itself besides its numbers, such as loads of the machine, is folded up.
@@ -43,7 +48,41 @@ function toggleGroup(prefix) {
 
 function drawAll() {
   paintSwatches();
+  for (const chart of charts) chart.refresh();
+  delete root.dataset.drawn;
+  clearTimeout(restTimer);
+  restTimer = setTimeout(drawRest);
+}
+
+// Draws what is out of sight too, for pictures of the whole page, in short pieces. Of very many
+// charts those that come last are drawn when they come into sight: each takes a megabyte.
+function drawRest() {
+  const end = performance.now() + 12;
+  const rest = charts.filter((chart) => chart.isStale && !chart.element.hidden);
+  let room = MOST_DRAWN - charts.filter((chart) => chart.plot && !chart.isStale).length;
+  for (const chart of rest) {
+    if (room-- <= 0) break;
+    if (performance.now() > end) {
+      restTimer = setTimeout(drawRest);
+      return;
+    }
+    chart.draw();
+  }
+  root.dataset.drawn = "yes";
+}
+
+// On paper everything is drawn, dark on white.
+function beginPrint() {
+  screenTheme = root.dataset.theme;
+  root.dataset.theme = "light";
+  root.dataset.printing = "yes";
+  paintSwatches();
   for (const chart of charts) chart.draw();
+}
+
+function endPrint() {
+  delete root.dataset.printing;
+  setTheme(screenTheme);
 }
 
 // ---- what is shown
@@ -222,6 +261,8 @@ function connect() {
   byId("all-runs")?.addEventListener("click", showAll);
   byId("no-runs")?.addEventListener("click", showNone);
   document.addEventListener("keydown", onKey);
+  addEventListener("beforeprint", beginPrint);
+  addEventListener("afterprint", endPrint);
 }
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
