@@ -8,7 +8,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import EngineView, hide_constructor_frames, path_from_keys
+from fulgurite.plugins import EngineView, find_wholes, hide_constructor_frames, path_from_keys
 
 from fulgurite_pretrained.families import is_of_family
 from fulgurite_pretrained.files import INDEX_NAME, INDEX_SUFFIX, WEIGHTS_NAME, open_weights
@@ -23,7 +23,7 @@ class Pretrained(fg.Plugin):
     """Lets `fit(init_from=)`, `evaluate(weights=)` and `predict(weights=)` take safetensors files,
     and folders as transformers writes them. Every other path is left to the checkpointer.
 
-    `fg.CheckpointRef(path, dtype="match")` casts, and `strict=False` takes what fits.
+    `fg.CheckpointRef(path, dtype="match")` casts, and `strict=False` takes what fits, cast too.
 
     Example:
         from fulgurite_pretrained import Pretrained, save_safetensors
@@ -69,9 +69,10 @@ class Pretrained(fg.Plugin):
                 files,
                 needed,
                 path_map,
-                dtype=source.dtype,
+                dtype=source.dtype if source.strict else "match",
                 strict=source.strict,
                 is_complete=is_complete,
+                wholes=find_wholes(module),
             )
         return replace_arrays(module, arrays)
 
@@ -100,9 +101,10 @@ class Pretrained(fg.Plugin):
 
 def is_weights(path: Path) -> bool:
     """Return whether a path is that of a safetensors file, of an index of such, or of a folder with
-    either."""
+    either, or with what transformers wrote as a pickle, which is refused with the way out."""
     if path.is_dir():
-        return (path / WEIGHTS_NAME).is_file() or (path / INDEX_NAME).is_file()
+        names = (WEIGHTS_NAME, INDEX_NAME, "pytorch_model.bin", "pytorch_model.bin.index.json")
+        return any((path / name).is_file() for name in names)
     return path.name.endswith((".safetensors", INDEX_SUFFIX))
 
 
