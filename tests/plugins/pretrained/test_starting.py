@@ -130,6 +130,8 @@ def test_without_the_plugin_an_error_names_it(file: Path, tmp_path: Path) -> Non
         reader.load_weights(make_task, tmp_path / "old")
     with pytest.raises(CheckpointError, match="there is no run in .*none: check the path"):
         reader.load_weights(make_task, tmp_path / "none")
+    with pytest.raises(CheckpointError, match=r"folder org/name: check .*find_folder\('org/name'"):
+        fg.Engine(steps=1, plugins=[Pretrained()]).load_weights(make_task, "org/name")
 
 
 def test_a_name_on_the_hub_is_the_folder_that_was_downloaded(

@@ -1,6 +1,6 @@
 """What trains a language model: its batches, their logits, and the loss of the next tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import fulgurite as fg
@@ -113,7 +113,7 @@ def read_token_batch(batch: Any) -> TokenBatch:
                 f"{', '.join(TokenBatch._fields)}. Write a loss for what else there is"
             )
         rows = TokenBatch(**batch)
-    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+    elif isinstance(batch, tuple | list):
         if len(batch) not in (1, 2):
             raise ModelError(
                 f"a batch of tokens has {len(batch)} arrays; it is (tokens,) or (tokens, mask), or "

@@ -68,7 +68,9 @@ def match(
     left = {
         wholes[target_name]
         for target_name, source_name in pairs
-        if target_name in wholes and not _fits(_get(needed, target_name), _get(saved, source_name))
+        if target_name is not None
+        and target_name in wholes
+        and not _fits(_get(needed, target_name), _get(saved, source_name))
     }
     for target_name, source_name in pairs:
         target, spec = _get(needed, target_name), _get(saved, source_name)

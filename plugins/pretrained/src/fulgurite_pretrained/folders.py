@@ -162,7 +162,7 @@ def save_pretrained(
     """
     family = find_family_of_model(module, families)
     source = None if like is None else find_folder(like)
-    values = {} if source is None else _read_config_of(family, source)
+    values = {} if source is None else _read_source_config(family, source)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     values |= {
@@ -253,7 +253,7 @@ def cast(module: Any, dtype: Any) -> Any:
     return jax.tree.map(cast_leaf, module)
 
 
-def _read_config_of(family: Family, folder: Path) -> dict[str, Any]:
+def _read_source_config(family: Family, folder: Path) -> dict[str, Any]:
     """Return what the config.json of a folder holds; a ConfigurationError if it is of another
     family: its tokenizer and its special tokens are those of another model."""
     values = read_json(folder / CONFIG_NAME)

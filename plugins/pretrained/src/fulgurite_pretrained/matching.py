@@ -243,8 +243,9 @@ def _match_leaf(
     num_layers = math.prod(stack)
     if len(sources) != num_layers:
         # One by one: a config.json may ask for billions of layers.
-        layers = (np.unravel_index(number, stack) for number in range(num_layers))
-        missing = next(layer for layer in layers if tuple(map(int, layer)) not in sources)
+        indices = (np.unravel_index(number, stack) for number in range(num_layers))
+        layers = (tuple(map(int, index)) for index in indices)
+        missing = next(layer for layer in layers if layer not in sources)
         matches.faults.append(
             f"{path} of the module, {_format(leaf)}, has {num_layers} layers, and the file "
             f"{len(sources)} that fit; there is no {_find_name(path, rules, missing)} that does"

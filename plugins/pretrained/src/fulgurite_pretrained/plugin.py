@@ -1,5 +1,6 @@
 """The plugin by which `init_from=` and `weights=` read weights of others."""
 
+import os
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import EngineView, find_wholes, hide_constructor_frames, path_from_keys
 
 from fulgurite_pretrained.families import is_of_family
@@ -54,7 +55,10 @@ class Pretrained(fg.Plugin):
             module: of shapes.
             engine: the engine that trains or evaluates.
         """
-        if source.path is None or not is_weights(Path(source.path)):
+        if source.path is None:
+            return None
+        if not is_weights(Path(source.path)):
+            _check_exists(source.path, engine)
             return None
         if source.map is not None or source.step != "latest":
             raise ConfigurationError(
@@ -106,6 +110,16 @@ def is_weights(path: Path) -> bool:
         names = (WEIGHTS_NAME, INDEX_NAME, "pytorch_model.bin", "pytorch_model.bin.index.json")
         return any((path / name).is_file() for name in names)
     return path.name.endswith((".safetensors", INDEX_SUFFIX))
+
+
+def _check_exists(path: str | os.PathLike[str], engine: EngineView) -> None:
+    """Raise a CheckpointError for a path that leads nowhere, unless a checkpointer may know it."""
+    if engine.plugins.hooks.restore_checkpoint.get_owner() is None and not Path(path).exists():
+        text = os.fspath(path)
+        raise CheckpointError(
+            f"there is no file or folder {text}: check the path. A model on the hub is downloaded "
+            f"by fulgurite_pretrained.find_folder({text!r}), which returns its folder"
+        )
 
 
 def _find_model(module: Any, is_model: Callable[[Any], bool], place: str | None) -> tuple[str, Any]:
