@@ -133,7 +133,8 @@ def generate(
         key: a random key, which a temperature needs.
 
     Raises:
-        ConfigurationError: a prompt is empty or has what is no token, or an argument is missing.
+        ConfigurationError: a prompt is empty or has something that the model cannot read, or an
+            argument is missing or invalid.
 
     Example:
         from fulgurite_models import GPT2, GPT2Config, Sampling, generate
@@ -259,7 +260,7 @@ def _read_prompts(prompts: Any, model: LanguageModel) -> list[np.ndarray]:
 
 
 def _read_prompt(prompt: Any, number: int) -> np.ndarray:
-    """Return a prompt as an array; raise `ConfigurationError` if it is no list of tokens.
+    """Return a prompt as an array; raise `ConfigurationError` unless it is a list of tokens.
 
     Args:
         prompt: as it was given.
@@ -283,7 +284,7 @@ def _read_prompt(prompt: Any, number: int) -> np.ndarray:
 
 
 def _read_ends(end: Any, model: LanguageModel) -> tuple[int, ...]:
-    """Return end tokens; raise `ConfigurationError` for what is no token of the model."""
+    """Return end tokens; raise `ConfigurationError` for what the model does not know."""
     tokens = np.array(sorted(end) if isinstance(end, set | frozenset) else end, ndmin=1)
     if tokens.size and (tokens.ndim > 1 or not np.issubdtype(tokens.dtype, np.integer)):
         raise ConfigurationError(
