@@ -202,6 +202,81 @@ def test_a_config_with_what_the_model_has_not_is_refused_by_its_name(tmp_path: P
         assert len(str(caught.value)) < 1_000
 
 
+PUBLISHED = {
+    "Llama 3.2 1B": {
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "eos_token_id": [128001, 128008, 128009],
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+    "Qwen2.5 0.5B": {
+        "model_type": "qwen2",
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 24,
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+}
+
+
+def test_configs_as_they_are_published_are_read(tmp_path: Path) -> None:
+    """Also null, which transformers writes for what is left out."""
+    configs = []
+    for values in PUBLISHED.values():
+        for added in ({}, {"layer_types": None, "rope_parameters": None, "attention_bias": None}):
+            (tmp_path / "config.json").write_text(json.dumps({**values, **added}))
+            configs.append(load_config(tmp_path))
+    llama, same_llama, qwen2, same_qwen2 = configs
+    assert llama == same_llama and qwen2 == same_qwen2
+    assert llama == LlamaConfig(
+        vocab_size=128256,
+        width=2048,
+        depth=16,
+        num_heads=32,
+        num_kv_heads=8,
+        hidden_width=8192,
+        max_length=131072,
+        norm_eps=1e-5,
+        rope=Rope(500000.0, "llama3", 32.0, 1.0, 4.0, 8192),
+        is_tied=True,
+    )
+    assert qwen2.rope == Rope(1000000.0) and qwen2.get_head_size() == 64
+    assert qwen2.use_qkv_bias and not qwen2.use_output_bias and qwen2.num_kv_heads == 2
+
+
 def test_a_config_of_larger_sizes_than_the_file_allocates_nothing(tmp_path: Path) -> None:
     write_folder(tmp_path, LLAMA_CONFIG)
     huge = {**LLAMA_CONFIG, "num_hidden_layers": 2**30, "intermediate_size": 2**30}
