@@ -2,6 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "fulgurite",
+#     "fulgurite-checkpoint",
 #     "fulgurite-evaluators",
 #     "fulgurite-lora",
 #     "fulgurite-models",
@@ -16,6 +17,7 @@
 #
 # [tool.uv.sources]
 # fulgurite = { path = "../core", editable = true }
+# fulgurite-checkpoint = { path = "../plugins/checkpoint", editable = true }
 # fulgurite-evaluators = { path = "../plugins/evaluators", editable = true }
 # fulgurite-lora = { path = "../contrib/lora", editable = true }
 # fulgurite-models = { path = "../contrib/models", editable = true }
@@ -25,7 +27,7 @@
 """Fine-tunes a language model of Hugging Face on Python code, by adapters of low rank.
 
 uv run examples/finetune.py openai-community/gpt2 tuned    # a model on the hub, or a folder
-python examples/finetune.py FOLDER tuned --steps 500
+python examples/finetune.py FOLDER tuned --steps 500 --run runs/tuned  # resumes if run again
 
 `tuned` is a folder of the same kind, with the adapters merged into the weights: transformers reads
 it as the first one.
@@ -39,6 +41,7 @@ import fulgurite as fg
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
 from fulgurite_lora import Lora, merge, remove_adapters
 from fulgurite_models import Sampling, TextSamples, next_token_loss
@@ -66,7 +69,15 @@ def read_rows(names: list[str], tokenizer: Tokenizer, length: int) -> np.ndarray
     return joined[: len(joined) // length * length].reshape(-1, length)
 
 
-def main(source: str, target: Path, steps: int, length: int, rank: int, rate: float) -> None:
+def main(
+    source: str,
+    target: Path,
+    steps: int,
+    length: int,
+    rank: int,
+    rate: float,
+    run: Path | None,
+) -> None:
     """Fine-tune the model of `source`, and write it to `target`."""
     folder = find_folder(source)
     model = from_pretrained(folder, dtype=jnp.float32)
@@ -91,9 +102,12 @@ def main(source: str, target: Path, steps: int, length: int, rank: int, rate: fl
         samples,
         fg.LambdaPlugin(log_record=print_record),
     ]
-    engine = fg.Engine(steps=steps, log_every=max(1, steps // 4), plugins=plugins)
+    saving = [] if run is None else [Checkpointer(every=max(1, steps // 10), max_to_keep=1)]
+    engine = fg.Engine(
+        steps=steps, log_every=max(1, steps // 4), run_dir=run, plugins=[*plugins, *saving]
+    )
     print(f"before  test loss {fg.Engine().evaluate(task, test)['loss']:.4f}")
-    result = engine.fit(task, training)
+    result = engine.fit(task, training, resume=None if run is None else "auto")
     tuned = remove_adapters(merge(result.module)).model
     save_pretrained(tuned, target, like=folder)
     again = fg.Task(from_pretrained(target), loss=next_token_loss)
@@ -117,4 +131,5 @@ if __name__ == "__main__":
     parser.add_argument("--length", type=int, default=128, help="tokens of a row")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--run", type=Path, help="where checkpoints are saved, to resume from")
     main(**vars(parser.parse_args()))

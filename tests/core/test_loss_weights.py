@@ -60,6 +60,21 @@ def test_a_mean_over_nothing_is_zero_and_trains_nothing() -> None:
     assert float(result.module.weight) == 1.0
 
 
+def test_a_log_step_whose_batches_weigh_nothing_is_told_once() -> None:
+    """Its loss is a mean over nothing; the next one has values again."""
+
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        return fg.metrics.Mean.from_values(weight * batch, batch > 0)
+
+    nothing = np.zeros_like(X)
+    result = fit(loss, [nothing, nothing, X], steps=3)
+    first, second, third = result.history["train/loss"]
+    assert np.isnan([first, second]).all() and third == pytest.approx(X[X > 0].mean())
+    (message,) = result.messages
+    assert message.startswith("train/loss is NaN at step 1, because it is a mean over nothing")
+    assert fit(loss, [nothing, X], steps=2, log_every=2).messages == []
+
+
 def test_a_loss_of_weight_zero_trains_nothing_even_where_it_is_nan() -> None:
     def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
         is_token = batch > 100

@@ -3,7 +3,7 @@ import keyword
 import string
 import weakref
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ from fulgurite.errors import ConfigurationError, PathError
 from fulgurite.plugins import (
     PathPattern,
     TreePath,
+    find_wholes,
     leaves_with_paths,
     map_to_paths,
     parse_path,
@@ -123,6 +124,26 @@ def test_invalid_paths_are_errors(text: str):
     with pytest.raises(PathError) as caught:
         parse_path(text)
     assert repr(text) in str(caught.value)
+
+
+class WholePair(eqx.Module):
+    """Two arrays, of which one alone means nothing."""
+
+    is_loaded_whole: ClassVar[bool] = True
+
+    left: Any
+    right: Any
+
+
+def test_parts_of_what_is_loaded_whole_are_known_by_its_path():
+    tree = {"first": WholePair(1, [2, 3]), "others": [Pair(4, 5), WholePair(6, None)]}
+    assert find_wholes(tree) == {
+        "first.left": "first",
+        "first.right[0]": "first",
+        "first.right[1]": "first",
+        "others[1].left": "others[1]",
+    }
+    assert find_wholes(WholePair(1, 2)) == {"left": "", "right": ""}
 
 
 def test_the_key_paths_of_jax_become_paths():

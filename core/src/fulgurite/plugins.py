@@ -87,6 +87,7 @@ from fulgurite._src.tree import path_grammar
 from fulgurite._src.tree.paths import (
     TreePath,
     describe_node,
+    find_wholes,
     is_array_like,
     leaves_with_paths,
     map_to_paths,
@@ -183,6 +184,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "TreePath",
     "copy_arrays",
     "describe_node",
+    "find_wholes",
     "format_tree",
     "hash_tree",
     "is_array_like",

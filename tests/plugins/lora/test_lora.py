@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, ModelError
-from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint import Checkpointer, load
 from fulgurite_lora import (
     Lora,
     LoraLinear,
@@ -176,6 +176,31 @@ def test_checkpoints_of_adapters_fit_the_base(tmp_path: Path, is_made: bool):
             make_engine(*plugins).load_weights(model, weights)
     with pytest.raises(CheckpointError, match="strict=False takes what both have"):
         reader.load_weights(model, tmp_path / "run")
+
+
+def test_an_adapter_of_another_rank_is_left_as_a_whole(tmp_path: Path):
+    """Its scale would fit, and belongs to matrices that do not."""
+    model = Net(key=jax.random.key(0))
+    ranks = [Lora("body", rank=2, scale=0.5), Lora("head", rank=3, scale=0.25)]
+    saver = Checkpointer(every=3, directory=tmp_path / "run")
+    trained = make_engine(*ranks, saver).fit(model, make_data()).module
+    others = [Lora("body", rank=2), Lora("head", rank=2)]
+    reader = make_engine(*others, Checkpointer(every=3, directory=tmp_path / "other"))
+    weights = fg.CheckpointRef(tmp_path / "run", strict=False)
+    with pytest.warns(UserWarning, match="left with the rest of module.head.adapters") as caught:
+        module = reader.load_weights(model, weights).module
+    (text,) = [str(warning.message) for warning in caught]
+    assert "module.head.adapters" in text and "module.body" not in text
+    assert (
+        module.head.adapters["default"].scale == 1 and not module.head.adapters["default"].up.any()
+    )
+    assert_same(module.body, trained.body)
+    assert_same(remove_adapters(module), remove_adapters(trained))
+    fresh = add_adapters(add_adapters(model, "body", rank=2, key=KEY), "head", rank=2, key=KEY)
+    with pytest.warns(UserWarning, match="left with the rest of module.head.adapters"):
+        loaded = load(tmp_path / "run", model=fresh, strict=False)
+    assert_same(loaded.head.adapters, fresh.head.adapters)
+    assert_same(loaded.body, trained.body)
 
 
 def test_a_layer_whose_matrix_is_zero_computes_what_the_base_does():

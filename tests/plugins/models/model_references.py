@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - names bfloat16 for NumPy
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -204,6 +205,44 @@ VIT_CONFIG = {
     "id2label": {"0": "cat", "1": "dog", "2": "eel"},
     "label2id": {"cat": 0, "dog": 1, "eel": 2},
 }
+VARIANTS: dict[str, dict[str, Any]] = {
+    "an untied GPT-2": {**GPT2_CONFIG, "tie_word_embeddings": False},
+    "one head of keys, tied, and waves as of Llama 3": {
+        **LLAMA_CONFIG,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_theta": 500.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "as many heads of keys, biases, and positions divided": {
+        **LLAMA_CONFIG,
+        "num_key_value_heads": 6,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0},
+    },
+    "a rotation as older files have it": {
+        **{name: value for name, value in LLAMA_CONFIG.items() if name != "rope_parameters"},
+        "rope_theta": 500.0,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    },
+    "a Llama in bfloat16": {**LLAMA_CONFIG, "dtype": "bfloat16"},
+    "an untied Qwen2": {
+        **QWEN2_CONFIG,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": False,
+    },
+    "a tied Qwen3": {**QWEN3_CONFIG, "tie_word_embeddings": True},
+    "a ViT without biases of queries": {**VIT_CONFIG, "qkv_bias": False},
+}
+"""What else there is within the families, which transformers itself is the reference for."""
 CONFIGS = {
     "gpt2": GPT2_CONFIG,
     "llama": LLAMA_CONFIG,
@@ -238,6 +277,8 @@ def _list_gpt2_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "transformer.ln_f.weight": (width,),
         "transformer.ln_f.bias": (width,),
     }
+    if not config.get("tie_word_embeddings", True):
+        shapes["lm_head.weight"] = (config["vocab_size"], width)
     layers = {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}
     layers |= {"mlp.c_fc": (width, 4 * width), "mlp.c_proj": (4 * width, width)}
     for layer in range(config["n_layer"]):
@@ -272,6 +313,17 @@ def _list_llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             f"{at}.mlp.up_proj.weight": (hidden, width),
             f"{at}.mlp.down_proj.weight": (width, hidden),
         }
+        if config.get("attention_bias"):
+            for part, size_out in (
+                ("q", num_heads * size),
+                ("k", num_kv * size),
+                ("v", num_kv * size),
+                ("o", width),
+            ):
+                shapes[f"{at}.self_attn.{part}_proj.bias"] = (size_out,)
+        if config.get("mlp_bias"):
+            for part, size_out in (("gate", hidden), ("up", hidden), ("down", width)):
+                shapes[f"{at}.mlp.{part}_proj.bias"] = (size_out,)
         if config["model_type"] == "qwen2":
             for part, heads in (("q", num_heads), ("k", num_kv), ("v", num_kv)):
                 shapes[f"{at}.self_attn.{part}_proj.bias"] = (heads * size,)
@@ -308,6 +360,9 @@ def _list_vit_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes |= {"vit.layernorm.weight": (width,), "vit.layernorm.bias": (width,)}
     for name, shape in layers.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    if not config["qkv_bias"]:
+        projections = ("attention.query.bias", "attention.key.bias", "attention.value.bias")
+        shapes = {name: shape for name, shape in shapes.items() if not name.endswith(projections)}
     return shapes
 
 
@@ -315,7 +370,7 @@ def make_arrays(config: dict[str, Any], seed: int = 0) -> Arrays:
     """Random arrays, none of which is 0 or 1 as initial ones may be."""
     rng = np.random.default_rng(seed)
     return {
-        name: (0.4 * rng.normal(size=shape)).astype(np.float32)
+        name: (0.4 * rng.normal(size=shape)).astype(config.get("dtype", np.float32))
         for name, shape in list_shapes(config).items()
     }
 

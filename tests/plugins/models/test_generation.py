@@ -1,5 +1,6 @@
 """What a model writes with a cache is what it writes without one, by plain JAX."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fulgurite_models import (
     LlamaConfig,
     Sampling,
     TextSamples,
+    compute_logits,
     generate,
     next_token_loss,
 )
@@ -140,15 +142,60 @@ def test_what_cannot_be_generated_is_an_error(gpt2: Any) -> None:
         generate(gpt2, [[1]], 2, sampling=Sampling(1.0))
     with pytest.raises(ConfigurationError, match="max_new_tokens is 0"):
         generate(gpt2, [[1]], 0)
-    faulty: list[dict[str, Any]] = [
-        {"temperature": -1.0},
-        {"temperature": 1.0, "top_k": 0},
-        {"temperature": 1.0, "top_p": 0.0},
-        {"top_k": 3},
-    ]
-    for options in faulty:
-        with pytest.raises(ConfigurationError, match="Sampling: "):
+    with pytest.raises(ConfigurationError, match="max_new_tokens is 2.5"):
+        generate(gpt2, [[1]], 2.5)  # type: ignore[arg-type]
+
+
+def test_a_sampling_that_is_none_is_an_error_that_says_what_it_may_be() -> None:
+    faulty: dict[str, dict[str, Any]] = {
+        "temperature is -1.0; it must be a finite number, at least 0": {"temperature": -1.0},
+        "temperature is inf; it must be a finite number": {"temperature": float("inf")},
+        "temperature is nan; it must be a finite number": {"temperature": float("nan")},
+        "temperature is '1'; it must be a finite number": {"temperature": "1"},
+        "temperature is True; it must be a finite number": {"temperature": True},
+        "top_k is 0; it must be a positive integer, or None": {"temperature": 1.0, "top_k": 0},
+        "top_k is 2.5; it must be a positive integer": {"temperature": 1.0, "top_k": 2.5},
+        "top_k is True; it must be a positive integer": {"temperature": 1.0, "top_k": True},
+        "top_p is 0.0; it must be a number above 0": {"temperature": 1.0, "top_p": 0.0},
+        "top_p is 1.5; it must be a number above 0 and at most 1": {"temperature": 1, "top_p": 1.5},
+        "top_p is nan; it must be a number": {"temperature": 1.0, "top_p": float("nan")},
+        "top_p is '0.9'; it must be a number": {"temperature": 1.0, "top_p": "0.9"},
+        "top_k and top_p have no effect with temperature=0": {"top_k": 3},
+    }
+    for text, options in faulty.items():
+        with pytest.raises(ConfigurationError, match=f"Sampling: {re.escape(text)}"):
             Sampling(**options)
+    sampling = Sampling(np.float32(0.5), np.int64(3), np.float64(0.5))  # type: ignore[arg-type]
+    assert sampling == Sampling(0.5, 3, 0.5)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_prompts_of_odd_shapes_are_errors_that_say_what_they_are(gpt2: Any) -> None:
+    faulty: dict[str, Any] = {
+        "prompts is 3; give a list of lists of tokens": 3,
+        "prompts is 'text'; give a list of lists of tokens": "text",
+        "prompt 0 is int64[]; it must be a list of at least one token, each an integer: give": [1],
+        "prompt 1 is empty; it must be": [[1], []],
+        "prompt 0 is empty; it must be": np.zeros((1, 0), int),
+        "prompt 0 is a list of lists of unequal length": [[[1], [2, 3]]],
+        "prompt 0 is int64[1, 2]; it must be": [[[1, 2]]],
+        "prompt 1 is float64[2]; it must be": [[1], [1.0, 2.0]],
+        "prompt 0 is bool[1]; it must be": [[True]],
+        "prompt 0 is a string; it must be": ["text"],
+        "prompt 0 has the token -100, and the tokens of GPT2 are 0 to 31": [[-100]],
+    }
+    for text, prompts in faulty.items():
+        with pytest.raises(ConfigurationError, match=re.escape(f"generate: {text}")):
+            generate(gpt2, prompts, 2)
+    ends: dict[str, Any] = {
+        "end is 1.5; it must be a token": 1.5,
+        "end is 'stop'; it must be a token": "stop",
+        "end is [[1]]; it must be a token": [[1]],
+        "end has the token 32, and the tokens of GPT2 are 0 to 31": [1, 32],
+    }
+    for text, end in ends.items():
+        with pytest.raises(ConfigurationError, match=re.escape(f"generate: {text}")):
+            generate(gpt2, [[1]], 2, end=end)
 
 
 # --- while it is trained --------------------------------------------------------------------------
@@ -220,19 +267,94 @@ def test_what_is_no_token_of_the_vocabulary_is_refused() -> None:
         generate(fg.Task(gpt2), [[1]], 2)  # type: ignore[arg-type]
 
 
-def test_the_loss_of_next_tokens_takes_tokens_alone() -> None:
-    rng = np.random.default_rng(0)
-    logits, tokens = (
-        rng.normal(size=(2, 4, 5)).astype(np.float32),
-        jnp.asarray(rng.integers(0, 5, (2, 4))),
-    )
+def compute_losses(logits: Any, tokens: Any) -> Any:
+    """The cross-entropy of each next token, by NumPy."""
     shifted = logits[:, :-1] - np.log(np.exp(logits[:, :-1]).sum(-1, keepdims=True))
-    expected = -np.take_along_axis(shifted, np.asarray(tokens)[:, 1:, None], -1)[..., 0]
-    for batch in (tokens, (tokens,), [tokens], {"tokens": tokens}):
-        np.testing.assert_allclose(next_token_loss(jnp.asarray(logits), batch), expected, rtol=1e-5)
-    for batch in ((tokens, tokens > 0), {"tokens": tokens, "mask": tokens > 0}, {"text": tokens}):
-        with pytest.raises(ModelError, match="it takes tokens alone"):
-            next_token_loss(jnp.asarray(logits), batch)
+    return -np.take_along_axis(shifted, tokens[:, 1:, None], -1)[..., 0]
+
+
+def test_the_loss_of_next_tokens_is_a_mean_over_those_that_are_predicted() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 4, 5)).astype(np.float32)
+    tokens = rng.integers(0, 5, (2, 4))
+    losses = compute_losses(logits, tokens)
+    mask = np.array([[True, True, True, False], [True, False, False, False]])
+    segments = np.array([[1, 1, 2, 2], [1, 0, 0, 0]])
+    ones, zeros = np.ones((2, 3), bool), np.zeros((2, 3), bool)
+    first = np.array([[True, True, True], [False, False, False]])
+    within = np.array([[True, False, True], [False, False, False]])
+    cases = [
+        (tokens, None, ones),
+        ((tokens,), None, ones),
+        ([tokens], None, ones),
+        ({"tokens": tokens}, None, ones),
+        ((tokens, mask), None, mask[:, 1:]),
+        ({"tokens": tokens, "mask": mask}, None, mask[:, 1:]),
+        ((tokens,), np.array([True, False]), first),
+        ({"tokens": tokens, "segments": segments, "positions": segments}, None, within),
+        ({"tokens": tokens, "segments": segments, "mask": mask}, None, within & mask[:, 1:]),
+        ((tokens, ~mask & mask), None, zeros),
+    ]
+    for batch, examples, counts in cases:
+        arrays = jax.tree.map(jnp.asarray, batch)
+        mean = next_token_loss(
+            jnp.asarray(logits), arrays, mask=jax.tree.map(jnp.asarray, examples)
+        )
+        assert mean.weight.compute() == counts.sum()
+        if counts.any():
+            np.testing.assert_allclose(mean.compute(), losses[counts].mean(), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_batch_that_is_no_rows_of_tokens_is_an_error() -> None:
+    logits, tokens = jnp.zeros((2, 4, 5)), jnp.zeros((2, 4), int)
+    faulty: dict[str, Any] = {
+        "it may have tokens, mask, segments, positions": {"text": tokens},
+        "has the arrays tokens, labels; it may have": {"tokens": tokens, "labels": tokens},
+        "a batch of tokens has 3 arrays; it is (tokens,) or (tokens, mask)": (tokens,) * 3,
+        "mask of a batch of tokens are int32[2, 4]; they must be bools, as mask != 0": (
+            tokens,
+            tokens,
+        ),
+        "mask of a batch of tokens are bool[2]; they must be bools": (tokens, jnp.ones(2, bool)),
+        "segments of a batch of tokens are int32[4]; they must be integers [2, 4]": {
+            "tokens": tokens,
+            "segments": tokens[0],
+        },
+        "the tokens of a batch are int32[4]; they must be integers [batch, time]": tokens[0],
+        "tokens of a batch of tokens are float32[2, 4]; they must be integers": (logits[..., 0],),
+        "the tokens are int32[2, 1]: a row needs at least two": (tokens[:, :1],),
+    }
+    for text, batch in faulty.items():
+        with pytest.raises(ModelError, match=re.escape(text)):
+            next_token_loss(logits, batch)
+
+
+def test_rows_with_padding_and_packed_rows_are_trained_as_the_documents_alone() -> None:
+    """A first step of the loss over two documents: padded, packed in one row, and one by one."""
+    documents = [np.array([1, 2, 3, 4, 5]), np.array([6, 7, 8])]
+    padded = np.zeros((2, 8), np.int32)
+    for row, document in zip(padded, documents, strict=True):
+        row[: len(document)] = document
+    mask = np.array([[True] * 5 + [False] * 3, [True] * 3 + [False] * 5])
+    joined = np.concatenate(documents)[None].astype(np.int32)
+    packed = {
+        "tokens": joined,
+        "segments": np.repeat([1, 2], [5, 3])[None].astype(np.int32),
+        "positions": np.array([[0, 1, 2, 3, 4, 0, 1, 2]], np.int32),
+    }
+    model = make_task(jax.random.key(0)).model
+    losses = [
+        compute_losses(np.asarray(model(jnp.asarray(document)))[None], document[None])[0]
+        for document in documents
+    ]
+    expected = np.concatenate(losses).mean()
+    for batch in ((padded, mask), packed):
+        task = fg.Task(
+            model, loss=next_token_loss, optimizer=optax.sgd(0.1), forward=compute_logits
+        )
+        loss = fg.Engine(autoload=False).evaluate(task, [batch])["loss"]
+        assert loss == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.full

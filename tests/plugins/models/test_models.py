@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,13 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, ModelError
-from fulgurite_models import GPT2, GPT2Config, Llama, LlamaConfig, Rope, ViT
+from fulgurite_models import GPT2, GPT2Config, Llama, LlamaConfig, Rope, ViT, generate
 from fulgurite_pretrained import from_pretrained, load_config, save_pretrained
-from model_references import CONFIGS, LLAMA_CONFIG, RUN, make_inputs, write_folder
+from model_references import (
+    CONFIGS,
+    GPT2_CONFIG,
+    LLAMA_CONFIG,
+    RUN,
+    VARIANTS,
+    make_inputs,
+    write_folder,
+)
 from safetensors.numpy import load_file, save_file
 
 PYTHON = os.environ.get("TRANSFORMERS_PYTHON", sys.executable)
 """A Python in which torch and transformers can be imported."""
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+NEW = 8
+GENERATING = ("gpt2", "llama", "qwen2")
 
 
 def compute_logits(model: Any, inputs: Any) -> np.ndarray:
@@ -64,26 +76,41 @@ def test_a_folder_comes_back_byte_for_byte_with_its_config(name: str, tmp_path: 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", CONFIGS)
-def test_transformers_computes_the_same_of_folders_of_both(name: str, tmp_path: Path) -> None:
+def test_transformers_computes_the_same_of_folders_of_both(tmp_path: Path) -> None:
+    """In one process, because to import it takes longer than all it computes here."""
     check = subprocess.run([PYTHON, "-c", "import torch, transformers"], capture_output=True)
     if check.returncode:
         pytest.skip(
             "NOT RUN: torch and transformers are not installed. Name a Python that has them by "
             "TRANSFORMERS_PYTHON"
         )
-    config = CONFIGS[name]
-    write_folder(tmp_path / "theirs", config)
-    model = from_pretrained(tmp_path / "theirs")
-    save_pretrained(model, tmp_path / "ours", like=tmp_path / "theirs", max_shard_size="1KB")
-    inputs = make_inputs(config)
-    np.save(tmp_path / "inputs.npy", inputs)
+    models = {}
+    for number, (name, config) in enumerate({**CONFIGS, **VARIANTS}.items()):
+        case = tmp_path / f"{number:02}"
+        write_folder(case / "theirs", config, shards=2)
+        models[name] = case, from_pretrained(case / "theirs", dtype=jnp.float32)
+        model = from_pretrained(case / "theirs")
+        save_pretrained(model, case / "ours", like=case / "theirs", max_shard_size="1KB")
+        np.save(case / "inputs.npy", make_inputs(config))
+        if name in GENERATING:
+            rows = generate(models[name][1], PROMPTS, NEW).as_lists()
+            ends = [rows[0][2], rows[1][4]]
+            settings = {"prompts": PROMPTS, "new": NEW, "end": ends}
+            (case / "prompts.json").write_text(json.dumps(settings))
     program = Path(__file__).with_name("transformers_logits.py")
-    for folder in ("theirs", "ours"):
-        arguments = [tmp_path / folder, tmp_path / "inputs.npy", tmp_path / "logits.npy"]
-        subprocess.run([PYTHON, program, *arguments], check=True, timeout=300)
-        expected = np.load(tmp_path / "logits.npy")
-        np.testing.assert_allclose(compute_logits(model, inputs), expected, atol=1e-5)
+    subprocess.run([PYTHON, program, tmp_path], check=True, timeout=300)
+
+    for name, (case, model) in models.items():
+        logits = compute_logits(model, np.load(case / "inputs.npy"))
+        for written in ("theirs.npy", "ours.npy"):
+            np.testing.assert_allclose(logits, np.load(case / written), atol=1e-5, err_msg=name)
+        assert eqx.tree_equal(from_pretrained(case / "again", dtype=jnp.float32), model), name
+        if name in GENERATING:
+            whole, ended = json.loads((case / "generated.json").read_text())
+            end = json.loads((case / "prompts.json").read_text())["end"]
+            assert generate(model, PROMPTS, NEW).as_lists() == whole
+            assert generate(model, PROMPTS, NEW, end=end).as_lists() == ended
+            assert len(set(map(len, ended))) > 1
 
 
 def test_names_of_older_files_are_read_as_well(tmp_path: Path) -> None:
@@ -135,21 +162,119 @@ REFUSED = {
     "rms_norm_eps": float("nan"),
     "attention_dropout": 2,
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4},
+    "partial_rotary_factor": 0.5,
+    "tie_word_embeddings": "false",
+    "mlp_bias": 1,
     "model_type": "../llama",
-    "head_dim": 3,
+}
+ROTATIONS = {
+    "the rotation of positions 'yarn' is not built": {"rope_type": "yarn"},
+    "the rotation of positions 'dynamic' is not built": {"rope_type": "dynamic", "factor": 2.0},
+    "the rotation of positions 'longrope' is not built": {"type": "longrope"},
+    "the rotation of positions 'linear' has no factor": {"rope_type": "linear"},
+    "'llama3' has no original_max_position_embeddings": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+    "low must be below high": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 4.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "rope_type is 3; it must be a string": {"rope_type": 3},
+    "partial_rotary_factor is 0.25": {"rope_type": "default", "partial_rotary_factor": 0.25},
 }
 
 
-@pytest.mark.parametrize("key", REFUSED)
-def test_a_config_with_what_the_model_has_not_is_refused_by_its_name(
-    key: str, tmp_path: Path
-) -> None:
-    write_folder(tmp_path, LLAMA_CONFIG)
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_CONFIG, key: REFUSED[key]}))
-    with pytest.raises(CheckpointError) as caught:
-        from_pretrained(tmp_path)
-    assert len(str(caught.value)) < 1_000
+def test_a_config_with_what_the_model_has_not_is_refused_by_its_name(tmp_path: Path) -> None:
+    configs: list[Any] = [({key: value}, key) for key, value in REFUSED.items()]
+    configs.append(({"head_dim": 3}, "a head of 3 numbers has no halves to turn"))
+    configs += [({"rope_parameters": value}, text) for text, value in ROTATIONS.items()]
+    configs += [({"rope_parameters": None, "rope_scaling": v}, t) for t, v in ROTATIONS.items()]
+    for values, text in configs:
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA_CONFIG, **values}))
+        with pytest.raises(CheckpointError, match=re.escape(text)) as caught:
+            load_config(tmp_path)
+        assert len(str(caught.value)) < 1_000
+
+
+PUBLISHED = {
+    "Llama 3.2 1B": {
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "eos_token_id": [128001, 128008, 128009],
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+    "Qwen2.5 0.5B": {
+        "model_type": "qwen2",
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 24,
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+}
+
+
+def test_configs_as_they_are_published_are_read(tmp_path: Path) -> None:
+    """Also null, which transformers writes for what is left out."""
+    configs = []
+    for values in PUBLISHED.values():
+        for added in ({}, {"layer_types": None, "rope_parameters": None, "attention_bias": None}):
+            (tmp_path / "config.json").write_text(json.dumps({**values, **added}))
+            configs.append(load_config(tmp_path))
+    llama, same_llama, qwen2, same_qwen2 = configs
+    assert llama == same_llama and qwen2 == same_qwen2
+    assert llama == LlamaConfig(
+        vocab_size=128256,
+        width=2048,
+        depth=16,
+        num_heads=32,
+        num_kv_heads=8,
+        hidden_width=8192,
+        max_length=131072,
+        norm_eps=1e-5,
+        rope=Rope(500000.0, "llama3", 32.0, 1.0, 4.0, 8192),
+        is_tied=True,
+    )
+    assert qwen2.rope == Rope(1000000.0) and qwen2.get_head_size() == 64
+    assert qwen2.use_qkv_bias and not qwen2.use_output_bias and qwen2.num_kv_heads == 2
 
 
 def test_a_config_of_larger_sizes_than_the_file_allocates_nothing(tmp_path: Path) -> None:
@@ -176,6 +301,40 @@ def test_a_folder_that_is_none_is_an_error_that_says_why(tmp_path: Path) -> None
         from_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match="MLP is the class of no family"):
         save_pretrained(eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0)), tmp_path)
+
+
+def test_numbers_of_another_kind_never_come_into_a_model(tmp_path: Path) -> None:
+    """They would be trained on by nothing, and change what a norm computes."""
+    arrays = write_folder(tmp_path, GPT2_CONFIG)
+    name = "transformer.ln_f.weight"
+    for dtype, text in (
+        (np.int32, "the file has int32 and the module float32, and one is never cast"),
+        (np.bool_, "the file has bool and the module float32, and one is never cast"),
+        (np.complex64, "the file has complex64 and the module float32, and one is never cast"),
+        (np.float64, "the file has float64, which needs jax.config"),
+    ):
+        save_file({**arrays, name: arrays[name].astype(dtype)}, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=f"norm.weight .*from {name}: {text}"):
+            from_pretrained(tmp_path)
+        if dtype is not np.float64:
+            with pytest.raises(CheckpointError, match=text):
+                from_pretrained(tmp_path, dtype=jnp.float32)
+    model = from_pretrained(tmp_path, dtype=jnp.float32)
+    assert model.norm.weight.dtype == jnp.float32
+    assert np.array_equal(model.norm.weight, arrays[name])
+
+
+def test_a_folder_of_another_family_is_not_what_a_model_came_from(tmp_path: Path) -> None:
+    write_folder(tmp_path / "llama", LLAMA_CONFIG)
+    write_folder(tmp_path / "gpt2", GPT2_CONFIG)
+    model = from_pretrained(tmp_path / "gpt2")
+    with pytest.raises(
+        ConfigurationError, match="is the folder of a 'llama', and the model is a 'gpt2'"
+    ):
+        save_pretrained(model, tmp_path / "new", like=tmp_path / "llama")
+    with pytest.raises(CheckpointError, match="there is no folder .*/nothing: check the path"):
+        save_pretrained(model, tmp_path / "new", like=tmp_path / "nothing")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
@@ -237,6 +396,27 @@ def test_sizes_that_do_not_go_together_are_errors() -> None:
     gpt2 = GPT2(GPT2Config(8, 4, 8, 1, 2), key=jax.random.key(0))
     with pytest.raises(ModelError, match="GPT2 has 4 positions, and gets 5 tokens"):
         gpt2(jnp.zeros(5, int))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_are_no_tokens_of_one_example_is_an_error_that_says_so() -> None:
+    gpt2: Any = GPT2(GPT2Config(8, 4, 8, 1, 2), key=jax.random.key(0))
+    tokens = jnp.arange(3)
+    faulty: dict[str, Any] = {
+        r"at least one, and gets int32\[2, 3\]: jax.vmap\(model\)\(tokens\) is for a batch": (
+            jnp.zeros((2, 3), int),
+        ),
+        r"at least one, and gets int32\[\]$": (jnp.int32(1),),
+        r"at least one, and gets int32\[0\]$": (jnp.zeros(0, int),),
+        "at least one, and gets list": ([1, 2],),
+        r"tokens are float32\[3\]; they must be integers \[3\]": (jnp.ones(3),),
+        r"tokens are bool\[3\]; they must be integers": (jnp.ones(3, bool),),
+        r"segments are int32\[2\]; they must be integers \[3\]": (tokens, jnp.arange(2)),
+        r"positions are float32\[3\]; they must be integers": (tokens, None, jnp.ones(3)),
+    }
+    for text, arguments in faulty.items():
+        with pytest.raises(ModelError, match=text):
+            gpt2(*arguments)
 
 
 def test_compiling_does_not_take_longer_for_more_blocks() -> None:

@@ -4,7 +4,7 @@ import json
 import struct
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -292,6 +292,71 @@ def test_without_strict_what_fits_is_taken_past_another_head_and_the_rest_is_lis
         load_safetensors(path, into=eqx.nn.Linear(9, 9, key=KEY), strict=False)
 
 
+class Adapter(eqx.Module):
+    """Arrays that mean nothing without each other."""
+
+    is_loaded_whole: ClassVar[bool] = True
+
+    up: jax.Array
+    scale: jax.Array
+
+    def __init__(self, rank: int, scale: float) -> None:
+        self.up = jnp.full((2, rank), scale)
+        self.scale = jnp.float32(scale)
+
+
+def test_what_is_loaded_whole_is_so_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "adapters.safetensors"
+    save_safetensors({"first": Adapter(3, 5.0), "second": Adapter(4, 6.0)}, path)
+
+    class Pair(eqx.Module):
+        first: Adapter
+        second: Adapter
+
+    pair = Pair(Adapter(3, 1.0), Adapter(8, 1.0))
+    with pytest.warns(UserWarning, match="in part: 2 of its 4 arrays") as caught:
+        loaded = load_safetensors(path, into=pair, strict=False)
+    assert eqx.tree_equal(loaded, Pair(Adapter(3, 5.0), Adapter(8, 1.0)))
+    text = str(caught[0].message)
+    assert "second.up is float32[2, 4], and second.up of the module is [2, 8]" in text
+    assert "second.scale of the module fits, and is left with the rest of second" in text
+    with pytest.raises(CheckpointError, match="has nothing that fits"):
+        load_safetensors(path, into=Pair(Adapter(9, 1.0), Adapter(8, 1.0)), strict=False)
+
+
+def test_an_array_that_is_missing_is_named_as_the_file_should_have_it(
+    torch_file: tuple[Path, dict[str, np.ndarray]],
+) -> None:
+    path, arrays = torch_file
+    arrays = {**arrays, "fc.bais": arrays["fc.bias"]}
+    removed = ["fc.bias", "encoder.layer.1.attention.q.weight"]
+    removed += [f"encoder.layer.{number}.ln.weight" for number in range(3)]
+    for name in removed:
+        del arrays[name]
+    save_file(arrays, path)
+    with pytest.raises(CheckpointError) as caught:
+        load_safetensors(path, into=StackedNet(key=KEY), map=TORCH_MAP)
+    text = str(caught.value)
+    assert (
+        "head.bias of the module, float32[4], is not in the file, where its name is fc.bias; it "
+        "has fc.bais" in text
+    )
+    assert (
+        "blocks.norm.weight of the module, float32[3, 3], is not in the file, where its name is "
+        "encoder.layer.*.ln.weight\n" in text
+    )
+    assert (
+        "has 3 layers, and the file 2 that fit; there is no encoder.layer.1.attention.q.weight"
+        in text
+    )
+    with pytest.raises(CheckpointError) as caught:
+        load_safetensors(path, into=Net(key=KEY), map=TORCH_MAP)
+    assert (
+        "blocks[1].query.weight of the module, float32[2, 3], is not in the file, where its name "
+        "is encoder.layer.1.attention.q.weight" in str(caught.value)
+    )
+
+
 def test_another_dtype_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "half.safetensors"
     weight = draw(3, 2).astype(ml_dtypes.bfloat16)
@@ -313,9 +378,21 @@ def test_another_dtype_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None
         CheckpointError, match="6 numbers of weight in .* are too large for float16"
     ):
         load_safetensors(path, into=half, dtype="match")
-    save_file({"weight": np.ones((3, 2), np.int32), "bias": draw(3)}, path)
-    with pytest.raises(CheckpointError, match="the file has int32 and the module float32\n"):
-        load_safetensors(path, into=linear, dtype="match")
+    kinds = (np.int32, np.uint8, np.bool_, np.complex64)
+    for stored_dtype in kinds:
+        save_file({"weight": np.ones((3, 2), stored_dtype), "bias": draw(3)}, path)
+        name = np.dtype(stored_dtype).name
+        for option in (None, "match", "file"):
+            text = f"the file has {name} and the module float32, and one is never cast"
+            with pytest.raises(CheckpointError, match=text):
+                load_safetensors(path, into=linear, dtype=option)
+    save_file({"weight": np.full((3, 2), 0.1), "bias": draw(3)}, path)
+    with pytest.raises(CheckpointError, match="float64 and the module float32; dtype='match'"):
+        load_safetensors(path, into=linear)
+    with pytest.raises(CheckpointError, match="the file has float64, which needs jax.config"):
+        load_safetensors(path, into=linear, dtype="file")
+    matched = load_safetensors(path, into=linear, dtype="match")
+    assert np.array_equal(matched.weight, np.full((3, 2), 0.1, np.float32))
 
 
 def test_two_names_of_one_array_must_hold_the_same(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError, FulguriteError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_precision import Precision
-from fulgurite_pretrained import Pretrained, save_safetensors
+from fulgurite_pretrained import Pretrained, find_folder, save_safetensors
 from fulgurite_testing import check_plugin
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -95,6 +95,12 @@ def test_what_fits_is_taken_past_another_head(file: Path) -> None:
     first = state.module.model.layers[0].weight
     assert jnp.array_equal(first, make_mlp(7).layers[0].weight)
     assert state.module.model.layers[1].weight.shape == (1, 4)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if eqx.is_array(x) else x, make_mlp(7, 5))
+    save_safetensors(half, file, map=NAMES)
+    with pytest.warns(UserWarning, match="2 of its 4 arrays"):
+        state = engine.load_weights(make_task, fg.CheckpointRef(file, strict=False))
+    first = state.module.model.layers[0].weight
+    assert jnp.array_equal(first, half.layers[0].weight.astype(jnp.float32))
 
 
 def test_what_a_file_has_not_is_refused(file: Path, tmp_path: Path) -> None:
@@ -109,6 +115,45 @@ def test_what_a_file_has_not_is_refused(file: Path, tmp_path: Path) -> None:
     save_safetensors(make_task(jax.random.key(3)), tmp_path / "own.safetensors")
     loss = plain.evaluate(make_task, DATA, weights=tmp_path / "own.safetensors")["loss"]
     assert loss == pytest.approx(compute_loss(make_mlp(3)), rel=1e-6)
+
+
+def test_without_the_plugin_an_error_names_it(file: Path, tmp_path: Path) -> None:
+    """With a checkpointer and without; also where transformers wrote a pickle."""
+    for plugins in ([], [Checkpointer(1)]):
+        for source in (file, file.parent):
+            with pytest.raises(FulguriteError, match="Pretrained of fulgurite-pretrained"):
+                fg.Engine(steps=1, plugins=plugins).load_weights(make_task, source)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"")
+    reader = fg.Engine(steps=1, plugins=[Pretrained(), Checkpointer(1)])
+    with pytest.raises(CheckpointError, match="may hold a pickle"):
+        reader.load_weights(make_task, tmp_path / "old")
+    with pytest.raises(CheckpointError, match="there is no run in .*none: check the path"):
+        reader.load_weights(make_task, tmp_path / "none")
+    with pytest.raises(CheckpointError, match=r"folder org/name: check .*find_folder\('org/name'"):
+        fg.Engine(steps=1, plugins=[Pretrained()]).load_weights(make_task, "org/name")
+
+
+def test_a_name_on_the_hub_is_the_folder_that_was_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a net, of what is in the cache of huggingface-hub."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cache = tmp_path / "models--tiny--llama"
+    snapshot = cache / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("a" * 40)
+    assert find_folder("tiny/llama") == snapshot
+    assert find_folder("tiny/llama", revision="a" * 40) == snapshot
+    for name, revision in (("tiny/llama", "other"), ("tiny/lama", None)):
+        with pytest.raises(CheckpointError, match=f"no folder {name}, and the hub gave none"):
+            find_folder(name, revision)
+    with pytest.raises(CheckpointError, match="there is no folder ../llama: check the path"):
+        find_folder("../llama")
 
 
 @pytest.mark.full

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import fulgurite as fg
@@ -33,7 +33,10 @@ class Adapter(eqx.Module):
         scale: a factor for each layer. It is an array so that it is saved and loaded with the
             matrices, which mean nothing without it; it has no gradient, and the plugin freezes it.
         axis_name: of a `vmap` over examples, each of which then has dropout of its own.
+        is_loaded_whole: what reads a part of a model takes all of an adapter or nothing.
     """
+
+    is_loaded_whole: ClassVar[bool] = True
 
     down: Inexact[Array, "*stack rank in"]
     up: Inexact[Array, "*stack out rank"]

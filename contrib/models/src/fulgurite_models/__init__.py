@@ -10,10 +10,7 @@ from fulgurite_models.generation import (
     make_generate_function as make_generate_function,
 )
 from fulgurite_models.gpt2 import GPT2 as GPT2, GPT2_FAMILY as GPT2_FAMILY, GPT2Config as GPT2Config
-from fulgurite_models.language import (
-    LanguageModel as LanguageModel,
-    next_token_loss as next_token_loss,
-)
+from fulgurite_models.language import LanguageModel as LanguageModel
 from fulgurite_models.llama import (
     LLAMA_FAMILY as LLAMA_FAMILY,
     QWEN2_FAMILY as QWEN2_FAMILY,
@@ -23,4 +20,8 @@ from fulgurite_models.llama import (
 )
 from fulgurite_models.samples import TextSamples as TextSamples
 from fulgurite_models.sharding import make_sharding_rules as make_sharding_rules
+from fulgurite_models.training import (
+    compute_logits as compute_logits,
+    next_token_loss as next_token_loss,
+)
 from fulgurite_models.vit import VIT_FAMILY as VIT_FAMILY, ViT as ViT, ViTConfig as ViTConfig

@@ -57,6 +57,11 @@ class Rope:
                 f"the rotation of positions {self.kind!r} is not built; there are 'default', "
                 "'linear' and 'llama3'"
             )
+        if not self.low < self.high:
+            raise ConfigurationError(
+                f"the rotation of positions is between low={self.low} and high={self.high}: low "
+                "must be below high"
+            )
 
     def make_frequencies(self, size: int) -> np.ndarray:
         """Return the angles of one position, float32 `(size / 2,)`."""

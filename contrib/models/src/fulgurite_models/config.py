@@ -23,8 +23,7 @@ def get_size(
     Raises:
         ConfigurationError: it is anything else.
     """
-    value = values.get(name)
-    value = default if value is None else value
+    value = _get(values, name, default)
     if type(value) is not int or not 0 < value <= _MAX_SIZE:
         raise ConfigurationError(f"{name} is {value!r:.100}; it must be a positive integer")
     if divides is not None and divides % value:
@@ -34,7 +33,7 @@ def get_size(
 
 def get_number(values: Mapping[str, Any], name: str, default: float) -> float:
     """Return a positive finite number; the arguments are those of `get_size`."""
-    value = values.get(name, default)
+    value = _get(values, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationError(f"{name} is {value!r:.100}; it must be a number")
     if not 0 < value < 1e300 or not math.isfinite(value):
@@ -44,12 +43,20 @@ def get_number(values: Mapping[str, Any], name: str, default: float) -> float:
 
 def get_rate(values: Mapping[str, Any], name: str, default: float) -> float:
     """Return a probability below 1; the arguments are those of `get_size`."""
-    value = values.get(name, default)
+    value = _get(values, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigurationError(
             f"{name} is {value!r:.100}; it must be a number at least 0 and below 1"
         )
     return float(value)
+
+
+def get_flag(values: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Return true or false; the arguments are those of `get_size`."""
+    value = _get(values, name, default)
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} is {value!r:.100}; it must be true or false")
+    return value
 
 
 def refuse_values(values: Mapping[str, Any], **known: tuple[Any, ...]) -> None:
@@ -58,12 +65,18 @@ def refuse_values(values: Mapping[str, Any], **known: tuple[Any, ...]) -> None:
 
     Args:
         values: of a config.json.
-        known: what the model has, by name; a value that is missing has the first of these.
+        known: what the model has, by name; a value that is missing or null has the first of these.
     """
     for name, choices in known.items():
-        value = values.get(name, choices[0])
+        value = _get(values, name, choices[0])
         if value not in choices:
             raise ConfigurationError(
                 f"{name} is {value!r:.100}, and this model is built for "
                 f"{' or '.join(map(repr, choices))} alone"
             )
+
+
+def _get(values: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Return a value, or the default where it is missing or null."""
+    value = values.get(name)
+    return default if value is None else value

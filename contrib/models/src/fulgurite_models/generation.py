@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import ConfigurationError, set_ints
+from fulgurite.errors import ConfigurationError, as_int, set_ints
 from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -40,18 +41,22 @@ class Sampling:
 
     def __post_init__(self) -> None:
         set_ints(self, "top_k")
-        is_number = isinstance(self.temperature, int | float) and type(self.temperature) is not bool
-        if not is_number or not 0 <= self.temperature < float("inf"):
+        if not _is_number(self.temperature) or not 0 <= self.temperature < float("inf"):
             raise ConfigurationError(
                 f"Sampling: temperature is {self.temperature!r}; it must be a finite number, at "
                 "least 0"
             )
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
-            raise ConfigurationError(f"Sampling: top_k is {self.top_k!r}; it must be at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigurationError(
-                f"Sampling: top_p is {self.top_p!r}; it must be above 0 and at most 1"
+                f"Sampling: top_k is {self.top_k!r}; it must be a positive integer, or None for "
+                "all tokens"
             )
+        if self.top_p is not None and (not _is_number(self.top_p) or not 0 < self.top_p <= 1):
+            raise ConfigurationError(
+                f"Sampling: top_p is {self.top_p!r}; it must be a number above 0 and at most 1, or "
+                "None for all tokens"
+            )
+        object.__setattr__(self, "temperature", float(self.temperature))
         if self.temperature == 0 and (self.top_k, self.top_p) != (None, None):
             raise ConfigurationError(
                 "Sampling: top_k and top_p have no effect with temperature=0, which takes the most "
@@ -128,7 +133,8 @@ def generate(
         key: a random key, which a temperature needs.
 
     Raises:
-        ConfigurationError: a prompt is empty, or an argument is missing.
+        ConfigurationError: a prompt is empty or has something that the model cannot read, or an
+            argument is missing or invalid.
 
     Example:
         from fulgurite_models import GPT2, GPT2Config, Sampling, generate
@@ -145,7 +151,7 @@ def generate(
             "the model itself, such as task.model"
         )
     sampling = sampling or Sampling()
-    _check_new_tokens(max_new_tokens, "generate")
+    max_new_tokens = _read_new_tokens(max_new_tokens, "generate")
     if key is None:
         if sampling.temperature > 0:
             raise ConfigurationError(
@@ -155,8 +161,9 @@ def generate(
     rows = _read_prompts(prompts, model)
     tokens, padding = map(jnp.asarray, _pad_left(rows))
     _check_length(model, tokens.shape[1] + max_new_tokens)
+    ends = _read_ends(end, model)
     model = eqx.nn.inference_mode(model)
-    return _generate(model, tokens, padding, key, max_new_tokens, sampling, _as_ends(end))
+    return _generate(model, tokens, padding, key, max_new_tokens, sampling, ends)
 
 
 def make_generate_function(
@@ -182,11 +189,11 @@ def make_generate_function(
         end: likewise.
     """
     sampling = sampling or Sampling()
-    _check_new_tokens(max_new_tokens, "make_generate_function")
-    ends = _as_ends(end)
+    max_new_tokens = _read_new_tokens(max_new_tokens, "make_generate_function")
 
     def generate_padded(module: Any, batch: Mapping[str, Array]) -> dict[str, Array]:
         model = eqx.nn.inference_mode(find_language_model(module, "make_generate_function"))
+        ends = _read_ends(end, model)
         key = _read_key(batch, sampling)
         tokens, padding = batch["tokens"], batch["padding"]
         length = tokens.shape[1]
@@ -293,37 +300,85 @@ def _read_key(batch: Mapping[str, Array], sampling: Sampling) -> Key[Array, ""]:
     return jax.random.wrap_key_data(batch["key"]) if is_random else jax.random.key(0)
 
 
-def _as_ends(end: int | Sequence[int]) -> tuple[int, ...]:
-    return (end,) if isinstance(end, int) else tuple(end)
-
-
-def _check_new_tokens(max_new_tokens: int, user: str) -> None:
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
+def _read_new_tokens(max_new_tokens: Any, user: str) -> int:
+    """Return how many tokens to write; raise `ConfigurationError` for what is not a number."""
+    number = as_int(max_new_tokens)
+    if type(number) is not int or number < 1:
         raise ConfigurationError(
             f"{user}: max_new_tokens is {max_new_tokens!r}; it must be a positive integer"
         )
+    return number
 
 
 def _read_prompts(prompts: Any, model: LanguageModel) -> list[np.ndarray]:
     """Return prompts as arrays; raise `ConfigurationError` for what the model cannot read."""
-    rows = [np.asarray(prompt) for prompt in prompts]
+    if isinstance(prompts, str) or not hasattr(prompts, "__iter__"):
+        raise ConfigurationError(
+            f"generate: prompts is {prompts!r:.100}; give a list of lists of tokens, such as "
+            "[tokenizer.encode(text).ids]"
+        )
+    rows = [_read_prompt(prompt, number) for number, prompt in enumerate(prompts)]
     if not rows:
         raise ConfigurationError("generate: there is no prompt; give a list of lists of tokens")
-    vocabulary = model.embedding.weight.shape[0]
     for number, row in enumerate(rows):
-        if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer):
-            raise ConfigurationError(
-                f"generate: prompt {number} is {row.dtype}{list(row.shape)}; it must be a list of "
-                "at least one token"
-            )
-        unknown = row[(row < 0) | (row >= vocabulary)]
-        if unknown.size:
-            raise ConfigurationError(
-                f"generate: prompt {number} has the token {unknown[0]}, and the tokens of "
-                f"{type(model).__name__} are 0 to {vocabulary - 1}: is the tokenizer that of the "
-                "model?"
-            )
+        _check_known(row, model, f"prompt {number}")
     return rows
+
+
+def _read_prompt(prompt: Any, number: int) -> np.ndarray:
+    """Return a prompt as an array; raise `ConfigurationError` unless it is a list of tokens.
+
+    Args:
+        prompt: as it was given.
+        number: of the prompt, for messages.
+    """
+    expected = "it must be a list of at least one token, each an integer"
+    try:
+        row = np.asarray(prompt)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"generate: prompt {number} is a list of lists of unequal length; {expected}"
+        ) from error
+    if row.shape == (0,):
+        raise ConfigurationError(f"generate: prompt {number} is empty; {expected}")
+    if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
+        hint = {0: ": give [prompt]", 2: ": give its rows as prompts"}.get(row.ndim, "")
+        hint = ": encode it by a tokenizer" if row.dtype.kind in "US" else hint
+        kind = "a string" if row.dtype.kind in "US" else f"{row.dtype}{list(row.shape)}"
+        raise ConfigurationError(f"generate: prompt {number} is {kind}; {expected}{hint}")
+    return row
+
+
+def _read_ends(end: Any, model: LanguageModel) -> tuple[int, ...]:
+    """Return end tokens; raise `ConfigurationError` for what the model does not know."""
+    tokens = np.array(sorted(end) if isinstance(end, set | frozenset) else end, ndmin=1)
+    if tokens.size and (tokens.ndim > 1 or not np.issubdtype(tokens.dtype, np.integer)):
+        raise ConfigurationError(
+            f"generate: end is {end!r:.100}; it must be a token, an integer, or a list of such"
+        )
+    _check_known(tokens, model, "end")
+    return tuple(map(int, tokens))
+
+
+def _check_known(tokens: np.ndarray, model: LanguageModel, label: str) -> None:
+    """Raise a ConfigurationError for tokens that the model does not have.
+
+    Args:
+        tokens: integers.
+        model: the model.
+        label: whose tokens they are, for the message.
+    """
+    vocabulary = model.embedding.weight.shape[0]
+    unknown = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if unknown.size:
+        raise ConfigurationError(
+            f"generate: {label} has the token {unknown[0]}, and the tokens of "
+            f"{type(model).__name__} are 0 to {vocabulary - 1}: is the tokenizer that of the model?"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _pad_left(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,9 @@ from fulgurite_pretrained import Family, Split
 from jaxtyping import Array, Float, Int, Key
 
 from fulgurite_models.attention import MLP, Attention, Cache, apply_dropout, stack_blocks
-from fulgurite_models.config import get_number, get_rate, get_size, refuse_values
+from fulgurite_models.config import get_flag, get_number, get_rate, get_size, refuse_values
 from fulgurite_models.language import LanguageModel, look_up
+from fulgurite_models.maps import map_arrays
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _read_config(values: Mapping[str, Any]) -> GPT2Config:
         dropout=get_rate(values, "resid_pdrop", 0.1),
         embedding_dropout=get_rate(values, "embd_pdrop", 0.1),
         attention_dropout=get_rate(values, "attn_pdrop", 0.1),
-        is_tied=bool(values.get("tie_word_embeddings", True)),
+        is_tied=get_flag(values, "tie_word_embeddings", True),
     )
 
 
@@ -207,15 +208,18 @@ def _make_map(config: GPT2Config) -> dict[str, Any]:
         f"{start}.attn.masked_bias": None,
         "lm_head.weight": "embedding.weight" if config.is_tied else "head.weight",
     }
-    layers = {"attn.c_proj": "attention.output", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
-    for name, path in layers.items():
-        path_map[f"{start}.{name}.weight"] = f"{block}.{path}.weight.T"
-        path_map[f"{start}.{name}.bias"] = f"{block}.{path}.bias"
-    norms = {f"{start}.ln_1": f"{block}.attention_norm", f"{start}.ln_2": f"{block}.mlp_norm"}
-    for name, path in {**norms, "transformer.ln_f": "norm"}.items():
-        path_map[f"{name}.weight"] = f"{path}.weight"
-        path_map[f"{name}.bias"] = f"{path}.bias"
-    return path_map
+    layers = {
+        f"{start}.attn.c_proj": f"{attention}.output",
+        f"{start}.mlp.c_fc": f"{block}.mlp.up",
+        f"{start}.mlp.c_proj": f"{block}.mlp.down",
+    }
+    norms = {
+        f"{start}.ln_1": f"{block}.attention_norm",
+        f"{start}.ln_2": f"{block}.mlp_norm",
+        "transformer.ln_f": "norm",
+    }
+    path_map |= map_arrays(layers, "weight", ".T") | map_arrays(norms, "weight")
+    return path_map | map_arrays({**layers, **norms}, "bias")
 
 
 GPT2_FAMILY = Family(

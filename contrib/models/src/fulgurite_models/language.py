@@ -1,13 +1,12 @@
 """What language models have in common: their pass over tokens, with and without a cache."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.plugins import describe_node, is_array_like
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fulgurite_models.attention import Cache, scan_blocks
@@ -70,9 +69,12 @@ class LanguageModel(eqx.Module):
                 document alone. None for one document.
             positions: of the tokens; by default they count from 0.
             key: for dropout.
+
+        Raises:
+            ModelError: the tokens are none of one example, or more than the model has positions.
         """
+        self._check_tokens(tokens, segments, positions)
         time = tokens.shape[0]
-        self._check_length(time)
         mask = jnp.tril(jnp.ones((time, time), bool))
         if segments is not None:
             mask = mask & (segments[:, None] == segments[None])
@@ -131,12 +133,30 @@ class LanguageModel(eqx.Module):
             return x @ self.embedding.weight.T, cache
         return jax.vmap(self.head)(x), cache
 
-    def _check_length(self, length: int) -> None:
-        maximum = self.get_max_length()
-        if maximum is not None and length > maximum:
+    def _check_tokens(self, tokens: Any, segments: Any, positions: Any) -> None:
+        """Raise a `ModelError` for what are no tokens of one example, with its arguments as
+        `__call__` got them."""
+        name = type(self).__name__
+        num_axes = len(tokens.shape) if is_array_like(tokens) else None
+        if num_axes != 1 or not tokens.shape[0]:
+            hint = ": jax.vmap(model)(tokens) is for a batch" if num_axes == 2 else ""
             raise ModelError(
-                f"{type(self).__name__} has {maximum} positions, and gets {length} tokens"
+                f"{name} takes the tokens of one example, an array (time,) of at least one, and "
+                f"gets {describe_node(tokens)}{hint}"
             )
+        arrays = {"tokens": tokens, "segments": segments, "positions": positions}
+        for argument, array in arrays.items():
+            if array is None:
+                continue
+            if array.shape != tokens.shape or not jnp.issubdtype(array.dtype, jnp.integer):
+                raise ModelError(
+                    f"{name}: {argument} are {describe_node(array)}; they must be integers "
+                    f"{list(tokens.shape)}, one for each token"
+                )
+        maximum = self.get_max_length()
+        length = tokens.shape[0]
+        if maximum is not None and length > maximum:
+            raise ModelError(f"{name} has {maximum} positions, and gets {length} tokens")
 
 
 def find_language_model(module: Any, user: str) -> LanguageModel:
@@ -175,34 +195,3 @@ def look_up(embedding: eqx.nn.Embedding, tokens: Int[Array, " time"]) -> Float[A
     """
     is_known = (tokens >= 0) & (tokens < embedding.weight.shape[0])
     return jnp.where(is_known[:, None], jax.vmap(embedding)(tokens), jnp.nan)
-
-
-def next_token_loss(
-    logits: Float[Array, "batch time vocabulary"], batch: Any
-) -> Float[Array, "batch next"]:
-    """Return the cross-entropy of each next token, for `fg.Task(loss=)`.
-
-    Args:
-        logits: of a language model.
-        batch: the tokens, `(batch, time)`, as an array, as `(tokens,)` or as `{"tokens": tokens}`.
-
-    Raises:
-        ModelError: the batch has something else, such as a mask, which would have no effect.
-    """
-    logits = logits[:, :-1].astype(jnp.float32)
-    labels = _get_tokens(batch)[:, 1:]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
-def _get_tokens(batch: Any) -> Int[Array, "batch time"]:
-    if isinstance(batch, Mapping) and set(batch) == {"tokens"}:
-        return batch["tokens"]
-    if isinstance(batch, Sequence) and len(batch) == 1:
-        return batch[0]
-    if isinstance(batch, Mapping | Sequence):
-        names = map(str, batch) if isinstance(batch, Mapping) else [f"{len(batch)} arrays"]
-        raise ModelError(
-            f"next_token_loss: the batch has {', '.join(names)}; it takes tokens alone, as "
-            '(tokens,) or {"tokens": tokens}. Write a loss for what else there is, such as a mask'
-        )
-    return batch

@@ -12,8 +12,20 @@ from fulgurite_pretrained import Family
 from jaxtyping import Array, Float, Int, Key
 
 from fulgurite_models.attention import MLP, Attention, Cache, Rope, stack_blocks
-from fulgurite_models.config import get_number, get_rate, get_size, refuse_values
+from fulgurite_models.config import get_flag, get_number, get_rate, get_size, refuse_values
 from fulgurite_models.language import LanguageModel
+from fulgurite_models.maps import map_arrays
+
+_ROPE_NUMBERS = {
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""What each kind of rotation needs, under the names of transformers."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +195,9 @@ def _make_block(config: LlamaConfig, key: Key[Array, ""]) -> LlamaBlock:
 def _read_config(
     model_type: Literal["llama", "qwen2", "qwen3"], values: Mapping[str, Any]
 ) -> LlamaConfig:
-    refuse_values(values, hidden_act=("silu",), use_sliding_window=(False,))
+    refuse_values(
+        values, hidden_act=("silu",), use_sliding_window=(False,), partial_rotary_factor=(1.0,)
+    )
     if any(kind != "full_attention" for kind in values.get("layer_types") or ()):
         raise ConfigurationError("layer_types has layers whose attention is not full_attention")
     width = get_size(values, "hidden_size")
@@ -191,7 +205,7 @@ def _read_config(
     has_head_size = values.get("head_dim") is not None
     # Qwen3 has another default than the rest.
     default_size = 128 if model_type == "qwen3" else max(1, width // num_heads)
-    use_bias = bool(values.get("attention_bias", False))
+    use_bias = get_flag(values, "attention_bias", False)
     return LlamaConfig(
         vocab_size=get_size(values, "vocab_size"),
         width=width,
@@ -205,10 +219,10 @@ def _read_config(
         rope=_read_rope(values),
         use_qkv_bias=True if model_type == "qwen2" else use_bias,
         use_output_bias=False if model_type == "qwen2" else use_bias,
-        use_mlp_bias=bool(values.get("mlp_bias", False)),
+        use_mlp_bias=get_flag(values, "mlp_bias", False),
         use_qk_norm=model_type == "qwen3",
         attention_dropout=get_rate(values, "attention_dropout", 0.0),
-        is_tied=bool(values.get("tie_word_embeddings", False)),
+        is_tied=get_flag(values, "tie_word_embeddings", False),
         model_type=model_type,
     )
 
@@ -223,6 +237,9 @@ def _read_rope(values: Mapping[str, Any]) -> Rope:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if not isinstance(kind, str):
         raise ConfigurationError(f"rope_type is {kind!r:.100}; it must be a string")
+    for name in _ROPE_NUMBERS.get(kind, ()):
+        if parameters.get(name) is None:
+            raise ConfigurationError(f"the rotation of positions {kind!r} has no {name}")
     default = Rope()
     return Rope(
         theta=get_number(source, "rope_theta", default.theta),
@@ -270,31 +287,34 @@ def _write_rope(rope: Rope) -> dict[str, Any]:
 
 def _make_map(config: LlamaConfig) -> dict[str, Any]:
     start, block = "model.layers.*", "blocks[*]"
+    attention = f"{start}.self_attn"
+    parts = {"q": "query", "k": "key", "v": "value"}
+    projections = {
+        f"{attention}.{name}_proj": f"{block}.attention.{path}" for name, path in parts.items()
+    }
+    output = {f"{attention}.o_proj": f"{block}.attention.output"}
+    mlp = {f"{start}.mlp.{part}_proj": f"{block}.mlp.{part}" for part in ("gate", "up", "down")}
+    norms = {
+        f"{start}.input_layernorm": f"{block}.attention_norm",
+        f"{start}.post_attention_layernorm": f"{block}.mlp_norm",
+        "model.norm": "norm",
+    }
+    if config.use_qk_norm:
+        norms[f"{attention}.q_norm"] = f"{block}.attention.query_norm"
+        norms[f"{attention}.k_norm"] = f"{block}.attention.key_norm"
     path_map: dict[str, Any] = {
         "model.embed_tokens.weight": "embedding.weight",
-        "model.norm.weight": "norm.weight",
-        f"{start}.input_layernorm.weight": f"{block}.attention_norm.weight",
-        f"{start}.post_attention_layernorm.weight": f"{block}.mlp_norm.weight",
         # Wave lengths, which older files have.
-        f"{start}.self_attn.rotary_emb.inv_freq": None,
+        f"{attention}.rotary_emb.inv_freq": None,
         "lm_head.weight": "embedding.weight" if config.is_tied else "head.weight",
     }
-    layers = {
-        "self_attn.q_proj": ("attention.query", config.use_qkv_bias),
-        "self_attn.k_proj": ("attention.key", config.use_qkv_bias),
-        "self_attn.v_proj": ("attention.value", config.use_qkv_bias),
-        "self_attn.o_proj": ("attention.output", config.use_output_bias),
-        "mlp.gate_proj": ("mlp.gate", config.use_mlp_bias),
-        "mlp.up_proj": ("mlp.up", config.use_mlp_bias),
-        "mlp.down_proj": ("mlp.down", config.use_mlp_bias),
-    }
-    for name, (path, has_bias) in layers.items():
-        path_map[f"{start}.{name}.weight"] = f"{block}.{path}.weight"
-        if has_bias:
-            path_map[f"{start}.{name}.bias"] = f"{block}.{path}.bias"
-    if config.use_qk_norm:
-        path_map[f"{start}.self_attn.q_norm.weight"] = f"{block}.attention.query_norm.weight"
-        path_map[f"{start}.self_attn.k_norm.weight"] = f"{block}.attention.key_norm.weight"
+    path_map |= map_arrays({**projections, **output, **mlp, **norms}, "weight")
+    if config.use_qkv_bias:
+        path_map |= map_arrays(projections, "bias")
+    if config.use_output_bias:
+        path_map |= map_arrays(output, "bias")
+    if config.use_mlp_bias:
+        path_map |= map_arrays(mlp, "bias")
     return path_map
 
 

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, check_positive_int, set_ints
 from fulgurite.plugins import as_trigger, hide_constructor_frames, make_root_key
 
 from fulgurite_models.generation import Sampling, generate
@@ -48,6 +48,8 @@ class TextSamples(fg.Plugin):
 
     def __post_init__(self) -> None:
         as_trigger(self.every)
+        set_ints(self, "max_new_tokens")
+        check_positive_int(self.max_new_tokens, "TextSamples: max_new_tokens")
         if self.encode is None and any(isinstance(prompt, str) for prompt in self.prompts):
             raise ConfigurationError(
                 "TextSamples: a prompt is a string, and encode= is missing, which makes tokens of "

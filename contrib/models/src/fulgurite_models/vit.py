@@ -20,7 +20,8 @@ from fulgurite_models.attention import (
     scan_blocks,
     stack_blocks,
 )
-from fulgurite_models.config import get_number, get_rate, get_size, refuse_values
+from fulgurite_models.config import get_flag, get_number, get_rate, get_size, refuse_values
+from fulgurite_models.maps import map_arrays
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def _read_config(values: Mapping[str, Any]) -> ViTConfig:
         num_heads=get_size(values, "num_attention_heads", 12, divides=width),
         hidden_width=get_size(values, "intermediate_size", 4 * width),
         norm_eps=get_number(values, "layer_norm_eps", 1e-12),
-        use_qkv_bias=bool(values.get("qkv_bias", True)),
+        use_qkv_bias=get_flag(values, "qkv_bias", True),
         dropout=get_rate(values, "hidden_dropout_prob", 0.0),
         attention_dropout=get_rate(values, "attention_probs_dropout_prob", 0.0),
     )
@@ -281,15 +282,13 @@ def _make_map(config: ViTConfig) -> dict[str, Any]:
         "vit.layernorm": "norm",
         "classifier": "head",
     }
-    for name, path in layers.items():
-        path_map[f"{name}.weight"] = f"{path}.weight"
-        path_map[f"{name}.bias"] = f"{path}.bias"
-    for part in ("query", "key", "value"):
-        name, path = f"{start}.attention.attention.{part}", f"{block}.attention.{part}"
-        path_map[f"{name}.weight"] = f"{path}.weight"
-        if config.use_qkv_bias:
-            path_map[f"{name}.bias"] = f"{path}.bias"
-    return path_map
+    projections = {
+        f"{start}.attention.attention.{part}": f"{block}.attention.{part}"
+        for part in ("query", "key", "value")
+    }
+    path_map |= map_arrays(layers, "weight") | map_arrays(projections, "weight")
+    path_map |= map_arrays(layers, "bias")
+    return path_map | (map_arrays(projections, "bias") if config.use_qkv_bias else {})
 
 
 VIT_FAMILY = Family(

@@ -9,7 +9,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins import as_model_init
+from fulgurite.plugins import as_model_init, find_wholes
 
 from fulgurite_checkpoint import arrays, restoring
 from fulgurite_checkpoint.files import resolve_root
@@ -94,7 +94,7 @@ def _read_model(
     key = jax.random.key(0)
     shapes = _make_state(eqx.filter_eval_shape(model_init.build, model_init.arrays, key))
     needed = arrays.flatten_state(shapes)
-    matches = _match(needed, checkpoint)
+    matches = _match(needed, checkpoint, find_wholes(shapes))
     if strict and matches.differences:
         raise CheckpointError(
             f"{checkpoint.path} does not fit {model_name}:\n"
@@ -118,12 +118,15 @@ def _read_model(
     return arrays.unflatten_state(shapes, parts)
 
 
-def _match(needed: Mapping[str, Any], checkpoint: SavedCheckpoint) -> Matches:
+def _match(
+    needed: Mapping[str, Any], checkpoint: SavedCheckpoint, wholes: Mapping[str, str]
+) -> Matches:
     """Return what of a checkpoint comes into a model.
 
     Args:
         needed: shapes by path.
         checkpoint: the checkpoint.
+        wholes: of the model, as `find_wholes` returns them.
     """
     saved = {
         name: spec
@@ -132,7 +135,7 @@ def _match(needed: Mapping[str, Any], checkpoint: SavedCheckpoint) -> Matches:
     }
     names = sorted({*needed, *saved})
     pairs = [(name if name in needed else None, name if name in saved else None) for name in names]
-    return match(needed, saved, pairs)
+    return match(needed, saved, pairs, wholes)
 
 
 def _check_view(view: str | None) -> None:

@@ -1,9 +1,9 @@
 """Which arrays of a checkpoint fit a model that is not the one that was saved."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from fulgurite.errors import CheckpointError
 
 from fulgurite_checkpoint import arrays
 from fulgurite_checkpoint.arrays import Pair, Spec
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -48,32 +50,44 @@ class Matches:
         )
 
 
-def match(needed: Mapping[str, Any], saved: Mapping[str, Spec], pairs: Iterable[Pair]) -> Matches:
+def match(
+    needed: Mapping[str, Any],
+    saved: Mapping[str, Spec],
+    pairs: Sequence[Pair],
+    wholes: Mapping[str, str],
+) -> Matches:
     """Return what of a checkpoint comes into a model.
 
     Args:
         needed: arrays or shapes by path.
         saved: what the checkpoint has, by path.
         pairs: paths in the model, each with the one in the checkpoint; None where there is none.
+        wholes: of the model, as `find_wholes` returns them.
     """
     matches = Matches()
+    left = {
+        wholes[target_name]
+        for target_name, source_name in pairs
+        if target_name is not None
+        and target_name in wholes
+        and not _fits(_get(needed, target_name), _get(saved, source_name))
+    }
     for target_name, source_name in pairs:
-        target = None if target_name is None else needed[target_name]
-        spec = None if source_name is None else saved[source_name]
+        target, spec = _get(needed, target_name), _get(saved, source_name)
         row = arrays.format_difference(_join_names(target_name, source_name), spec, target)
         matches.num_needed += target_name is not None and _is_of_model(target_name)
-        if target is None or spec is None or tuple(spec[0]) != target.shape:
+        if not _fits(target, spec):
             matches.rest.append(row)
             continue
+        assert target is not None and spec is not None
         assert target_name is not None and source_name is not None
-        if spec[1] == str(target.dtype):
-            dtype = target.dtype
-        elif _can_cast(spec[1], target.dtype):
+        if wholes.get(target_name) in left:
+            matches.rest.append(f"{row}, and left with the rest of {wholes[target_name]}")
+            continue
+        dtype = target.dtype
+        if spec[1] != str(dtype):
             dtype = jnp.dtype(spec[1])
             matches.cast.append(row)
-        else:
-            matches.rest.append(row)
-            continue
         matches.names[target_name] = source_name
         sharding = getattr(target, "sharding", None)
         matches.specs[source_name] = jax.ShapeDtypeStruct(target.shape, dtype, sharding=sharding)
@@ -109,6 +123,18 @@ def _join_names(target_name: str | None, source_name: str | None) -> str:
     if target_name is None or source_name is None or target_name == source_name:
         return target_name or source_name or ""
     return f"{target_name}, from {source_name}"
+
+
+def _get(values: Mapping[str, T], name: str | None) -> T | None:
+    return None if name is None else values[name]
+
+
+def _fits(target: Any, spec: Spec | None) -> bool:
+    """Return whether an array of a checkpoint can fill one of a model, perhaps cast; either may be
+    None, which fits nothing."""
+    if target is None or spec is None or tuple(spec[0]) != target.shape:
+        return False
+    return spec[1] == str(target.dtype) or _can_cast(spec[1], target.dtype)
 
 
 def _can_cast(saved: str, dtype: Any) -> bool:

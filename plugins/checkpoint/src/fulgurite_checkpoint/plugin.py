@@ -44,7 +44,7 @@ from fulgurite_checkpoint.ownership import (
     is_resumed_from,
     lock_directory,
 )
-from fulgurite_checkpoint.references import as_checkpoint_ref
+from fulgurite_checkpoint.references import advise_on_path, as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
 from fulgurite_checkpoint.retention import (
     Leftovers,
@@ -245,7 +245,7 @@ class Checkpointer(RunPlugin):
                 return None
             raise ConfigurationError("resume names no run: give a path, or Engine(run_dir=...)")
         if not root.is_dir() and not reference.optional:
-            raise CheckpointError(f"there is no run in {root}: check the path")
+            raise CheckpointError(f"there is no run in {root}: {advise_on_path(root)}")
         result = self._find_and_read(
             reference, root, template, engine, announce, is_same_run=is_same_run
         )
@@ -253,7 +253,7 @@ class Checkpointer(RunPlugin):
             if reference.optional:
                 return None
             raise CheckpointError(
-                f"there is no checkpoint {reference.step!r} in {root}: check the path"
+                f"there is no checkpoint {reference.step!r} in {root}: {advise_on_path(root)}"
             )
         checkpoint, snapshot = result
         snapshot = replace(snapshot, run_dir=reference.path)

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
@@ -34,6 +35,17 @@ def as_checkpoint_ref(resume: Any) -> fg.CheckpointRef:
     if isinstance(resume, int) or resume in ("latest", "best"):
         return fg.CheckpointRef(None, resume)  # type: ignore[arg-type]
     return resolve_step_path(fg.CheckpointRef(resume))
+
+
+def advise_on_path(root: Path) -> str:
+    """Return what to do about a path at which there is no run or checkpoint."""
+    is_weights = root.name.endswith((".safetensors", ".safetensors.index.json"))
+    if is_weights or (root.is_dir() and any(root.glob("*.safetensors"))):
+        return (
+            "safetensors are read by the plugin Pretrained of fulgurite-pretrained, which must be "
+            "one of the engine's plugins"
+        )
+    return "check the path"
 
 
 def resolve_step_path(reference: fg.CheckpointRef) -> fg.CheckpointRef:

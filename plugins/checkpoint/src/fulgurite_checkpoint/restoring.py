@@ -11,7 +11,7 @@ import fulgurite as fg
 import jax
 import numpy as np
 from fulgurite.errors import CheckpointError
-from fulgurite.plugins import BatchIterator, EngineView, RegisteredPlugin, TreePath
+from fulgurite.plugins import BatchIterator, EngineView, RegisteredPlugin, TreePath, find_wholes
 from fulgurite_runs import describe_plugins
 
 from fulgurite_checkpoint import arrays, format
@@ -318,7 +318,7 @@ def restore_part(
     pairs = arrays.apply_mapping(
         needed, saved, reference.map or {}, reference.strict, checkpoint.path
     )
-    matches = match(needed, saved, pairs)
+    matches = match(needed, saved, pairs, find_wholes(template))
     if reference.strict:
         _check_matches(matches, reference, checkpoint.path)
     wants_module = any(target and target.startswith("module") for target, _ in pairs)

@@ -93,7 +93,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--init-from",
         metavar="RUN",
-        help="begin with the newest weights of another run, where none is resumed",
+        help="begin with the newest weights of another run, or, with the plugin Pretrained, with "
+        "those of a safetensors file or a folder of Hugging Face, where none is resumed",
     )
 
 

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.plugins import find_wholes
 
 from fulgurite_pretrained.families import (
     Family,
@@ -105,7 +106,14 @@ def from_pretrained(
     needed = list_needed(template, shardings)
     with open_weights(folder) as files:
         path_map = family.make_map_for(into.config, files.arrays)
-        arrays = read_arrays(files, needed, path_map, dtype=casting, strict=strict)
+        arrays = read_arrays(
+            files,
+            needed,
+            path_map,
+            dtype=casting,
+            strict=strict,
+            wholes=find_wholes(template),
+        )
     return replace_arrays(template, arrays)
 
 
@@ -136,13 +144,14 @@ def save_pretrained(
     Args:
         module: the model, without adapters: those are merged and removed first.
         folder: where to; it is made if there is none.
-        like: a folder that the model came from: the files of its tokenizer are copied, and what
-            its config.json says that the model does not know, such as the ids of special tokens.
+        like: the folder, or the name on the hub, that the model came from: the files of its
+            tokenizer are copied, and what its config.json says that the model does not know, such
+            as the ids of special tokens.
         max_shard_size: of a file of weights, in bytes or such as `"5GB"`; None for one file.
         families: kinds of models that are known beside those that are installed.
 
     Raises:
-        ConfigurationError: the model belongs to no known family.
+        ConfigurationError: the model belongs to no known family, or `like` to another one.
 
     Example:
         from fulgurite_models import GPT2, GPT2Config
@@ -152,9 +161,10 @@ def save_pretrained(
         save_pretrained(GPT2(config, key=jax.random.key(0)), "gpt2")
     """
     family = find_family_of_model(module, families)
+    source = None if like is None else find_folder(like)
+    values = {} if source is None else _read_source_config(family, source)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    values = {} if like is None else read_json(Path(like) / CONFIG_NAME)
     values |= {
         **family.write_config(module.config),
         "model_type": family.model_type,
@@ -173,10 +183,10 @@ def save_pretrained(
         if path not in written:
             path.unlink()  # a shard or index of an earlier model would be read with this one
     write_json(folder / CONFIG_NAME, values)
-    if like is not None and Path(like).resolve() != folder.resolve():
+    if source is not None and source.resolve() != folder.resolve():
         for name in COMPANIONS:
-            if (Path(like) / name).is_file():
-                shutil.copyfile(Path(like) / name, folder / name)
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
 
 
 def read_config(folder: Path, families: tuple[Family, ...] = ()) -> tuple[Family, Any]:
@@ -241,6 +251,20 @@ def cast(module: Any, dtype: Any) -> Any:
         return leaf.astype(dtype)
 
     return jax.tree.map(cast_leaf, module)
+
+
+def _read_source_config(family: Family, folder: Path) -> dict[str, Any]:
+    """Return what the config.json of a folder holds; a ConfigurationError if it is of another
+    family: its tokenizer and its special tokens are those of another model."""
+    values = read_json(folder / CONFIG_NAME)
+    model_type = values.get("model_type")
+    if model_type != family.model_type:
+        raise ConfigurationError(
+            f"save_pretrained: like={str(folder)!r} is the folder of a {model_type!r:.100}, and "
+            f"the model is a {family.model_type!r}: give the folder that it came from, or leave "
+            "like out"
+        )
+    return values
 
 
 def _find_dtype(module: Any) -> str:

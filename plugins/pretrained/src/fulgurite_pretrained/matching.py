@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import CheckpointError, did_you_mean
+import numpy as np
+from fulgurite.errors import CheckpointError, did_you_mean, find_similar_names
 from fulgurite.plugins import as_printable
 
 from fulgurite_pretrained.files import StoredArray, format_shape
@@ -53,6 +54,12 @@ class Matches:
     copies: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
+    @property
+    def is_next_shown(self) -> bool:
+        """Whether a message shows the next fault: a file of a million names is not compared with
+        each of the map."""
+        return len(self.faults) < _MAX_ROWS
+
 
 def match(
     stored: Mapping[str, StoredArray],
@@ -60,6 +67,7 @@ def match(
     rules: Sequence[Rule],
     dtype: Casting,
     is_complete: bool,
+    wholes: Mapping[str, str],
 ) -> Matches:
     """Return which arrays of a file fill which of a module.
 
@@ -69,17 +77,18 @@ def match(
         rules: of the map.
         dtype: of which dtype the arrays become.
         is_complete: whether an array of the module that no rule names is a fault.
+        wholes: of the module, as `find_wholes` returns them.
     """
     matches = Matches()
     sources: dict[str, dict[tuple[int, ...], Source]] = defaultdict(dict)
     rules_by_name = {rule.name: rule for rule in rules}
     patterns = [rule for rule in rules if "*" in rule.name]
+    unknown = []
     for array in stored.values():
         rule, numbers = _find_rule(array.name, rules_by_name, patterns)
         if rule is None:
-            # A file of a million names is not compared with each of the map.
-            is_shown = len(matches.faults) < _MAX_ROWS
-            hint = did_you_mean(array.name, rules_by_name) if is_shown else ""
+            unknown.append(array.name)
+            hint = did_you_mean(array.name, rules_by_name) if matches.is_next_shown else ""
             matches.faults.append(
                 f"{as_printable(array.name)} of the file, {array}, is not in the map. {hint}"
             )
@@ -90,9 +99,13 @@ def match(
                 matches.copies.append((other.name, source.name))
     named = {path for rule in rules for target in rule.targets for path in target.paths.values()}
     for path, leaf in needed.items():
-        _match_leaf(path, leaf, sources.get(path, {}), stored, dtype, matches)
+        _match_leaf(path, leaf, sources.get(path, {}), stored, rules, dtype, matches)
         if path not in sources and (is_complete or path in named):
-            matches.faults.append(f"{path} of the module, {_format(leaf)}, is not in the file")
+            hint = _describe_name(path, rules, unknown) if matches.is_next_shown else ""
+            matches.faults.append(
+                f"{path} of the module, {_format(leaf)}, is not in the file{hint}"
+            )
+    _leave_parts(matches, needed, wholes)
     return matches
 
 
@@ -209,6 +222,7 @@ def _match_leaf(
     leaf: Any,
     sources: Mapping[tuple[int, ...], Source],
     stored: Mapping[str, StoredArray],
+    rules: Sequence[Rule],
     dtype: Casting,
     matches: Matches,
 ) -> None:
@@ -219,17 +233,22 @@ def _match_leaf(
         leaf: the array or its shape.
         sources: what fills it, by index in its stack.
         stored: what the file has, by name.
+        rules: of the map.
         dtype: of which dtype the array becomes.
         matches: what is added to.
     """
     if not sources:
         return
-    num_stacked = len(next(iter(sources)))
-    num_layers = math.prod(leaf.shape[:num_stacked])
+    stack = leaf.shape[: len(next(iter(sources)))]
+    num_layers = math.prod(stack)
     if len(sources) != num_layers:
+        # One by one: a config.json may ask for billions of layers.
+        indices = (np.unravel_index(number, stack) for number in range(num_layers))
+        layers = (tuple(map(int, index)) for index in indices)
+        missing = next(layer for layer in layers if layer not in sources)
         matches.faults.append(
             f"{path} of the module, {_format(leaf)}, has {num_layers} layers, and the file "
-            f"{len(sources)} that fit"
+            f"{len(sources)} that fit; there is no {_find_name(path, rules, missing)} that does"
         )
         return
     arrays = {stored[source.name].dtype_name: stored[source.name] for source in sources.values()}
@@ -256,18 +275,84 @@ def _find_dtype_fault(array: StoredArray, wanted: Any, dtype: Casting) -> str | 
     """
     if array.dtype is None:
         return f"the dtype {array.dtype_name} is not one that NumPy reads"
-    if dtype == "file" and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-        return f"{array.dtype} needs jax.config.update('jax_enable_x64', True)"
-    if dtype == "file" or array.dtype == wanted:
+    if array.dtype == wanted:
         return None
-    kinds = (jnp.floating, jnp.complexfloating)
-    both = [
-        kind for kind in kinds if jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(wanted, kind)
-    ]
-    if dtype == "match" and both:
+    difference = f"the file has {array.dtype} and the module {wanted}"
+    kind = _find_kind(array.dtype)
+    if kind != _find_kind(wanted):
+        return f"{difference}, and one is never cast to the other"
+    if dtype == "file":
+        is_known = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
+        hint = (
+            f"the file has {array.dtype}, which needs jax.config.update('jax_enable_x64', True); "
+            "or ask for another dtype, such as dtype=jnp.float32 of from_pretrained, or "
+            "dtype='match'"
+        )
+        return None if is_known else hint
+    can_cast = kind in (jnp.floating, jnp.complexfloating)
+    if dtype == "match" and can_cast:
         return None
-    hint = "; dtype='match' casts it" if both else ""
-    return f"the file has {array.dtype} and the module {wanted}{hint}"
+    return f"{difference}; dtype='match' casts it" if can_cast else difference
+
+
+def _find_kind(dtype: Any) -> Any:
+    """Return of which kind the numbers of a dtype are: only within one are they cast."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((kind for kind in kinds if jnp.issubdtype(dtype, kind)), None)
+
+
+def _leave_parts(matches: Matches, needed: Mapping[str, Any], wholes: Mapping[str, str]) -> None:
+    """Take out of the matches the parts of what is loaded whole, of which the file lacks some.
+
+    Args:
+        matches: what is taken out of.
+        needed: arrays or shapes of the module, by path.
+        wholes: of the module, as `find_wholes` returns them.
+    """
+    left = {
+        whole for path, whole in wholes.items() if path in needed and path not in matches.sources
+    }
+    for path in [path for path in matches.sources if wholes.get(path) in left]:
+        del matches.sources[path]
+        del matches.dtypes[path]
+        matches.faults.append(
+            f"{path} of the module fits, and is left with the rest of {wholes[path]}: that is "
+            "filled as a whole or not at all"
+        )
+
+
+def _describe_name(path: str, rules: Sequence[Rule], unknown: Sequence[str]) -> str:
+    """Return the end of a sentence: what an array that is missing is called in a file, and what of
+    the file may be meant instead.
+
+    Args:
+        path: of the array in the module.
+        rules: of the map.
+        unknown: names in the file that no rule is for.
+    """
+    name = _find_name(path, rules)
+    if name is None or name == path:
+        return ""
+    similar = find_similar_names(name.replace("*", "0"), unknown)
+    hint = f"; it has {' and '.join(map(as_printable, similar))}" if similar else ""
+    return f", where its name is {name}{hint}"
+
+
+def _find_name(path: str, rules: Sequence[Rule], layer: Sequence[int] = ()) -> str | None:
+    """Return the name in a file of an array of a module, by the first rule that has one.
+
+    Args:
+        path: of the array.
+        rules: of the map.
+        layer: the index in its stack; without one, `*` stands for all.
+    """
+    for rule in rules:
+        for target in rule.targets:
+            for indices, target_path in target.paths.items():
+                if target_path == path:
+                    rest = iter(layer)
+                    return rule.make_name([next(rest, "*") if n is None else n for n in indices])
+    return None
 
 
 def check_faults(matches: Matches, source: Any, strict: bool) -> None:

@@ -103,8 +103,8 @@ class Rule:
         match = self.pattern.fullmatch(name)
         return None if match is None else match.groups()
 
-    def make_name(self, numbers: tuple[int, ...]) -> str:
-        """Return the name in the file of these layers."""
+    def make_name(self, numbers: Iterable[int | str]) -> str:
+        """Return the name in the file of these layers; `*` stands for all."""
         parts = self.name.split("*")
         texts = [*map(str, numbers), ""]
         return "".join(part + text for part, text in zip(parts, texts, strict=True))

@@ -1,5 +1,6 @@
 """The plugin by which `init_from=` and `weights=` read weights of others."""
 
+import os
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import EngineView, hide_constructor_frames, path_from_keys
+from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.plugins import EngineView, find_wholes, hide_constructor_frames, path_from_keys
 
 from fulgurite_pretrained.families import is_of_family
 from fulgurite_pretrained.files import INDEX_NAME, INDEX_SUFFIX, WEIGHTS_NAME, open_weights
@@ -23,7 +24,7 @@ class Pretrained(fg.Plugin):
     """Lets `fit(init_from=)`, `evaluate(weights=)` and `predict(weights=)` take safetensors files,
     and folders as transformers writes them. Every other path is left to the checkpointer.
 
-    `fg.CheckpointRef(path, dtype="match")` casts, and `strict=False` takes what fits.
+    `fg.CheckpointRef(path, dtype="match")` casts, and `strict=False` takes what fits, cast too.
 
     Example:
         from fulgurite_pretrained import Pretrained, save_safetensors
@@ -54,7 +55,10 @@ class Pretrained(fg.Plugin):
             module: of shapes.
             engine: the engine that trains or evaluates.
         """
-        if source.path is None or not is_weights(Path(source.path)):
+        if source.path is None:
+            return None
+        if not is_weights(Path(source.path)):
+            _check_exists(source.path, engine)
             return None
         if source.map is not None or source.step != "latest":
             raise ConfigurationError(
@@ -69,9 +73,10 @@ class Pretrained(fg.Plugin):
                 files,
                 needed,
                 path_map,
-                dtype=source.dtype,
+                dtype=source.dtype if source.strict else "match",
                 strict=source.strict,
                 is_complete=is_complete,
+                wholes=find_wholes(module),
             )
         return replace_arrays(module, arrays)
 
@@ -100,10 +105,21 @@ class Pretrained(fg.Plugin):
 
 def is_weights(path: Path) -> bool:
     """Return whether a path is that of a safetensors file, of an index of such, or of a folder with
-    either."""
+    either, or with what transformers wrote as a pickle, which is refused with the way out."""
     if path.is_dir():
-        return (path / WEIGHTS_NAME).is_file() or (path / INDEX_NAME).is_file()
+        names = (WEIGHTS_NAME, INDEX_NAME, "pytorch_model.bin", "pytorch_model.bin.index.json")
+        return any((path / name).is_file() for name in names)
     return path.name.endswith((".safetensors", INDEX_SUFFIX))
+
+
+def _check_exists(path: str | os.PathLike[str], engine: EngineView) -> None:
+    """Raise a CheckpointError for a path that leads nowhere, unless a checkpointer may know it."""
+    if engine.plugins.hooks.restore_checkpoint.get_owner() is None and not Path(path).exists():
+        text = os.fspath(path)
+        raise CheckpointError(
+            f"there is no file or folder {text}: check the path. A model on the hub is downloaded "
+            f"by fulgurite_pretrained.find_folder({text!r}), which returns its folder"
+        )
 
 
 def _find_model(module: Any, is_model: Callable[[Any], bool], place: str | None) -> tuple[str, Any]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError, ConfigurationError, check_one_of
-from fulgurite.plugins import as_model_init, is_array_like, leaves_with_paths
+from fulgurite.plugins import as_model_init, find_wholes, is_array_like, leaves_with_paths
 
 from fulgurite_pretrained.files import WeightFiles, open_weights
 from fulgurite_pretrained.matching import Casting, Matches, Source, check_faults, join_rows, match
@@ -64,7 +64,9 @@ def load_safetensors(
     template = _as_template(into)
     needed = list_needed(template, shardings)
     with open_weights(Path(path)) as files:
-        loaded = read_arrays(files, needed, map, dtype=dtype, strict=strict)
+        loaded = read_arrays(
+            files, needed, map, dtype=dtype, strict=strict, wholes=find_wholes(template)
+        )
     if isinstance(into, eqx.Module) or loaded.keys() >= needed.keys():
         return replace_arrays(template, loaded)
     # Only now, because what the file has is not to be made twice.
@@ -80,6 +82,7 @@ def read_arrays(
     dtype: Casting = None,
     strict: bool = True,
     is_complete: bool = True,
+    wholes: Mapping[str, str],
 ) -> dict[str, jax.Array]:
     """Return the arrays of a module that open files fill, by path.
 
@@ -90,6 +93,7 @@ def read_arrays(
         dtype: as for `load_safetensors`.
         strict: as for `load_safetensors`.
         is_complete: whether the map names every array of the module.
+        wholes: of the module, as `find_wholes` returns them.
 
     Raises:
         CheckpointError: the files do not fit.
@@ -97,7 +101,7 @@ def read_arrays(
     if dtype is not None:
         check_one_of(dtype, ("match", "file"), "load_safetensors: dtype")
     rules = make_rules(path_map, needed)
-    matches = match(files.arrays, needed, rules, dtype, is_complete)
+    matches = match(files.arrays, needed, rules, dtype, is_complete, wholes)
     check_faults(matches, files.path, strict)
     _check_copies(files, matches)
     loaded = {path: _make_array(files, path, needed[path], matches) for path in matches.sources}

@@ -1,6 +1,8 @@
 """The metrics of training: what the loggers and `run.metrics` get of each metric window."""
 
+import math
 from time import monotonic
+from typing import Any
 
 import jax
 
@@ -22,6 +24,7 @@ class TrainMetrics:
         self._fit = fit
         self._rate = StepRate()
         self._skipped = SkippedSteps(fit.progress.step, num_skipped)
+        self._has_told_of_nothing = False
 
     def log_window(self) -> None:
         """Close the metric window at this step, and log its values as soon as they are computed."""
@@ -39,6 +42,7 @@ class TrainMetrics:
             fit.metrics["train"] = previous | metrics
             if "skipped_steps" in metrics:
                 self._skipped.note(step, int(metrics["skipped_steps"]))
+            self._notify_if_mean_of_nothing(step, metrics.get("loss"))
             return Record("scalars", "train", step, metrics, stream)
 
         steps_per_second = self._rate(step, monotonic())
@@ -46,6 +50,24 @@ class TrainMetrics:
             speed = {"steps_per_second": steps_per_second}
             fit.records.emit("scalars", "train", speed, step, "telemetry")
         fit.records.enqueue(jax.tree.leaves(values), finish)
+
+    def _notify_if_mean_of_nothing(self, step: int, loss: Any) -> None:
+        """Tell the user, once, of a window whose loss is 0 / 0.
+
+        Args:
+            step: the last of the window.
+            loss: the metric of that name, or None.
+        """
+        is_nan = isinstance(loss, float) and math.isnan(loss)
+        # Of a step that was not finite the window would have nothing, or the run would have ended.
+        if not is_nan or self._fit.engine.on_nonfinite == "ignore" or self._has_told_of_nothing:
+            return
+        self._has_told_of_nothing = True
+        self._fit.notify(
+            f"train/loss is NaN at step {step}, because it is a mean over nothing: no batch since "
+            "the last log step weighs anything, as where all tokens or examples are masked. "
+            "Such batches train nothing"
+        )
 
     def notify_if_all_skipped(self) -> None:
         """Tell the user if the fit has trained nothing, because every step was skipped."""

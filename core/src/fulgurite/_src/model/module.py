@@ -195,8 +195,8 @@ class Task(Module):
     Attributes:
         model: the Equinox model.
         loss: `loss(preds, batch)` returns an array that begins with the example axis (averaged over
-            the examples that are not masked) or a scalar. With a parameter `mask` it gets
-            `ctx.mask` as well. None where plugins (hook `loss_terms`) or `ctx.add_loss` in
+            the examples that are not masked), a scalar, or a `Mean`. With a parameter `mask` it
+            gets `ctx.mask` as well. None where plugins (hook `loss_terms`) or `ctx.add_loss` in
             `forward` give all of the loss.
         optimizer: an `optax.GradientTransformation`, or an `OptimizerSpec`.
         metrics: functions by name, of the same kind, or `metric(preds, batch, mask)` that returns a
@@ -210,7 +210,7 @@ class Task(Module):
     """
 
     model: PyTree
-    loss: Callable[..., Array] | None = eqx.field(static=True, default=None)
+    loss: Callable[..., Array | Mean] | None = eqx.field(static=True, default=None)
     optimizer: optax.GradientTransformation | OptimizerSpec | None = eqx.field(
         static=True, default=None
     )

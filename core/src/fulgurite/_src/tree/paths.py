@@ -88,6 +88,21 @@ def map_to_paths(tree: PyTree) -> PyTree[str]:
     return jax.tree_util.tree_map_with_path(lambda keys, _: str(path_from_keys(keys)), tree)
 
 
+def find_wholes(tree: PyTree) -> dict[str, str]:
+    """Return the paths of leaves that mean nothing without each other, each with the path of the
+    node that they are parts of: one whose class says `is_loaded_whole = True`.
+
+    What reads a part of a tree leaves such a node as it is unless it has all of it.
+    """
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_loaded_whole)
+    return {
+        str(path_from_keys((*keys, *inner_keys))): str(path_from_keys(keys))
+        for keys, node in nodes
+        if _is_loaded_whole(node)
+        for inner_keys, _ in jax.tree_util.tree_leaves_with_path(node)
+    }
+
+
 def is_array_like(node: Any) -> bool:
     """Return whether a node is an array, or stands for one as `jax.ShapeDtypeStruct` does."""
     return hasattr(node, "shape") and hasattr(node, "dtype")
@@ -159,3 +174,7 @@ def _get_children(node: Any) -> dict[Segment, Any]:
     children = {_segment_from_key(keys[0]): child for keys, child in level if keys}
     fields = {} if is_array_like(node) else getattr(node, "__dict__", {})
     return children | {name: value for name, value in fields.items() if name not in children}
+
+
+def _is_loaded_whole(node: Any) -> bool:
+    return getattr(type(node), "is_loaded_whole", False) is True
