@@ -69,6 +69,25 @@ def test_an_epoch_of_a_repetition_begins_where_the_one_before_ended():
     assert [*chain(*read_batches(endless))] == orders[0] + orders[1]
 
 
+def test_a_part_of_an_endless_repetition_has_another_order_in_each_epoch():
+    part = count_to(5).shuffle().repeat().take(12)
+    epochs = [read_order(part, epoch=epoch) for epoch in range(3)]
+    assert epochs[0][:5] == read_order(count_to(5).shuffle())
+    assert len({tuple(order) for order in epochs}) == 3
+    assert all(sorted(order[:10]) == sorted([*range(5)] * 2) for order in epochs)
+
+
+def test_batches_of_an_endless_repetition_are_endless():
+    batches = count_to(5).shuffle().repeat().batch(2)
+    assert len(batches) == len(count_to(5).batch(2).repeat())
+    for build, message in (
+        (lambda: batches.shuffle(), r"put repeat\(\) after shuffle\(\)"),
+        (lambda: batches.repeat(), "never ends already"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            build()
+
+
 def test_take_and_skip_divide_examples_and_batches():
     assert read_order(count_to(10).skip(3).take(4)) == [3, 4, 5, 6]
     assert read_order(count_to(10).take(50)) == [*range(10)]
@@ -291,6 +310,19 @@ def test_an_identity_has_less_than_a_kilobyte_and_differs_with_every_setting():
     assert other.batch(2).get_identity() != lines
 
 
+def test_an_identity_says_whose_length_counts():
+    pairs = Arrays({"a": np.ones((4, 3)), "b": np.ones((4, 2))})
+    stages = {
+        build(pairs, name).get_identity()
+        for build in (
+            lambda d, name: d.pad(4, length_of=name).batch(2),
+            lambda d, name: d.bucket((4,), 2, length_of=name),
+        )
+        for name in "ab"
+    }
+    assert len(stages) == 4
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -320,6 +352,12 @@ def test_a_dataset_is_no_source_of_batches():
         fg.DataSource(count_to(10))
     with pytest.raises(DataError, match="not all of 0 to 10"):
         count_to(10).read([0, 10])
+    with pytest.raises(DataError, match=r"are bool, such as .*np\.flatnonzero\(mask\)"):
+        count_to(3).read([True, False, True])
+    with pytest.raises(DataError, match=r"are float64, such as .*1\.5"):
+        count_to(3).read([1.5, 0])
+    with pytest.raises(ConfigurationError, match=r"a dictionary with 'x' is no sequence.*Arrays"):
+        Items({"x": np.arange(3)})
 
 
 def test_a_map_that_returns_several_dtypes_is_refused_in_any_batch():
@@ -353,3 +391,37 @@ def test_a_function_that_forgets_to_return_is_named():
 def test_a_fit_of_examples_says_what_makes_batches():
     with pytest.raises(ConfigurationError, match=r"not Arrays.*: .*\.batch\(size\) makes batches"):
         fg.DataSource(count_to(4))
+
+
+def halve(example: Any) -> Any:
+    return {"x": example["x"] // 2}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda d: d.shuffle(),
+        lambda d: d.map(halve),
+        lambda d: d.take(5),
+        lambda d: d.skip(0),
+        lambda d: d.shard(0, 1),
+        lambda d: d.shuffle(seed=1, reshuffle=False).map(add_noise, rng=True),
+    ],
+)
+def test_stages_of_no_example_have_none_and_of_one_have_that(build: Any):
+    empty = build(count_to(0))
+    assert (len(empty), [*empty.iter_examples()]) == (0, [])
+    with pytest.raises(DataError, match="0 examples do not fill a batch"):
+        empty.batch(4)
+    for make in (lambda d: d.filter(is_three_times), lambda d: d.pack(4), lambda d: d.window(1)):
+        with pytest.raises((DataError, ConfigurationError)):
+            make(empty)
+    with pytest.raises(ConfigurationError, match="there are no examples"):
+        empty.repeat()
+    single = build(count_to(1))
+    assert [batch["x"].shape for batch in single.batch(4)] == [(1,)]
+    (padded,) = single.batch(4, remainder="pad")
+    assert padded.mask.tolist() == [True, False, False, False]
+    with pytest.raises(DataError, match="1 examples do not fill a batch of 4"):
+        single.batch(4, remainder="drop")
+    assert len([*single.repeat(3).batch(2)]) == 2

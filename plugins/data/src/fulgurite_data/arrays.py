@@ -1,5 +1,6 @@
 """Examples in arrays in memory, in memory maps, and in any sequence."""
 
+from collections.abc import Mapping
 from mmap import mmap
 from typing import Any
 
@@ -94,6 +95,11 @@ class ItemNode(StackedNode):
             raise ConfigurationError(
                 f"a dataset needs something with __getitem__ and __len__, not {items!r:.100}. From "
                 "an iterator no example can be read without those before it"
+            )
+        if isinstance(items, Mapping):
+            raise ConfigurationError(
+                f"Items: a dictionary with {', '.join(map(repr, [*items][:4]))} is no sequence of "
+                "examples: give Arrays a dictionary of arrays, and Items a list of dictionaries"
             )
         self.items = items
         self.length = len(items)

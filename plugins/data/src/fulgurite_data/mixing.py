@@ -16,7 +16,7 @@ from fulgurite_data.dataset import Dataset
 from fulgurite_data.dtypes import check_equal_dtypes
 from fulgurite_data.examples import merge_rows
 from fulgurite_data.identity import Identity
-from fulgurite_data.indexing import ENDLESS
+from fulgurite_data.indexing import ENDLESS, ENDLESS_ROUNDS
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass, start_pass
 from fulgurite_data.proportions import Proportions, as_integers
@@ -172,10 +172,9 @@ class Mixed(Joined):
         return 0
 
     def _count_rounds(self, sizes: list[int]) -> list[int]:
-        """Return how often each source is begun in a pass; any number above 1 where it never
-        ends."""
+        """Return how often each source is begun in a pass."""
         if self.length >= ENDLESS:
-            return [1 if size >= ENDLESS else 2 for size in sizes]
+            return [1 if size >= ENDLESS else ENDLESS_ROUNDS for size in sizes]
         number = int(np.searchsorted(self.starts, self.length, side="right")) - 1
         places = np.array([self.length - self.starts[number]])
         counts = self.bases[number] + self.phases[number].count(places)[:, 0]
@@ -202,7 +201,7 @@ class Zipped(Joined):
             )
         self.length = max(sizes) if length == "cycle" else min(sizes)
         self.is_tuple = is_tuple
-        self.rounds = [1 if size >= self.length else 2 for size in sizes]
+        self.rounds = [1 if size >= self.length else ENDLESS_ROUNDS for size in sizes]
         if self.length < ENDLESS:
             self.rounds = [max(math.ceil(self.length / size), 1) for size in sizes]
 
@@ -322,12 +321,16 @@ def _as_nodes(sources: Any, where: str) -> dict[str, Node]:
         raise ConfigurationError(f"{where}: there are no sources")
     nodes = {}
     for index, (name, source) in enumerate(sources.items()):
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                f"{where}: the name of source {index} is {name!r}; it must be a string"
+            )
         node = as_dataset(source, f"{where}: source {index} ({name})").node
         if not node.length:
             raise ConfigurationError(
                 f"{where}: source {index} ({name}) is empty ({'.'.join(node.stages)})"
             )
-        nodes[str(name)] = node
+        nodes[name] = node
     return nodes
 
 
@@ -337,8 +340,9 @@ def _list_weights(weights: Weights, nodes: Mapping[str, Node]) -> list[float]:
     if isinstance(weights, Mapping):
         if {*weights} != {*names}:
             raise ConfigurationError(
-                f"mix: weights are for {', '.join(map(str, weights))}, and the sources are "
-                f"{', '.join(names)}: give one for each"
+                f"mix: weights are for {', '.join(map(repr, weights))}, and the sources are "
+                f"{', '.join(map(repr, names))}: give one for each. Those of a sequence "
+                "are in order, [3, 1]"
             )
         values = [weights[name] for name in names]
     else:
