@@ -1,6 +1,7 @@
 """Datasets against plain definitions: which examples there are, in which order, in which batches."""
 
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
 import fulgurite as fg
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, DataError
 from fulgurite.plugins import SeekableSource
-from fulgurite_data import Arrays, Batches, Dataset, Items, Ragged
+from fulgurite_data import Arrays, Batches, Dataset, Items, Ragged, mix
 
 
 def count_to(length: int) -> Dataset:
@@ -217,6 +218,18 @@ def test_arrays_are_those_of_array_data_and_of_one_length():
         Arrays({"x": 3})
 
 
+def test_arrays_in_the_other_byte_order_are_those_of_this_machine(tmp_path: Path):
+    big = np.arange(6, dtype=">f4")
+    np.save(tmp_path / "big.npy", big)
+    for array in (big, np.load(tmp_path / "big.npy", mmap_mode="r")):
+        mixed = mix([Arrays({"x": array}), Arrays({"x": big.astype(np.float32)})])
+        batch = mixed.batch(4).read(0)
+        assert (batch["x"].tolist(), batch["x"].dtype.isnative) == ([0, 0, 1, 1], True)
+    items = Items([{"x": row} for row in big]).batch(3).map(lambda b: {"x": b["x"].astype(">f4")})
+    assert items.read(1)["x"].dtype.isnative
+    assert items.read(1)["x"].tolist() == [3, 4, 5]
+
+
 def test_what_a_function_writes_to_is_not_the_source():
     array = np.arange(4)
 
@@ -354,6 +367,8 @@ def test_a_dataset_is_no_source_of_batches():
         count_to(10).read([0, 10])
     with pytest.raises(DataError, match=r"are bool, such as .*np\.flatnonzero\(mask\)"):
         count_to(3).read([True, False, True])
+    with pytest.raises(DataError, match="get: there are 10 examples, and no number -11"):
+        count_to(10).get(-11)
     with pytest.raises(DataError, match=r"are float64, such as .*1\.5"):
         count_to(3).read([1.5, 0])
     with pytest.raises(ConfigurationError, match=r"a dictionary with 'x' is no sequence.*Arrays"):

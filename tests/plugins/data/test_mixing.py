@@ -201,6 +201,11 @@ def test_every_prefix_of_a_mixture_has_the_counts_of_the_rule():
             assert counts[0] == -(-prefix * weights[0] // total)
 
 
+def test_weights_near_the_largest_float_keep_to_their_proportions():
+    mixed = mix([count_from(0, 10), count_from(100, 10)], [1e308, 1.5e308])
+    assert read_all(mixed)[:10] == [0, 100, 1, 101, 102, 2, 103, 3, 104, 105]
+
+
 def test_weights_that_are_no_fractions_keep_to_their_proportions():
     weights = [0.123456789, 0.5, 1.7]
     owners = mix([Arrays(np.full(10**6, i)) for i in range(3)], weights).read(np.arange(10**5))
@@ -225,6 +230,10 @@ def test_weights_that_are_no_fractions_keep_to_their_proportions():
         (lambda a, b: mix([a, b], schedule={0: [1, 1]}), "mix: batch_size"),
         (lambda a, b: mix([a, b], schedule={0: [1, 0]}, batch_size=2), "0 at all steps"),
         (lambda a, b: mix([a, b], [1, 1], schedule={0: [1, 1]}), "not both"),
+        (
+            lambda a, b: mix([a, b], schedule={0: [1, 1], 3: [0, 0]}, batch_size=2),
+            "mix, from step 3 on: all weights are 0",
+        ),
         (lambda a, b: mix([a.batch(2)]), r"source 0 \(0\) is a Batches"),
         (lambda a, b: zip_datasets([a, b]), "several lengths: 0 has 9, 1 has 4"),
         (lambda a, b: zip_datasets({"a": a.take(1).skip(1)}), "is empty"),

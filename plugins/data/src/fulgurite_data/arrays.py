@@ -59,7 +59,11 @@ class ArrayNode(Node):
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         # A copy also where they are consecutive: functions of the user may write to it.
-        return jax.tree.map(lambda array: array[indices], self.arrays)
+        # In the byte order of this machine, as all that is put together with it.
+        return jax.tree.map(
+            lambda array: array[indices].astype(array.dtype.newbyteorder("="), copy=False),
+            self.arrays,
+        )
 
     def trace(self, index: int, at: Pass) -> str:
         return f"example {index} of Arrays"

@@ -93,6 +93,8 @@ class Dataset:
             seed: of the run.
             epoch: the number of the epoch.
         """
+        if not -len(self) <= index < len(self):
+            raise DataError(f"get: there are {len(self)} examples, and no number {index}")
         number = index + len(self) if index < 0 else index
         return split_rows(self.read([number], seed=seed, epoch=epoch))[0]
 

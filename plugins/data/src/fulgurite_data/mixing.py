@@ -260,7 +260,7 @@ def mix(
     if schedule is None:
         if batch_size is not None:
             raise ConfigurationError("mix: batch_size is for schedule=, whose keys are steps")
-        values = _list_weights([1] * len(nodes) if weights is None else weights, nodes)
+        values = _list_weights([1] * len(nodes) if weights is None else weights, nodes, "mix")
         for index, (name, weight) in enumerate(zip(nodes, values, strict=True)):
             if not weight:
                 raise ConfigurationError(
@@ -277,7 +277,7 @@ def mix(
         raise ConfigurationError(f"mix: the steps of schedule are {steps}; they must rise from 0")
     phases = {}
     for step, step_weights in zip(steps, schedule.values(), strict=True):
-        values = _list_weights(step_weights, nodes)
+        values = _list_weights(step_weights, nodes, f"mix, from step {step} on")
         phases[step * batch_size] = Proportions(as_integers(values))
     for index, name in enumerate(nodes):
         if not any(phase.weights[index] for phase in phases.values()):
@@ -334,13 +334,13 @@ def _as_nodes(sources: Any, where: str) -> dict[str, Node]:
     return nodes
 
 
-def _list_weights(weights: Weights, nodes: Mapping[str, Node]) -> list[float]:
+def _list_weights(weights: Weights, nodes: Mapping[str, Node], where: str) -> list[float]:
     """Return the weights in the order of the sources."""
     names = [*nodes]
     if isinstance(weights, Mapping):
         if {*weights} != {*names}:
             raise ConfigurationError(
-                f"mix: weights are for {', '.join(map(repr, weights))}, and the sources are "
+                f"{where}: weights are for {', '.join(map(repr, weights))}, and the sources are "
                 f"{', '.join(map(repr, names))}: give one for each. Those of a sequence "
                 "are in order, [3, 1]"
             )
@@ -349,16 +349,17 @@ def _list_weights(weights: Weights, nodes: Mapping[str, Node]) -> list[float]:
         values = [*weights]
         if len(values) != len(names):
             raise ConfigurationError(
-                f"mix: there are {len(values)} weights and {len(names)} sources: give one for each"
+                f"{where}: there are {len(values)} weights and {len(names)} sources: give one for "
+                "each"
             )
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise ConfigurationError(f"mix: the weight of source {index} ({name}) is {value!r}")
+            raise ConfigurationError(f"{where}: the weight of source {index} ({name}) is {value!r}")
         if not 0 <= value < math.inf:
             raise ConfigurationError(
-                f"mix: the weight of source {index} ({name}) is {value}; it must be a finite "
+                f"{where}: the weight of source {index} ({name}) is {value}; it must be a finite "
                 "number, and not negative"
             )
     if not any(values):
-        raise ConfigurationError("mix: all weights are 0")
+        raise ConfigurationError(f"{where}: all weights are 0")
     return [float(value) for value in values]
