@@ -98,6 +98,7 @@ def test_what_makes_no_buckets_is_refused(build: Any, error: Any, message: str):
 def test_lengths_and_sizes_may_be_integers_of_numpy():
     items = make_items([1, 3, 1])
     plain = [batch["id"].tolist() for batch in items.bucket({1: 2, 3: 1})]
-    lengths, sizes = np.array([1, 3]), np.array([2, 1])
+    lengths: Any = np.array([1, 3])
+    sizes: Any = np.array([2, 1])
     assert [b["id"].tolist() for b in items.bucket(dict(zip(lengths, sizes, strict=True)))] == plain
-    assert items.bucket(lengths, np.int64(2)).node.stages == items.bucket((1, 3), 2).node.stages
+    assert items.bucket(lengths, sizes[0]).node.stages == items.bucket((1, 3), 2).node.stages

@@ -61,8 +61,9 @@ def describe_data(data: Any) -> str:
     num_tokens = count_tokens(batch)
     if num_tokens is not None:
         # Packed rows have as many as fit; those of windows are all full.
-        is_counted = num_batches is not None and num_batches < ENDLESS
-        epoch = f", about {num_tokens * num_batches:,} an epoch" if is_counted else ""
+        epoch = ""
+        if num_batches is not None and num_batches < ENDLESS:
+            epoch = f", about {num_tokens * num_batches:,} an epoch"
         lines.append(f"  {num_tokens:,} tokens in the first batch{epoch}")
     lines += [f"  {_format_bytes(_count_bytes(batch))} a batch", f"  resume: {promise}", ""]
     return "\n".join([*lines, "first batch", *_format_batch(batch)])
