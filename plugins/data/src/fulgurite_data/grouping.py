@@ -196,8 +196,13 @@ def find_first(sizes: np.ndarray) -> list[int]:
     Args:
         sizes: int64 `(k, n)`.
     """
-    _, firsts = np.unique(sizes, axis=0, return_index=True)
-    return sorted(firsts.tolist())
+    firsts = []
+    left = np.arange(len(sizes))
+    while len(left):  # once for each of a few kinds, where `np.unique` would sort all rows
+        first = int(left[0])
+        firsts.append(first)
+        left = left[(sizes[left] != sizes[first]).any(axis=1)]
+    return firsts
 
 
 def pad_with_zeros(leaf: Any, mask: np.ndarray) -> Any:
