@@ -157,9 +157,9 @@ def normalize(pipeline: Pipeline, rng: np.random.Generator) -> tuple[Dataset, li
     """
     rows = np.array([example["x"] for example in pipeline.epochs[0]], np.float64)
     if pipeline.is_fixed:
-        computed = compute_statistics(pipeline.dataset, "x")
-        np.testing.assert_allclose(computed.mean["x"], rows.mean(0), rtol=1e-12)
-        np.testing.assert_allclose(computed.std["x"], rows.std(0), rtol=1e-9, atol=1e-9)
+        moments = compute_statistics(pipeline.dataset, "x")
+        np.testing.assert_allclose(moments.mean["x"], rows.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(moments.std["x"], rows.std(0), rtol=1e-9, atol=1e-9)
     shape = [(3,), (1,), ()][rng.integers(3)]
     mean = rng.integers(-50, 50, shape).astype(np.float64)
     std = 2.0 ** rng.integers(0, 3, shape)

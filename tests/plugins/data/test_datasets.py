@@ -179,9 +179,10 @@ def test_processes_read_equal_parts_of_each_batch(count: int):
 
 
 def test_batches_that_do_not_divide_by_the_processes_are_refused():
-    with pytest.raises(ConfigurationError, match="process 0 of 3 cannot have an equal part"):
+    message = r"process 0 of 3 cannot have an equal part.*choose a size that divides by 3\)"
+    with pytest.raises(ConfigurationError, match=message):
         next(count_to(24).batch(8).iter_epoch(0, seed=0, process=(0, 3)))
-    with pytest.raises(ConfigurationError, match="2 are left for a last one"):
+    with pytest.raises(ConfigurationError, match="2 are left for a last one.*remainder='drop'"):
         next(count_to(10).batch(4).iter_epoch(0, seed=0, process=(0, 4)))
 
 
@@ -367,6 +368,9 @@ def test_a_dataset_is_no_source_of_batches():
         count_to(10).read([0, 10])
     with pytest.raises(DataError, match=r"are bool, such as .*np\.flatnonzero\(mask\)"):
         count_to(3).read([True, False, True])
+    for epoch in (-1, 1.5):
+        with pytest.raises(ConfigurationError, match=f"data's epoch is {epoch}; it must be an int"):
+            count_to(10).read([0], epoch=epoch)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="get: there are 10 examples, and no number -11"):
         count_to(10).get(-11)
     with pytest.raises(DataError, match=r"are float64, such as .*1\.5"):

@@ -116,10 +116,13 @@ class Grouped(BatchNode):
         index, count = process
         num_left = self.num_left if self.remainder == "keep" else 0
         if not 0 <= index < count or self.size % count or num_left % count:
+            advice = "remainder='drop' or 'pad'"
+            if self.size % count:
+                advice = f"a size that divides by {count}"
             raise ConfigurationError(
                 f"{self.stages[-1]}: process {index} of {count} cannot have an equal part of each "
                 f"batch: {self.size} examples are in one, and {num_left} are left for a last one "
-                "(choose remainder='drop' or 'pad')."
+                f"(choose {advice})"
             )
 
     def measure(self, numbers: np.ndarray, at: Pass) -> np.ndarray:
