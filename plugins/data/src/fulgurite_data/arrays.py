@@ -102,8 +102,8 @@ class ItemNode(StackedNode):
             )
         if isinstance(items, Mapping):
             raise ConfigurationError(
-                f"Items: a dictionary with {', '.join(map(repr, [*items][:4]))} is no sequence of "
-                "examples: give Arrays a dictionary of arrays, and Items a list of dictionaries"
+                f"Items: a dictionary with {', '.join(map(repr, [*items][:4]))} is not a sequence "
+                "of examples: give Arrays a dictionary of arrays, and Items a list of dictionaries"
             )
         self.items = items
         self.length = len(items)
