@@ -139,6 +139,22 @@ def test_batches_gathered_on_device_equal_those_of_the_host(
         )
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">i2", ">f8", ">c8"])
+def test_arrays_in_the_other_byte_order_reach_a_step_in_that_of_the_machine(
+    dtype: str, tmp_path: Path
+) -> None:
+    array = np.arange(6).astype(dtype)
+    np.save(tmp_path / "array.npy", array)
+    mapped = np.load(tmp_path / "array.npy", mmap_mode="r")
+    for source in (
+        [{"x": array[:3]}, {"x": array[3:]}],
+        *(ArrayData({"x": a}, 3) for a in (array, mapped)),
+    ):
+        with BatchIterator(source, seed=0, epochs=1) as batches:
+            values = [jnp.asarray(item.batch["x"]) for item in batches]
+        assert np.concatenate(values).tolist() == [*range(6)]
+
+
 def test_arrays_are_converted_to_jax_dtypes_once() -> None:
     wide = {"f": np.float64, "i": np.int64, "u": np.uint64, "c": np.complex128}
     narrow = {"f": np.float32, "i": np.int32, "u": np.uint32, "c": np.complex64}

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fulgurite_data import Arrays, Dataset, Items, Tokens, mix, write_tokens, zip_datasets
+from fulgurite_data import (
+    Arrays,
+    Dataset,
+    Items,
+    Statistics,
+    Tokens,
+    compute_statistics,
+    mix,
+    write_tokens,
+    zip_datasets,
+)
 
 Example = dict[str, Any]
 
@@ -82,7 +92,7 @@ def read_epochs(dataset: Dataset, num_epochs: int) -> list[list[Example]]:
 
 def extend(pipeline: Pipeline, rng: np.random.Generator, workers: dict[str, Any]) -> Pipeline:
     """Return a pipeline with one random stage more."""
-    stages = ["shuffle", "take", "skip", "shard", "map", "random", "repeat", "window"]
+    stages = ["shuffle", "take", "skip", "shard", "map", "random", "repeat", "window", "normalize"]
     # A source of several has random numbers of its own, which no definition knows, and a plan is
     # of examples that do not change.
     stages += ["filter", "mix", "zip", "pack"] if pipeline.is_fixed else []
@@ -95,13 +105,8 @@ def extend(pipeline: Pipeline, rng: np.random.Generator, workers: dict[str, Any]
         dataset = dataset.shuffle() if stage == "shuffle" else dataset.map(add_random, rng=True)
         before, epochs = epochs, read_epochs(dataset, len(epochs))
         check_promise(stage, before, epochs)
-    elif stage == "take":
-        dataset, epochs = dataset.take(number), [epoch[:number] for epoch in epochs]
-    elif stage == "skip":
-        dataset, epochs = dataset.skip(number), [epoch[number:] for epoch in epochs]
-    elif stage == "shard":
-        dataset = dataset.shard(1, 2)
-        epochs = [epoch[(size + 1) // 2 :] for epoch in epochs]
+    elif stage in ("take", "skip", "shard"):
+        dataset, epochs = take_part(stage, number, dataset, epochs)
     elif stage == "map":
         dataset = dataset.map(double, **workers)
         epochs = [[double(example) for example in epoch] for epoch in epochs]
@@ -114,11 +119,24 @@ def extend(pipeline: Pipeline, rng: np.random.Generator, workers: dict[str, Any]
         # What the definition has of epochs is all that can be repeated.
         pairs = zip(epochs[::2], epochs[1::2], strict=False)
         epochs = [first + second for first, second in pairs]
+    elif stage == "normalize":
+        dataset, epochs = normalize(pipeline, rng)
     elif stage in ("window", "pack"):
         dataset, epochs = regroup(stage, dataset, epochs)
     else:
         dataset, epochs = join(stage, dataset, epochs)
     return Pipeline(dataset, epochs, is_fixed, f"{pipeline.text}.{stage}({number})")
+
+
+def take_part(
+    stage: str, number: int, dataset: Dataset, epochs: list[list[Example]]
+) -> tuple[Dataset, list[list[Example]]]:
+    """Return a dataset of the first examples, of the others, or of the second half."""
+    if stage == "take":
+        return dataset.take(number), [epoch[:number] for epoch in epochs]
+    if stage == "skip":
+        return dataset.skip(number), [epoch[number:] for epoch in epochs]
+    return dataset.shard(1, 2), [epoch[(len(epoch) + 1) // 2 :] for epoch in epochs]
 
 
 def regroup(
@@ -129,6 +147,33 @@ def regroup(
         return dataset.window(1).map(take_first), epochs
     packed = dataset.pack(6, how="split").map(keep_first_half)
     return packed, [epoch[::2] for epoch in epochs]
+
+
+def normalize(pipeline: Pipeline, rng: np.random.Generator) -> tuple[Dataset, list[list[Example]]]:
+    """Return a dataset of normalized numbers, made integers again, and its definition.
+
+    Deviations are powers of two, so that all numbers are exact. The statistics of the dataset
+    itself are compared with those of all its numbers.
+    """
+    rows = np.array([example["x"] for example in pipeline.epochs[0]], np.float64)
+    if pipeline.is_fixed:
+        moments = compute_statistics(pipeline.dataset, "x")
+        np.testing.assert_allclose(moments.mean["x"], rows.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(moments.std["x"], rows.std(0), rtol=1e-9, atol=1e-9)
+    shape = [(3,), (1,), ()][rng.integers(3)]
+    mean = rng.integers(-50, 50, shape).astype(np.float64)
+    std = 2.0 ** rng.integers(0, 3, shape)
+    statistics = Statistics({"x": mean}, {"x": std}, {"x": 1})
+    epochs = [
+        [{"x": ((example["x"] - mean) / std * 4).astype(np.int64)} for example in epoch]
+        for epoch in pipeline.epochs
+    ]
+    return pipeline.dataset.normalize(statistics).map(quadruple), epochs
+
+
+def quadruple(example: Example) -> Example:
+    assert example["x"].dtype == np.float32
+    return {"x": (example["x"] * 4).astype(np.int32)}
 
 
 def join(

@@ -85,6 +85,7 @@ def test_buckets_resume_at_every_position_shuffled_or_not():
         (lambda d: d.bucket((4, 2), 2), ConfigurationError, "must rise"),
         (lambda d: d.bucket((2, 2), 2), ConfigurationError, "are equal"),
         (lambda d: d.bucket((2, 4)), ConfigurationError, "positive integers"),
+        (lambda d: d.bucket({True: 2, 4: 2}), ConfigurationError, "positive integers"),
         (lambda d: d.bucket({4: 2}, 2), ConfigurationError, "leave batch_size out"),
         (lambda d: d.shuffle().bucket((4,), 2), ConfigurationError, "shuffle\\(\\) the batches"),
     ],
@@ -92,3 +93,12 @@ def test_buckets_resume_at_every_position_shuffled_or_not():
 def test_what_makes_no_buckets_is_refused(build: Any, error: Any, message: str):
     with pytest.raises(error, match=message):
         build(make_items([1, 3, 1]))
+
+
+def test_lengths_and_sizes_may_be_integers_of_numpy():
+    items = make_items([1, 3, 1])
+    plain = [batch["id"].tolist() for batch in items.bucket({1: 2, 3: 1})]
+    lengths: Any = np.array([1, 3])
+    sizes: Any = np.array([2, 1])
+    assert [b["id"].tolist() for b in items.bucket(dict(zip(lengths, sizes, strict=True)))] == plain
+    assert items.bucket(lengths, sizes[0]).node.stages == items.bucket((1, 3), 2).node.stages

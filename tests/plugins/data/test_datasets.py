@@ -159,9 +159,10 @@ def test_processes_read_equal_parts_of_each_batch(count: int):
 
 
 def test_batches_that_do_not_divide_by_the_processes_are_refused():
-    with pytest.raises(ConfigurationError, match="process 0 of 3 cannot have an equal part"):
+    message = r"process 0 of 3 cannot have an equal part.*choose a size that divides by 3\)"
+    with pytest.raises(ConfigurationError, match=message):
         next(count_to(24).batch(8).iter_epoch(0, seed=0, process=(0, 3)))
-    with pytest.raises(ConfigurationError, match="2 are left for a last one"):
+    with pytest.raises(ConfigurationError, match="2 are left for a last one.*remainder='drop'"):
         next(count_to(10).batch(4).iter_epoch(0, seed=0, process=(0, 4)))
 
 
@@ -291,6 +292,19 @@ def test_an_identity_has_less_than_a_kilobyte_and_differs_with_every_setting():
     assert other.batch(2).get_identity() != lines
 
 
+def test_an_identity_says_whose_length_counts():
+    pairs = Arrays({"a": np.ones((4, 3)), "b": np.ones((4, 2))})
+    stages = {
+        build(pairs, name).get_identity()
+        for build in (
+            lambda d, name: d.pad(4, length_of=name).batch(2),
+            lambda d, name: d.bucket((4,), 2, length_of=name),
+        )
+        for name in "ab"
+    }
+    assert len(stages) == 4
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -320,6 +334,19 @@ def test_a_dataset_is_no_source_of_batches():
         fg.DataSource(count_to(10))
     with pytest.raises(DataError, match="not all of 0 to 10"):
         count_to(10).read([0, 10])
+    with pytest.raises(DataError, match=r"are bool, such as .*np\.flatnonzero\(mask\)"):
+        count_to(3).read([True, False, True])
+    for epoch in (-1, 1.5):
+        with pytest.raises(ConfigurationError, match=f"data's epoch is {epoch}; it must be an int"):
+            count_to(10).read([0], epoch=epoch)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="get: there are 10 examples, and no number -11"):
+        count_to(10).get(-11)
+    with pytest.raises(DataError, match=r"are float64, such as .*1\.5"):
+        count_to(3).read([1.5, 0])
+    with pytest.raises(
+        ConfigurationError, match=r"a dictionary with 'x' is not a sequence.*Arrays"
+    ):
+        Items({"x": np.arange(3)})
 
 
 def test_a_map_that_returns_several_dtypes_is_refused_in_any_batch():

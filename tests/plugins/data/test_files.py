@@ -255,6 +255,9 @@ def test_what_is_wrong_with_a_line_is_named(tmp_path: Path):
         JSONLines(path, columns=["x"]).get(2)
     with pytest.raises(DataError, match="several structures"):
         JSONLines(path).read([0, 2])
+    path.write_text('{"x": 1}\n{"x": [1, 2')
+    with pytest.raises(DataError, match=r"line 2 of .*a\.jsonl is not JSON, or .* truncated: "):
+        JSONLines(path)
     path.write_text("")
     with pytest.raises(DataError, match="there are no lines"):
         JSONLines(path)

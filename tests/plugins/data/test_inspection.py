@@ -1,6 +1,7 @@
 """What the command `fulgurite data` and the display of a run say about data."""
 
 import fulgurite as fg
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite_cli.command import main
@@ -109,8 +110,28 @@ def test_what_is_no_byte_is_scaled_from_its_lowest_to_its_highest_number():
     numbers = np.array([[[-1.0, np.nan], [0.0, 1.0]]])
     assert as_pixels(numbers)[0, ..., 0].tolist() == [[0, 0], [128, 255]]  # type: ignore[index]
     assert as_pixels(np.zeros((2, 3, 4, 5))) is not None  # 3 channels first
+    half = as_pixels(np.arange(8).reshape(2, 2, 2).astype(jnp.bfloat16))
+    assert half is not None and half[0, 0, 0, 0] == 0 and half[1, 1, 1, 0] == 255
     for array in (np.zeros((2, 5, 5, 5)), np.zeros((2, 3)), np.zeros((2, 3, 3), np.complex64)):
         assert as_pixels(array) is None
+
+
+def test_numbers_of_every_dtype_are_shown(tmp_path):
+    kinds = ["bool", "bfloat16", "complex64"]
+    arrays = {kind: np.array([0, 1]).astype(jnp.dtype(kind)) for kind in kinds}
+    lines = describe_data(Arrays(arrays).batch(2)).splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["['bfloat16']", "bfloat16", "[2]", "0", "0.5", "1", "0", "1"],
+        ["['bool']", "bool", "[2]", "0", "0.5", "1", "0", "1"],
+        ["['complex64']", "complex64", "[2]", "0", "0.5", "1", "0+0j", "1+0j"],
+    ]
+
+
+def test_an_endless_pipeline_has_no_number_of_batches(tmp_path):
+    write_tokens(tmp_path / "text.bin", [range(10)] * 20)
+    text = describe_data(Tokens(tmp_path / "text.bin").window(5).shuffle().repeat().batch(4))
+    assert "endless batches an epoch, 4 examples in one" in text
+    assert "20 tokens in the first batch\n" in text
 
 
 def test_time_of_tokens_that_are_packed_is_that_of_their_file(tmp_path, monkeypatch):

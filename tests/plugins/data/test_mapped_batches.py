@@ -95,3 +95,15 @@ def test_a_map_on_the_device_that_forgets_to_return_is_named():
     engine = fg.Engine(steps=1, plugins=[plugin], autoload=False)
     with pytest.raises(FulguriteError, match=r"MapOnDevice\(<lambda>\) returned None"):
         engine.fit(Mean(jnp.zeros(())), build_batches("drop"))
+
+
+def test_examples_of_unequal_lengths_reach_a_function_with_the_rows_of_padding():
+    def pad(batch: Any) -> Any:
+        return {"x": np.array([[*row, 0, 0][:2] for row in batch["x"]])}
+
+    lengths = Arrays({"n": np.array([1, 2, 0, 2, 1])})
+    batches = lengths.map(lambda e: {"x": np.full(e["n"], 7)}).batch(4, remainder="pad").map(pad)
+    first, last = batches
+    assert first.value["x"].tolist() == [[7, 0], [7, 7], [0, 0], [7, 7]]
+    assert last.value["x"].tolist() == [[7, 0], [0, 0], [0, 0], [0, 0]]
+    assert last.mask.tolist() == [True, False, False, False]

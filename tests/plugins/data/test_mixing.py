@@ -14,6 +14,11 @@ def count_from(start: int, length: int) -> Dataset:
     return Arrays(np.arange(start, start + length))
 
 
+def as_any(value: Any) -> Any:
+    """Return a value of which the type checker is to know nothing."""
+    return value
+
+
 def read_all(dataset: Dataset, epoch: int = 0) -> list[int]:
     return [int(example) for example in dataset.iter_examples(epoch=epoch)]
 
@@ -129,6 +134,64 @@ def test_weights_by_step_change_nothing_before_their_step():
     assert endless.read([10**9]).tolist()[0] in range(200)
 
 
+def mix_by_hand(sizes: list[int], schedule: dict[int, list[int]], batch_size: int) -> list[int]:
+    """Return the examples of a mixture, those of source n from 1000 n on, place by place, until a
+    source has no more or all weights have counted for a while."""
+    used = [0] * len(sizes)
+    numbers: list[int] = []
+    starts = [step * batch_size for step in schedule]
+    for weights, start, end in zip(
+        schedule.values(), starts, [*starts[1:], starts[-1] + 500], strict=True
+    ):
+        before = [0] * len(sizes)
+        for place in range(start, end):
+            left, total, shares = place - start + 1, sum(weights), []
+            for weight in weights:
+                shares.append(-(-left * weight // total) if total else 0)
+                left -= shares[-1]
+                total -= weight
+            (owner,) = [n for n, share in enumerate(shares) if share > before[n]]
+            before = shares
+            if used[owner] == sizes[owner]:
+                return numbers
+            numbers.append(1000 * owner + used[owner])
+            used[owner] += 1
+    return numbers
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_schedules_with_weights_of_zero_are_the_rule_place_by_place(seed: int):
+    rng = np.random.default_rng(seed)
+    number = int(rng.integers(2, 5))
+    sizes = rng.integers(1, 60, number).tolist()
+    steps = [0, *np.cumsum(rng.integers(1, 4, rng.integers(0, 4))).tolist()]
+    schedule = {step: rng.integers(0, 5, number).tolist() for step in steps}
+    # All of a step may not be 0, and no source at all steps.
+    schedule = {s: w if any(w) else [1] * number for s, w in schedule.items()}
+    schedule[0] = [max(weight, 1) for weight in schedule[0]]
+    # The rule is of weights in lowest terms.
+    lowest = {s: [w // int(np.gcd.reduce(ws)) for w in ws] for s, ws in schedule.items()}
+    batch_size = int(rng.integers(1, 6))
+    sources = [count_from(1000 * n, size) for n, size in enumerate(sizes)]
+    expected = mix_by_hand(sizes, lowest, batch_size)
+    if not expected:
+        return
+    mixed = mix(sources, schedule=schedule, batch_size=batch_size)
+    assert read_all(mixed) == expected
+
+
+def test_parts_of_endless_mixtures_have_other_orders_in_each_epoch():
+    left, right = Arrays(np.arange(5)).shuffle(), Arrays(np.arange(100, 105)).shuffle()
+    for endless in (
+        mix([left.repeat(), right.repeat()]),
+        mix([left, right], schedule={0: [1, 1]}, batch_size=1, exhausted="restart"),
+        zip_datasets([left.repeat(), right], length="cycle").map(lambda pair: pair[0]),
+    ):
+        epochs = [tuple(read_all(endless.take(30), epoch)) for epoch in range(4)]
+        assert len(set(epochs)) == 4
+        assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1
+
+
 def test_every_prefix_of_a_mixture_has_the_counts_of_the_rule():
     rng = np.random.default_rng(0)
     for _ in range(10):
@@ -141,6 +204,11 @@ def test_every_prefix_of_a_mixture_has_the_counts_of_the_rule():
             exact = np.array(weights) * prefix / total
             assert (np.abs(counts - exact) < len(weights)).all()
             assert counts[0] == -(-prefix * weights[0] // total)
+
+
+def test_weights_near_the_largest_float_keep_to_their_proportions():
+    mixed = mix([count_from(0, 10), count_from(100, 10)], [1e308, 1.5e308])
+    assert read_all(mixed)[:10] == [0, 100, 1, 101, 102, 2, 103, 3, 104, 105]
 
 
 def test_weights_that_are_no_fractions_keep_to_their_proportions():
@@ -158,16 +226,29 @@ def test_weights_that_are_no_fractions_keep_to_their_proportions():
         (lambda a, b: mix([a, b], [1, np.inf]), r"source 1 \(1\) is inf; it must be a finite"),
         (lambda a, b: mix([a, b], [np.nan, 1]), r"source 0 \(0\) is nan; it must be a finite"),
         (lambda a, b: mix([a, b], [1]), "1 weights and 2 sources"),
-        (lambda a, b: mix({"web": a}, {"code": 1}), "weights are for code.*sources are web"),
+        (lambda a, b: mix({"web": a}, {"code": 1}), "weights are for 'code'.*sources are 'web'"),
+        (
+            lambda a, b: mix([a, b], as_any({0: 3, 1: 1})),
+            r"weights are for 0, 1.*in order, \[3, 1\]",
+        ),
+        (
+            lambda a, b: mix(as_any({1: a, "1": b})),
+            "the name of source 0 is 1; it must be a string",
+        ),
         (lambda a, b: mix({"web": a, "none": a.skip(9)}), r"source 1 \(none\) is empty"),
         (lambda a, b: mix([]), "no sources"),
         (lambda a, b: mix([a, b], schedule={1: [1, 1]}, batch_size=2), "must rise from 0"),
         (lambda a, b: mix([a, b], schedule={0: [1, 1]}), "mix: batch_size"),
         (lambda a, b: mix([a, b], schedule={0: [1, 0]}, batch_size=2), "0 at all steps"),
         (lambda a, b: mix([a, b], [1, 1], schedule={0: [1, 1]}), "not both"),
+        (
+            lambda a, b: mix([a, b], schedule={0: [1, 1], 3: [0, 0]}, batch_size=2),
+            "mix, from step 3 on: all weights are 0",
+        ),
         (lambda a, b: mix([a.batch(2)]), r"source 0 \(0\) is a Batches"),
         (lambda a, b: zip_datasets([a, b]), "several lengths: 0 has 9, 1 has 4"),
         (lambda a, b: zip_datasets({"a": a.take(1).skip(1)}), "is empty"),
+        (lambda a, b: zip_datasets(as_any({0: a})), "name of source 0 is 0"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused_at_once(build: Any, message: str):

@@ -173,6 +173,12 @@ def test_all_arrays_of_an_example_are_packed_together():
             lambda: Arrays({"x": np.ones((3, 2)), "y": np.ones(3)}).pack(4).get(0),
             r"data\['y'\] .* is a number, which cannot be packed",
         ),
+        (
+            lambda: (
+                Arrays({"x": np.ones((3, 2)), "y": np.ones((3, 1))}).pack(4, length_of="x").get(0)
+            ),
+            r"data\['x'\] and data\['y'\] of .* have unequal lengths",
+        ),
         (lambda: number_items().shuffle().pack(6), r"pack\(\) first, and shuffle\(\) the rows"),
         (lambda: number_items().pack(6, how="cut"), "pack: how is 'cut'"),  # type: ignore[arg-type]
         (lambda: number_items().pack(0), "pack: length is 0"),
@@ -211,3 +217,18 @@ def test_packed_rows_resume_at_every_position_and_are_shuffled_as_a_whole(tmp_pa
     assert (
         epochs[0] == epochs[1] == sorted(row["tokens"].tolist() for row in packed.iter_examples())
     )
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "complex64", "bfloat16", "float8_e4m3fn"])
+def test_numbers_of_every_dtype_are_padded_packed_and_bucketed(dtype: Any):
+    kind = jnp.dtype(dtype)
+    items = Items([{"x": np.ones(n, kind)} for n in (2, 1)])
+    expected = [[1, 1, 0], [1, 0, 0]]
+    for batch in (items.pad(3).batch(2).read(0), items.bucket((3,), 2).read(0)):
+        assert batch["x"].dtype == kind
+        assert batch["x"].astype(np.complex64).tolist() == expected
+    packed = items.pack(4).batch(1).read(0)
+    assert packed["x"].dtype == kind
+    assert packed["x"].astype(np.complex64).tolist() == [[1, 1, 1, 0]]
+    with pytest.raises(DataError, match=r"data\['x'\] holds <U1, not numbers"):
+        Items([{"x": np.array(["a"])}]).pad(2).get(0)

@@ -2,14 +2,24 @@
 workers, and stopped and resumed at any batch with other processes and workers."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import fulgurite as fg
+import jax
 import numpy as np
 import pytest
+from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import BatchIterator
 from fulgurite_data import Batches
+from plain_batches import (
+    Batch,
+    PlainBatches,
+    extend_batches,
+    get_real_rows,
+    is_equal,
+    make_batches,
+)
 from plain_pipelines import Pipeline, extend, make_source
 
 NUM_EPOCHS = 4
@@ -27,59 +37,67 @@ def make_pipeline(seed: int, folder: Path, workers: dict[str, int]) -> Pipeline:
     return pipeline
 
 
-def define_batches(examples: list[Any], size: int, remainder: str) -> list[np.ndarray]:
-    rows = np.array([example["x"] for example in examples])
-    batches = [rows[low : low + size] for low in range(0, len(rows), size)]
-    return [batch for batch in batches if len(batch) == size or remainder != "drop"]
-
-
-def read_item(batch: Any) -> np.ndarray:
-    """Return the real examples of a batch."""
-    return batch.value["x"][batch.mask] if isinstance(batch, fg.Batch) else batch["x"]
+def make_plain_batches(seed: int, folder: Path, workers: dict[str, int]) -> PlainBatches | None:
+    pipeline = make_pipeline(seed, folder, workers)
+    rng = np.random.default_rng(2000 + seed)
+    plain = make_batches(pipeline, rng)
+    for _ in range(int(rng.integers(0, 4))):
+        plain = None if plain is None else extend_batches(plain, rng)
+    return plain
 
 
 def read_with_processes(
     batches: Batches, count: int, position: Any, num_batches: int
-) -> tuple[list[np.ndarray], Any]:
+) -> tuple[list[Batch], Any]:
     """Return the next batches, put together from the parts of all processes, and the position after
     them, which is the same for each process."""
     parts, positions = [], []
     for index in range(count):
         with BatchIterator(batches, seed=0, position=position, process=(index, count)) as iterator:
             items = [next(iterator) for _ in range(num_batches)]
-        parts.append([read_item(item.batch) for item in items])
+        parts.append([get_real_rows(item.batch) for item in items])
         positions.append(items[-1].position)
     assert all(other == positions[0] for other in positions)
-    joined = [np.concatenate(part) for part in zip(*parts, strict=True)]
+    joined = [
+        {name: np.concatenate([part[name] for part in batch]) for name in batch[0]}
+        for batch in zip(*parts, strict=True)
+    ]
     return joined, json.loads(json.dumps(positions[0]))
 
 
+def find_shapes(batches: Iterable[Any]) -> set[str]:
+    return {str(jax.tree.map(np.shape, batch)) for batch in batches}
+
+
 def check_pipeline(seed: int, folder: Path, *worker_options: dict[str, int]) -> None:
-    rng = np.random.default_rng(1000 + seed)
-    size = int(rng.choice([2, 4, 8]))
-    remainder = str(rng.choice(["drop", "pad"]))
-    pipelines = [make_pipeline(seed, folder, options) for options in worker_options]
-    examples = pipelines[0].epochs
-    expected = [batch for epoch in examples for batch in define_batches(epoch, size, remainder)]
-    if not expected:
+    sources = [make_plain_batches(seed, folder, options) for options in worker_options]
+    plain = sources[0]
+    if plain is None:
         return
-    sources = [p.dataset.batch(size, remainder=remainder) for p in pipelines]  # type: ignore[arg-type]
-    print(pipelines[0].text, size, remainder)
+    print(plain.text)
+    rng = np.random.default_rng(1000 + seed)
+    expected = [batch for epoch in plain.epochs for batch in epoch]
     # The undisturbed run.
-    whole, _ = read_with_processes(sources[0], 1, None, len(expected))
-    assert len(whole) == len(expected)
-    assert all(np.array_equal(a, b) for a, b in zip(whole, expected, strict=True))
+    whole, _ = read_with_processes(plain.batches, 1, None, len(expected))
+    assert all(is_equal(a, b) for a, b in zip(whole, expected, strict=True))
     # The run that is stopped after any number of batches, by other processes and workers each time.
-    batches: list[np.ndarray] = []
+    batches: list[Batch] = []
     position = None
     while len(batches) < len(expected):
-        count = int(rng.choice([n for n in (1, 2, 4) if size % n == 0]))
+        count = int(rng.choice(plain.counts))
         number = int(rng.integers(1, len(expected) - len(batches) + 1))
         source = sources[int(rng.integers(len(sources)))]
-        part, position = read_with_processes(source, count, position, number)
+        assert source is not None
+        part, position = read_with_processes(source.batches, count, position, number)
         batches += part
         assert len(json.dumps(position)) < 1000
-    assert all(np.array_equal(a, b) for a, b in zip(batches, expected, strict=True))
+    assert all(is_equal(a, b) for a, b in zip(batches, expected, strict=True))
+    # What is known before it is read: the shapes, and which processes cannot share a batch.
+    known = [plain.batches.read(0), *(b for _, b in plain.batches.iter_known_batches((0, 1)))]
+    assert find_shapes(known) == find_shapes(plain.batches)
+    for count in {2, 4}.difference(plain.counts):
+        with pytest.raises(ConfigurationError, match="cannot have an equal part"):
+            next(plain.batches.iter_epoch(0, seed=0, process=(0, count)))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -45,6 +45,8 @@ engine = fg.Engine(run_dir=run_dir, plugins=[DataParallel(), Checkpointer(every=
 result = engine.fit(Line(jnp.zeros(3)), data, steps=steps, resume="auto")
 if jax.process_index() == 0:
     np.save("weight.npy", np.asarray(result.module.weight))
+together = next(iter(fd.Together({"both": data})))
+np.save(f"part-{jax.process_index()}.npy", together["both"]["x"])
 """
 
 
@@ -82,5 +84,10 @@ def test_two_processes_and_then_one_train_on_the_batches_of_a_plain_loop(tmp_pat
         subprocess.run(
             [*command, "program.py", "run", str(steps)], cwd=tmp_path, env=environment, check=True
         )
+        if command is launch:
+            # Of several sources, too, each process reads its part: the whole batch is read once.
+            parts = [np.load(tmp_path / f"part-{process}.npy") for process in range(2)]
+            numbers = [0, 1, 2, 40, 3, 4, 5, 41]
+            assert np.array_equal(np.concatenate(parts), x[numbers] / 2)
         weight = np.load(tmp_path / "weight.npy")
         np.testing.assert_allclose(weight, descend(x, y, steps), rtol=1e-5)

@@ -107,6 +107,34 @@ def test_what_has_no_statistics_is_refused():
         compute_statistics(dataset.shuffle(), "x")
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (np.array([1, 1j]), "complex128"),
+        (np.array(["1", "2"]), "<U1"),
+        (np.array([1, 2], "datetime64[s]"), r"datetime64\[s\]"),
+    ],
+)
+def test_what_is_no_real_number_has_no_mean(values: np.ndarray, dtype: str):
+    dataset = Arrays({"x": values})
+    with pytest.raises(ConfigurationError, match=f"x of Arrays.* is {dtype}, and .*real numbers"):
+        compute_statistics(dataset, "x")
+    statistics = compute_statistics(Arrays({"x": np.arange(2)}), "x")
+    with pytest.raises(ConfigurationError, match=rf"data\['x'\] is {dtype}, and .*real numbers"):
+        dataset.normalize(statistics).get(0)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "bfloat16"])
+def test_real_numbers_of_every_dtype_are_normalized(dtype: str):
+    values = np.array([0, 1, 1, 1]).astype(jnp.dtype(dtype))
+    dataset = Arrays({"x": values})
+    statistics = compute_statistics(dataset, "x")
+    assert (statistics.mean["x"], statistics.std["x"]) == (0.75, np.sqrt(0.1875))
+    normalized = dataset.normalize(statistics).read([0, 1])["x"]
+    assert normalized.dtype == np.float32
+    assert normalized == pytest.approx([-np.sqrt(3), np.sqrt(1 / 3)])
+
+
 class Sum(fg.Module):
     weight: jax.Array
 

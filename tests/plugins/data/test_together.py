@@ -249,8 +249,8 @@ def test_run_in_stages_resumes_in_the_middle_of_one(tmp_path: Path):
     ("stages", "message"),
     [
         ([], "at least one pair"),
-        ([([1], 0)], "stage 0 has 0 steps"),
-        ([([1], True)], "stage 0 has True steps"),
+        ([([1], 0)], "steps of stage 0 is 0; it must be a positive integer"),
+        ([([1], True)], "steps of stage 0 is True"),
         ([([], 1)], "source 0 has no batch"),
     ],
 )

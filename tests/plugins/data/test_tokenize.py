@@ -240,6 +240,9 @@ def test_files_of_a_folder_are_documents_in_the_order_of_their_names(tmp_path):
     assert list(TextFiles(tmp_path, "*.md")) == [""]
     with pytest.raises(DataError, match=r"no file in .* matches \*\.rst"):
         TextFiles(tmp_path, "*.rst")
+    text = "Größe, 大きさ, مقاس, 🙂 e\u0301"
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())  # as some editors do
+    assert files[0] == text
     (tmp_path / "a.txt").write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"a\.txt cannot be read as text"):
         files[0]
@@ -265,3 +268,9 @@ def test_documents_that_are_no_sequence_are_refused(tmp_path: Path):
         tokenize((text for text in "ab"), Bytes(), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="is a str; it must be a sequence of documents"):
         tokenize("abc", Bytes(), tmp_path)
+
+
+@pytest.mark.parametrize("processes", [-1, 1.5, True])
+def test_numbers_of_processes_that_make_no_sense_are_refused(processes, tmp_path):
+    with pytest.raises(ConfigurationError, match=f"tokenize: processes is {processes}"):
+        tokenize(TEXTS, Bytes(), tmp_path, processes=processes)

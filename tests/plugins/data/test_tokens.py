@@ -190,3 +190,30 @@ def test_tokens_that_int32_does_not_hold_are_refused_when_read(
     for broken in (dataset, dataset.window(2), dataset.pack(3)):
         with pytest.raises(DataError, match=f"has the token {token}, and tokens are int32"):
             list(broken.batch(1))
+
+
+def test_tokens_are_written_to_a_file_of_nothing_but_numbers(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"a\.npy would be read as a file of NumPy"):
+        write_tokens(tmp_path / "a.npy", [[1]])
+
+
+def test_a_shard_of_empty_documents_is_one_of_several(tmp_path: Path):
+    paths = [tmp_path / f"{name}.bin" for name in "abc"]
+    for path, documents in zip(paths, ([[1, 2]], [[], []], [[], [3]]), strict=True):
+        write_tokens(path, documents)
+    tokens = Tokens(paths)
+    assert [e["tokens"].tolist() for e in tokens.iter_examples()] == [[1, 2], [], [], [], [3]]
+    assert tokens.window(3, targets=False).get(0)["tokens"].tolist() == [1, 2, 3]
+    assert tokens.pack(3, how="split").get(0)["segments"].tolist() == [1, 1, 2]
+    with pytest.raises(DataError, match=r"documents of .*b\.bin have no tokens"):
+        Tokens(paths[1])
+    paths[0].write_bytes(b"")
+    with pytest.raises(DataError, match=r"a\.bin has 0 tokens, and its documents end at 2"):
+        Tokens(paths)
+
+
+def test_a_document_that_ends_before_it_begins_is_named(tmp_path: Path):
+    path = write_tokens(tmp_path / "a.bin", [[1, 2], [3, 4], [5]])
+    np.save(tmp_path / "a.offsets.npy", np.array([0, 4, 2, 5]))
+    with pytest.raises(DataError, match=r"document 1 of .*a\.bin ends before it begins"):
+        Tokens(path).read([0, 1, 2])

@@ -1,5 +1,6 @@
 """Examples in arrays in memory, in memory maps, and in any sequence."""
 
+from collections.abc import Mapping
 from mmap import mmap
 from typing import Any
 
@@ -58,7 +59,11 @@ class ArrayNode(Node):
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         # A copy also where they are consecutive: functions of the user may write to it.
-        return jax.tree.map(lambda array: array[indices], self.arrays)
+        # In the byte order of this machine, as all that is put together with it.
+        return jax.tree.map(
+            lambda array: array[indices].astype(array.dtype.newbyteorder("="), copy=False),
+            self.arrays,
+        )
 
     def trace(self, index: int, at: Pass) -> str:
         return f"example {index} of Arrays"
@@ -94,6 +99,11 @@ class ItemNode(StackedNode):
             raise ConfigurationError(
                 f"a dataset needs something with __getitem__ and __len__, not {items!r:.100}. From "
                 "an iterator no example can be read without those before it"
+            )
+        if isinstance(items, Mapping):
+            raise ConfigurationError(
+                f"Items: a dictionary with {', '.join(map(repr, [*items][:4]))} is not a sequence "
+                "of examples: give Arrays a dictionary of arrays, and Items a list of dictionaries"
             )
         self.items = items
         self.length = len(items)

@@ -34,6 +34,7 @@ class MappedBatches(BatchNode):
         self.function = function
         self.length = parent.length
         self.pads = parent.pads
+        self.num_varied = parent.num_varied
 
     def look(self) -> Mark:
         return look_at(self.function)
@@ -51,11 +52,11 @@ class MappedBatches(BatchNode):
     def check_process(self, process: ProcessShard) -> None:
         self.parent.check_process(process)
 
-    def find_short_batches(self, at: Pass) -> list[int]:
-        return self.parent.find_short_batches(at)
+    def measure(self, numbers: np.ndarray, at: Pass) -> np.ndarray:
+        return self.parent.measure(numbers, at)
 
-    def find_odd_batches(self, at: Pass) -> list[int]:
-        return self.parent.find_odd_batches(at)
+    def find_sizes(self, at: Pass) -> list[int]:
+        return self.parent.find_sizes(at)
 
     def trace(self, number: int, at: Pass) -> str:
         return self.parent.trace(number, at)

@@ -6,12 +6,13 @@ from typing import Any
 from weakref import finalize
 
 import fulgurite as fg
+import numpy as np
 from fulgurite.errors import DataError, check_callable, error_context
 from fulgurite.plugins import ProcessShard, Seed, as_arrays
 
 from fulgurite_data.batch_mapping import MappedBatches
 from fulgurite_data.counting import TOKENS, count_examples, count_tokens
-from fulgurite_data.grouping import BatchNode, IndexedBatches, read_batch
+from fulgurite_data.grouping import BatchNode, IndexedBatches, find_first, read_batch
 from fulgurite_data.identity import describe_function, shorten_identity
 from fulgurite_data.indexing import IndexMap
 from fulgurite_data.ordering import make_repeat, make_shuffle, make_skip, make_take
@@ -85,16 +86,19 @@ class Batches:
             process: as of `iter_epoch`.
         """
         at = start_pass(0)
-        for number in self.node.find_odd_batches(at):
+        numbers = self.node.find_sizes(at)
+        shapes = self.node.measure(np.array(numbers), at)[:, :2]
+        for place in find_first(shapes)[1:]:
+            number = numbers[place]
             yield number, _finish(self.node, read_batch(self.node, number, at, process))
 
     def has_unequal_batches(self) -> bool:
         """Return whether some batches have fewer examples than others, padding left out."""
-        return len(self) > 1 and len(self.node.find_short_batches(start_pass(0))) > 0
+        return len({num_real for _, _, num_real in self._measure()}) > 1
 
     def has_padding(self) -> bool:
         """Return whether some batches have rows of padding."""
-        return self.node.pads and len(self.node.find_short_batches(start_pass(0))) > 0
+        return any(num_rows > num_real for _, num_rows, num_real in self._measure())
 
     def depends_on_epoch(self) -> bool:
         """Return whether the batches differ from epoch to epoch, and with the seed."""
@@ -165,6 +169,10 @@ class Batches:
     def __repr__(self) -> str:
         """Return the stages, for the description of a run."""
         return ".".join(self.node.stages)
+
+    def _measure(self) -> list[list[int]]:
+        at = start_pass(0)
+        return self.node.measure(np.array(self.node.find_sizes(at)), at).tolist()
 
     def _iter_jobs(self, jobs: Iterator[Job]) -> Iterator[Any]:
         """Yield batches in order, read here, or by threads or processes."""

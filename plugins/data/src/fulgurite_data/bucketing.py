@@ -6,7 +6,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, DataError
+from fulgurite.errors import ConfigurationError, DataError, as_int
 from fulgurite.plugins import ProcessShard
 
 from fulgurite_data.grouping import BatchNode, pad_with_zeros
@@ -33,7 +33,8 @@ class Bucketed(BatchNode):
     def __init__(
         self, parent: Node, sizes: Mapping[int, int], remainder: str, length_of: str | None
     ) -> None:
-        self.follow(parent, f"bucket({dict(sizes)}, {remainder!r})")
+        counted = "" if length_of is None else f", length_of={length_of!r}"
+        self.follow(parent, f"bucket({dict(sizes)}, {remainder!r}{counted})")
         check_fixed(parent, "bucket", "bucket() first, and shuffle() the batches")
         self.parent = parent
         self.length_of = length_of
@@ -46,6 +47,7 @@ class Bucketed(BatchNode):
         buckets = np.searchsorted(self.lengths, lengths)
         self._plan(buckets)
         self.length = len(self.buckets)
+        self.num_varied = self.length
         if not self.length:
             raise DataError(f"no bucket has a full batch ({'.'.join(self.stages)})")
 
@@ -77,15 +79,10 @@ class Bucketed(BatchNode):
                 "remainder='drop' or 'pad'"
             )
 
-    def find_short_batches(self, at: Pass) -> list[int]:
-        sizes, firsts = np.unique(self.counts, return_index=True)
-        return firsts[sizes < sizes.max()].tolist()
-
-    def find_odd_batches(self, at: Pass) -> list[int]:
-        sizes = self.sizes[self.buckets] if self.pads else self.counts
-        kinds, firsts = np.unique(np.stack([self.buckets, sizes]), axis=1, return_index=True)
-        del kinds
-        return sorted(firsts[firsts > 0].tolist())
+    def measure(self, numbers: np.ndarray, at: Pass) -> np.ndarray:
+        buckets, num_real = self.buckets[numbers], self.counts[numbers]
+        num_rows = self.sizes[buckets] if self.pads else num_real
+        return np.stack([self.lengths[buckets], num_rows, num_real], axis=1)
 
     def _plan(self, buckets: np.ndarray) -> None:
         """Choose the batches: for each its bucket, the number of its examples, and where these
@@ -142,8 +139,9 @@ def make_sizes(lengths: Sequence[int] | Mapping[int, int], batch_size: Any) -> d
         raise ConfigurationError(
             "bucket: the sizes of batches are in lengths already: leave batch_size out"
         )
+    sizes = {as_int(length): as_int(size) for length, size in sizes.items()}
     numbers = [*sizes, *sizes.values()]
-    is_valid = all(isinstance(number, int) and number > 0 for number in numbers)
+    is_valid = all(type(number) is int and number > 0 for number in numbers)
     if not sizes or not is_valid or [*sizes] != sorted(sizes):
         raise ConfigurationError(
             f"bucket: lengths and sizes of batches are {sizes}; they must be positive integers, "

@@ -70,15 +70,20 @@ class Dataset:
         Raises:
             DataError: there is no such example.
         """
-        numbers = np.asarray(indices, np.int64).reshape(-1)
+        numbers = np.asarray(indices).reshape(-1)
         if not len(numbers):
             raise DataError("read: give the number of at least one example")
+        if numbers.dtype.kind not in "iu":
+            raise DataError(
+                f"read: the numbers of examples are {numbers.dtype}, such as {numbers[0]!r:.60}; "
+                "they must be integers. Of a mask, give np.flatnonzero(mask)"
+            )
         if numbers.min() < 0 or numbers.max() >= len(self):
             raise DataError(
                 f"read: there are {len(self)} examples, from 0, and not all of {numbers.min()} to "
                 f"{numbers.max()}"
             )
-        return self.node.read(numbers, start_pass(seed, epoch))
+        return self.node.read(numbers.astype(np.int64), start_pass(seed, epoch))
 
     def get(self, index: int, *, seed: Seed = 0, epoch: int = 0) -> Any:
         """Return an example.
@@ -88,6 +93,8 @@ class Dataset:
             seed: of the run.
             epoch: the number of the epoch.
         """
+        if not -len(self) <= index < len(self):
+            raise DataError(f"get: there are {len(self)} examples, and no number {index}")
         number = index + len(self) if index < 0 else index
         return split_rows(self.read([number], seed=seed, epoch=epoch))[0]
 

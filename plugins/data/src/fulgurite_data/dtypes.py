@@ -3,12 +3,31 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import DataError, error_context
 
 from fulgurite_data.examples import find_dtypes, has_arrays, simplify_dtype, stack_rows
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass, start_pass
+
+
+def is_numeric(dtype: np.dtype) -> bool:
+    """Return whether arrays of a dtype hold numbers or bools.
+
+    Args:
+        dtype: of NumPy, or such as bfloat16, which NumPy takes for no number.
+    """
+    return jnp.issubdtype(dtype, np.bool_) or jnp.issubdtype(dtype, np.number)
+
+
+def is_real(dtype: np.dtype) -> bool:
+    """Return whether arrays of a dtype hold numbers or bools that are not complex.
+
+    Args:
+        dtype: as of `is_numeric`.
+    """
+    return is_numeric(dtype) and not jnp.issubdtype(dtype, np.complexfloating)
 
 
 class StackedNode(Node):

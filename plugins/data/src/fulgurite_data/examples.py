@@ -1,7 +1,7 @@
 """Several examples at once: pytrees of arrays whose first axis counts them, or of `Ragged` where
 examples have unequal lengths."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,10 @@ class Ragged:
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.lengths)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """Yield the array of each example, as a walk over an array of examples does."""
+        return iter(self.split())
 
     def split(self) -> list[np.ndarray]:
         """Return the array of each example."""

@@ -23,9 +23,11 @@ class BatchNode(PipelineStage):
 
     Attributes:
         pads: whether batches are `fg.Batch` with a mask.
+        num_varied: among how many batches, from the first, all sizes occur.
     """
 
     pads: bool = False
+    num_varied: int
 
     def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
         """Return a batch, or the part of it that a process reads.
@@ -41,15 +43,20 @@ class BatchNode(PipelineStage):
         """Raise `ConfigurationError` if processes cannot have equal parts of each batch."""
         raise NotImplementedError(f"{type(self).__name__} has no check_process: define it")
 
-    def find_short_batches(self, at: Pass) -> list[int]:
-        """Return the numbers of the batches that have fewer examples than others; one for each
-        size is enough."""
-        raise NotImplementedError(f"{type(self).__name__} has no find_short_batches: define it")
+    def measure(self, numbers: np.ndarray, at: Pass) -> np.ndarray:
+        """Return the sizes of batches, int64 `(k, 3)`: the length that examples are padded to, 0
+        for none; the number of rows; and how many of these are examples, and not padding.
 
-    def find_odd_batches(self, at: Pass) -> list[int]:
-        """Return the number of one batch of each further kind of shapes than the first, as far as
-        they are known."""
-        raise NotImplementedError(f"{type(self).__name__} has no find_odd_batches: define it")
+        Args:
+            numbers: of the batches, int64 `(k,)`.
+            at: the pass.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no measure: define it")
+
+    def find_sizes(self, at: Pass) -> list[int]:
+        """Return the number of the first batch of each size that `measure` tells, as far as they
+        are known."""
+        return find_first(self.measure(np.arange(min(self.num_varied, _MAX_SEARCHED)), at))
 
     def trace(self, number: int, at: Pass) -> str:
         """Return where a batch comes from, in words."""
@@ -82,7 +89,9 @@ class Grouped(BatchNode):
         self.pads = remainder == "pad"
         self.num_left = 0 if parent.length >= ENDLESS else parent.length % size
         has_short_batch = self.num_left > 0 and remainder != "drop"
-        self.length = parent.length // size + has_short_batch
+        is_endless = parent.length >= ENDLESS
+        self.length = ENDLESS if is_endless else parent.length // size + has_short_batch
+        self.num_varied = self.length if has_short_batch else 1
         if not self.length:
             raise DataError(
                 f"{parent.length} examples do not fill a batch of {size} ({'.'.join(self.stages)})"
@@ -107,18 +116,23 @@ class Grouped(BatchNode):
         index, count = process
         num_left = self.num_left if self.remainder == "keep" else 0
         if not 0 <= index < count or self.size % count or num_left % count:
+            advice = "remainder='drop' or 'pad'"
+            if self.size % count:
+                advice = f"a size that divides by {count}"
             raise ConfigurationError(
                 f"{self.stages[-1]}: process {index} of {count} cannot have an equal part of each "
                 f"batch: {self.size} examples are in one, and {num_left} are left for a last one "
-                "(choose remainder='drop' or 'pad')."
+                f"(choose {advice})"
             )
 
-    def find_short_batches(self, at: Pass) -> list[int]:
-        is_short = self.num_left > 0 and self.remainder != "drop"
-        return [self.length - 1] if is_short else []
+    def measure(self, numbers: np.ndarray, at: Pass) -> np.ndarray:
+        num_real = np.minimum(self.size, self.parent.length - numbers * self.size)
+        num_rows = np.full_like(num_real, self.size) if self.pads else num_real
+        return np.stack([np.zeros_like(num_real), num_rows, num_real], axis=1)
 
-    def find_odd_batches(self, at: Pass) -> list[int]:
-        return [] if self.pads else self.find_short_batches(at)
+    def find_sizes(self, at: Pass) -> list[int]:
+        has_other = self.num_varied > 1
+        return [0, self.length - 1] if has_other else [0]
 
 
 class IndexedBatches(BatchNode):
@@ -140,6 +154,7 @@ class IndexedBatches(BatchNode):
         self.length = index_map.length
         self.is_fixed = parent.is_fixed and index_map.is_fixed
         self.level = parent.level + index_map.num_random
+        self.num_varied = self._count_varied()
         if not self.length:
             raise DataError(f"there are no batches ({'.'.join(self.stages)})")
 
@@ -150,14 +165,26 @@ class IndexedBatches(BatchNode):
     def check_process(self, process: ProcessShard) -> None:
         self.parent.check_process(process)
 
-    def find_short_batches(self, at: Pass) -> list[int]:
-        return self._find(self.parent.find_short_batches(at), at)
-
-    def find_odd_batches(self, at: Pass) -> list[int]:
-        return self._find(self.parent.find_odd_batches(at), at)
+    def measure(self, numbers: np.ndarray, at: Pass) -> np.ndarray:
+        places = self.index_map.locate(numbers, at, self.parent.level)
+        if places.epochs is None:
+            return self.parent.measure(places.indices, at)
+        sizes = np.empty((len(numbers), 3), np.int64)
+        for epoch in np.unique(places.epochs):
+            is_there = places.epochs == epoch
+            sizes[is_there] = self.parent.measure(places.indices[is_there], at.at_epoch(int(epoch)))
+        return sizes
 
     def trace(self, number: int, at: Pass) -> str:
         return self.parent.trace(*self._locate(number, at))
+
+    def _count_varied(self) -> int:
+        if self.parent.num_varied == 1:
+            return 1
+        if self.index_map.num_random:
+            return self.length
+        # Of a repetition, any run of that many batches has a whole round.
+        return min(self.length, 2 * self.parent.num_varied)
 
     def _locate(self, number: int, at: Pass) -> tuple[int, Pass]:
         places = self.index_map.locate(np.array([number]), at, self.parent.level)
@@ -165,27 +192,36 @@ class IndexedBatches(BatchNode):
             at = at.at_epoch(int(places.epochs[0]))
         return int(places.indices[0]), at
 
-    def _find(self, numbers: list[int], at: Pass) -> list[int]:
-        """Return the first place of each of some batches of the parent, if it has one."""
-        if not numbers:
-            return []
-        searched = np.arange(min(self.length, _MAX_SEARCHED))
-        before = self.index_map.locate(searched, at, self.parent.level).indices
-        places = [np.flatnonzero(before == number) for number in numbers]
-        return [int(place[0]) for place in places if len(place)]
+
+def find_first(sizes: np.ndarray) -> list[int]:
+    """Return the first row of each kind, in order.
+
+    Args:
+        sizes: int64 `(k, n)`.
+    """
+    firsts = []
+    left = np.arange(len(sizes))
+    while len(left):  # once for each of a few kinds, where `np.unique` would sort all rows
+        first = int(left[0])
+        firsts.append(first)
+        left = left[(sizes[left] != sizes[first]).any(axis=1)]
+    return firsts
 
 
 def pad_with_zeros(leaf: Any, mask: np.ndarray) -> Any:
-    """Return a leaf with rows of zeros where a mask is False.
+    """Return a leaf with rows of zeros where a mask is False; of `Ragged`, with empty ones.
 
     Args:
-        leaf: an array with as many rows as the mask is True, or more.
-        mask: bool `(rows,)`.
+        leaf: an array, or `Ragged`, with as many rows as the mask is True, or more.
+        mask: bool `(rows,)`, True for the first rows.
     """
-    if not isinstance(leaf, np.ndarray):
-        return leaf  # refused as soon as the batch is complete
+    num_real = int(mask.sum())
+    if isinstance(leaf, Ragged):
+        lengths = np.zeros(len(mask), np.int64)
+        lengths[mask] = leaf.lengths[:num_real]
+        return Ragged(leaf.values[: lengths.sum()], lengths)
     padded = np.zeros((len(mask), *leaf.shape[1:]), leaf.dtype)
-    padded[mask] = leaf[: mask.sum()]
+    padded[mask] = leaf[:num_real]
     return padded
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fulgurite.errors import ConfigurationError, DataError, check_one_of
+from fulgurite.errors import ConfigurationError, DataError, as_int, check_one_of
 
 from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.examples import stack_rows
@@ -62,6 +62,8 @@ class ImageNode(Node):
         draft: bool = False,
     ) -> None:
         check_one_of(mode, _MODES, "Images: mode")
+        if isinstance(size, tuple):
+            size = tuple(map(as_int, size))  # type: ignore[assignment]
         is_pair = isinstance(size, tuple) and len(size) == 2
         if size is not None and not (is_pair and all(type(n) is int and n > 0 for n in size)):
             raise ConfigurationError(

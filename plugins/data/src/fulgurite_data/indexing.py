@@ -11,6 +11,9 @@ from fulgurite_data.permutation import permute
 
 ENDLESS = 2**62
 """The length of what never ends."""
+ENDLESS_ROUNDS = 2**20
+"""How many epochs of what it repeats an endless repetition takes for each of its own: a part of it
+that is read epoch after epoch (`repeat().take(n)`) has other orders in each."""
 _BLOCK = 8192
 """How many numbers of an order are computed at once: the network takes 200 us for a batch of them,
 and 1 ms for a block."""
@@ -143,7 +146,7 @@ class Repeat:
 
     def locate(self, indices: np.ndarray, at: Pass, level: int) -> Places:
         rounds, numbers = np.divmod(indices, self.size)
-        return Places(numbers, at.epoch * (self.times or 0) + rounds)
+        return Places(numbers, at.epoch * (self.times or ENDLESS_ROUNDS) + rounds)
 
     def describe(self) -> str:
         return f"repeat({'' if self.times is None else self.times})"

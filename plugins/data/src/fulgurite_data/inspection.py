@@ -61,7 +61,9 @@ def describe_data(data: Any) -> str:
     num_tokens = count_tokens(batch)
     if num_tokens is not None:
         # Packed rows have as many as fit; those of windows are all full.
-        epoch = "" if num_batches is None else f", about {num_tokens * num_batches:,} an epoch"
+        epoch = ""
+        if num_batches is not None and num_batches < ENDLESS:
+            epoch = f", about {num_tokens * num_batches:,} an epoch"
         lines.append(f"  {num_tokens:,} tokens in the first batch{epoch}")
     lines += [f"  {_format_bytes(_count_bytes(batch))} a batch", f"  resume: {promise}", ""]
     return "\n".join([*lines, "first batch", *_format_batch(batch)])
@@ -182,11 +184,13 @@ def _format_batch(batch: Any) -> list[str]:
 def _describe_array(array: np.ndarray) -> tuple[str, ...]:
     native = jax.dtypes.canonicalize_dtype(array.dtype)
     dtype = str(array.dtype) if native == array.dtype else f"{array.dtype}, {native} for jax"
-    numbers = array.astype(np.float64) if array.dtype.kind != "c" else np.abs(array)
+    is_complex = array.dtype.kind == "c"
+    numbers = np.abs(array) if is_complex else array.astype(np.float64)
     statistics = ("", "", "")
     if array.size:
         statistics = tuple(f"{f(numbers):.4g}" for f in (np.min, np.mean, np.max))
-    first = " ".join(f"{number:.4g}" for number in array.reshape(-1)[:4])
+    shown = array if is_complex else numbers  # as bfloat16 has no format of its own
+    first = " ".join(f"{number:.4g}" for number in shown.reshape(-1)[:4])
     return dtype, str(list(array.shape)), *statistics, first
 
 

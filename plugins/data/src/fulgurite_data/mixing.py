@@ -16,7 +16,7 @@ from fulgurite_data.dataset import Dataset
 from fulgurite_data.dtypes import check_equal_dtypes
 from fulgurite_data.examples import merge_rows
 from fulgurite_data.identity import Identity
-from fulgurite_data.indexing import ENDLESS
+from fulgurite_data.indexing import ENDLESS, ENDLESS_ROUNDS
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass, start_pass
 from fulgurite_data.proportions import Proportions, as_integers
@@ -172,10 +172,9 @@ class Mixed(Joined):
         return 0
 
     def _count_rounds(self, sizes: list[int]) -> list[int]:
-        """Return how often each source is begun in a pass; any number above 1 where it never
-        ends."""
+        """Return how often each source is begun in a pass."""
         if self.length >= ENDLESS:
-            return [1 if size >= ENDLESS else 2 for size in sizes]
+            return [1 if size >= ENDLESS else ENDLESS_ROUNDS for size in sizes]
         number = int(np.searchsorted(self.starts, self.length, side="right")) - 1
         places = np.array([self.length - self.starts[number]])
         counts = self.bases[number] + self.phases[number].count(places)[:, 0]
@@ -202,7 +201,7 @@ class Zipped(Joined):
             )
         self.length = max(sizes) if length == "cycle" else min(sizes)
         self.is_tuple = is_tuple
-        self.rounds = [1 if size >= self.length else 2 for size in sizes]
+        self.rounds = [1 if size >= self.length else ENDLESS_ROUNDS for size in sizes]
         if self.length < ENDLESS:
             self.rounds = [max(math.ceil(self.length / size), 1) for size in sizes]
 
@@ -261,7 +260,7 @@ def mix(
     if schedule is None:
         if batch_size is not None:
             raise ConfigurationError("mix: batch_size is for schedule=, whose keys are steps")
-        values = _list_weights([1] * len(nodes) if weights is None else weights, nodes)
+        values = _list_weights([1] * len(nodes) if weights is None else weights, nodes, "mix")
         for index, (name, weight) in enumerate(zip(nodes, values, strict=True)):
             if not weight:
                 raise ConfigurationError(
@@ -278,7 +277,7 @@ def mix(
         raise ConfigurationError(f"mix: the steps of schedule are {steps}; they must rise from 0")
     phases = {}
     for step, step_weights in zip(steps, schedule.values(), strict=True):
-        values = _list_weights(step_weights, nodes)
+        values = _list_weights(step_weights, nodes, f"mix, from step {step} on")
         phases[step * batch_size] = Proportions(as_integers(values))
     for index, name in enumerate(nodes):
         if not any(phase.weights[index] for phase in phases.values()):
@@ -322,39 +321,45 @@ def _as_nodes(sources: Any, where: str) -> dict[str, Node]:
         raise ConfigurationError(f"{where}: there are no sources")
     nodes = {}
     for index, (name, source) in enumerate(sources.items()):
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                f"{where}: the name of source {index} is {name!r}; it must be a string"
+            )
         node = as_dataset(source, f"{where}: source {index} ({name})").node
         if not node.length:
             raise ConfigurationError(
                 f"{where}: source {index} ({name}) is empty ({'.'.join(node.stages)})"
             )
-        nodes[str(name)] = node
+        nodes[name] = node
     return nodes
 
 
-def _list_weights(weights: Weights, nodes: Mapping[str, Node]) -> list[float]:
+def _list_weights(weights: Weights, nodes: Mapping[str, Node], where: str) -> list[float]:
     """Return the weights in the order of the sources."""
     names = [*nodes]
     if isinstance(weights, Mapping):
         if {*weights} != {*names}:
             raise ConfigurationError(
-                f"mix: weights are for {', '.join(map(str, weights))}, and the sources are "
-                f"{', '.join(names)}: give one for each"
+                f"{where}: weights are for {', '.join(map(repr, weights))}, and the sources are "
+                f"{', '.join(map(repr, names))}: give one for each. Those of a sequence "
+                "are in order, [3, 1]"
             )
         values = [weights[name] for name in names]
     else:
         values = [*weights]
         if len(values) != len(names):
             raise ConfigurationError(
-                f"mix: there are {len(values)} weights and {len(names)} sources: give one for each"
+                f"{where}: there are {len(values)} weights and {len(names)} sources: give one for "
+                "each"
             )
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise ConfigurationError(f"mix: the weight of source {index} ({name}) is {value!r}")
+            raise ConfigurationError(f"{where}: the weight of source {index} ({name}) is {value!r}")
         if not 0 <= value < math.inf:
             raise ConfigurationError(
-                f"mix: the weight of source {index} ({name}) is {value}; it must be a finite "
+                f"{where}: the weight of source {index} ({name}) is {value}; it must be a finite "
                 "number, and not negative"
             )
     if not any(values):
-        raise ConfigurationError("mix: all weights are 0")
+        raise ConfigurationError(f"{where}: all weights are 0")
     return [float(value) for value in values]

@@ -72,19 +72,11 @@ class Node(PipelineStage):
         """
         numbers, places = np.unique(indices, return_inverse=True)
         rows = self.read(numbers, at)
-
-        def cut(path: Any, leaf: Any) -> np.ndarray:
-            if not isinstance(leaf, Ragged) and leaf.ndim < 2:
-                raise ConfigurationError(
-                    f"data{keystr(path)} of {self.stages[-1]} is a number, which cannot be packed: "
-                    "leave it out with map()"
-                )
-            ragged = as_ragged(leaf)
-            self.check_planned(indices, ragged.lengths[places], planned, at)
-            firsts = np.cumsum(ragged.lengths) - ragged.lengths
-            return ragged.values[find_rows(firsts[places] + starts, lengths)]
-
-        return jax.tree_util.tree_map_with_path(cut, rows)
+        totals = _find_common_lengths(rows, self.stages[-1])
+        self.check_planned(indices, totals[places], planned, at)
+        firsts = np.cumsum(totals) - totals
+        elements = find_rows(firsts[places] + starts, lengths)
+        return jax.tree.map(lambda leaf: as_ragged(leaf).values[elements], rows)
 
     def check_planned(
         self, indices: np.ndarray, lengths: np.ndarray, planned: np.ndarray, at: Pass
@@ -247,6 +239,26 @@ def iter_chunks(length: int, size: int) -> Iterator[np.ndarray]:
     """
     for low in range(0, length, size):
         yield np.arange(low, min(low + size, length))
+
+
+def _find_common_lengths(rows: Any, stage: str) -> np.ndarray:
+    """Return the lengths of examples, int64 `(k,)`; raise unless all their arrays have these."""
+    leaves = jax.tree_util.tree_leaves_with_path(rows)
+    for path, leaf in leaves:
+        if not isinstance(leaf, Ragged) and leaf.ndim < 2:
+            raise ConfigurationError(
+                f"data{keystr(path)} of {stage} is a number, which cannot be packed: leave it out "
+                "with map()"
+            )
+    first_path, first = leaves[0]
+    lengths = _get_lengths(first)
+    for path, leaf in leaves[1:]:
+        if not np.array_equal(_get_lengths(leaf), lengths):
+            raise ConfigurationError(
+                f"data{keystr(first_path)} and data{keystr(path)} of {stage} have unequal lengths, "
+                "and arrays that are packed together have one: leave one of them out with map()"
+            )
+    return lengths
 
 
 def _get_lengths(leaf: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from fulgurite.errors import ConfigurationError, DataError
 
+from fulgurite_data.dtypes import is_real
 from fulgurite_data.examples import Ragged
 from fulgurite_data.identity import hash_text
 from fulgurite_data.nodes import Node
@@ -115,6 +116,11 @@ class Normalized(Node):
     def _normalize(self, name: str, leaf: Any) -> Any:
         if isinstance(leaf, Ragged):
             return Ragged(self._normalize(name, leaf.values), leaf.lengths)
+        if not is_real(leaf.dtype):
+            raise ConfigurationError(
+                f"{self.stages[-1]}: data[{name!r}] is {leaf.dtype}, and normalized are real "
+                "numbers: map() it to some, such as real and imaginary part"
+            )
         mean = self.mean[name]
         size = leaf.shape[1:]
         if not _is_broadcast(mean.shape, size):

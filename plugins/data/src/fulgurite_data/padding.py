@@ -7,6 +7,7 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, DataError
 from jax.tree_util import keystr
 
+from fulgurite_data.dtypes import is_numeric
 from fulgurite_data.examples import Ragged, as_ragged, find_rows
 from fulgurite_data.nodes import Node, measure_lengths
 from fulgurite_data.passes import Pass
@@ -23,7 +24,9 @@ class Padded(Node):
     """
 
     def __init__(self, parent: Node, size: int, truncate: bool, length_of: str | None) -> None:
-        self.follow(parent, f"pad({size}{', truncate=True' if truncate else ''})")
+        options = ", truncate=True" if truncate else ""
+        options += "" if length_of is None else f", length_of={length_of!r}"
+        self.follow(parent, f"pad({size}{options})")
         self.parent = parent
         self.length = parent.length
         self.batch_size = parent.batch_size
@@ -69,7 +72,7 @@ def pad_rows(rows: Any, size: int, lengths: np.ndarray, stage: str) -> dict[str,
         ragged = as_ragged(leaf)
         sizes = np.minimum(ragged.lengths, size)
         values = ragged.values
-        if not np.issubdtype(values.dtype, np.number) and values.dtype != bool:
+        if not is_numeric(values.dtype):
             raise DataError(f"{stage}: data{keystr(path)} holds {values.dtype}, not numbers")
         out = np.zeros((len(sizes) * size, *values.shape[1:]), values.dtype)
         firsts = np.cumsum(ragged.lengths) - ragged.lengths

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import fulgurite as fg
+import jax
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import SeekableSource
 
 
 class PartReader:
-    """Reads any batch of any epoch of a source; those in order without seeking.
+    """Reads any batch of any epoch of a source; those in order without seeking. With several
+    processes each reads its part of a batch; a list has in each process the batches for that.
 
     Args:
         part: the source.
@@ -27,7 +29,10 @@ class PartReader:
         if not isinstance(self.part, SeekableSource):
             return self.part[number]
         if self._next != (epoch, number):
-            self._batches = self.part.iter_epoch(epoch, seed=self.seed, start=number)
+            process = (jax.process_index(), jax.process_count())
+            self._batches = self.part.iter_epoch(
+                epoch, seed=self.seed, start=number, process=process
+            )
         self._next = (epoch, number + 1)
         return next(self._batches)
 

@@ -52,12 +52,17 @@ def start_pass(seed: Seed, epoch: int = 0) -> Pass:
         epoch: the number of the epoch.
 
     Raises:
-        ConfigurationError: the seed is anything else.
+        ConfigurationError: seed or epoch are anything else.
     """
     words = tuple(as_int(word) for word in (seed if isinstance(seed, tuple) else (seed,)))
     if not words or any(type(word) is not int or word < 0 for word in words):
         raise ConfigurationError(
             f"the data's seed is {seed!r}; it must be integers that are not negative"
+        )
+    epoch = as_int(epoch)
+    if type(epoch) is not int or epoch < 0:
+        raise ConfigurationError(
+            f"the data's epoch is {epoch!r}; it must be an integer that is not negative"
         )
     return Pass(words, epoch)
 

@@ -9,6 +9,7 @@ import numpy as np
 from fulgurite.errors import ConfigurationError
 from jax.tree_util import keystr, tree_leaves_with_path
 
+from fulgurite_data.dtypes import is_real
 from fulgurite_data.extras import import_extra
 
 _MAX_IMAGES = 64
@@ -66,7 +67,7 @@ def as_pixels(array: np.ndarray) -> np.ndarray | None:
     Args:
         array: of a batch.
     """
-    if array.ndim not in (3, 4) or array.dtype.kind not in "biuf" or not array.size:
+    if array.ndim not in (3, 4) or not is_real(array.dtype) or not array.size:
         return None
     if array.ndim == 3:
         array = array[..., None]
@@ -94,7 +95,11 @@ def _draw_sheet(title: str, pixels: np.ndarray, leaves: dict[str, np.ndarray]) -
     pillow = import_extra("PIL.Image", "images")
     draw_on = import_extra("PIL.ImageDraw", "images").Draw
     count, height, width = pixels.shape[:3]
-    numbers = [leaf for leaf in leaves.values() if leaf.shape == (count,)]
+    numbers = [
+        leaf.astype(np.float64)
+        for leaf in leaves.values()
+        if leaf.shape == (count,) and is_real(leaf.dtype)
+    ]
     factor = max(_LONGER_SIDE // max(height, width), 1)
     cell = (width * factor + _GAP, height * factor + _GAP + (_LINE if numbers else 0))
     num_shown = min(count, _MAX_IMAGES)

@@ -105,6 +105,6 @@ def as_integers(weights: Sequence[float]) -> list[int]:
         divisor = gcd(*integers)
         if sum(integers) // divisor <= _MAX_SUM:
             return [integer // divisor for integer in integers]
-    total = sum(weights)
-    scaled = [weight / total * _MAX_SUM for weight in weights]
+    total = sum(map(Fraction, weights))
+    scaled = [Fraction(weight) / total * _MAX_SUM for weight in weights]
     return [max(round(value), 1) if value else 0 for value in scaled]

@@ -221,7 +221,7 @@ class JSONLines(Dataset):
             in the first line, and a line with another one is an error: 1 is an integer, 1.0 is not.
 
     Raises:
-        DataError: a file is missing or empty.
+        DataError: a file is missing, empty or truncated.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, as_int, check_positive_int
 from fulgurite.plugins import SeekableSource, hide_constructor_frames
 
 from fulgurite_data.parts import PartReader, ResumablePasses, check_part
@@ -41,14 +41,11 @@ class Stages(ResumablePasses):
     ) -> None:
         if not stages:
             raise ConfigurationError("Stages: at least one pair (source, steps) is needed.")
-        for index, (part, steps) in enumerate(stages):
+        self.stages = tuple((part, as_int(steps)) for part, steps in stages)
+        for index, (part, steps) in enumerate(self.stages):
             check_part("Stages", index, part)
-            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-                raise ConfigurationError(
-                    f"Stages: stage {index} has {steps!r} steps; it must be a positive integer."
-                )
-        self.stages = stages
-        self.ends = tuple(accumulate(steps for _, steps in stages))
+            check_positive_int(steps, f"Stages: the number of steps of stage {index}")
+        self.ends = tuple(accumulate(steps for _, steps in self.stages))
         self.seed = seed
 
     def __len__(self) -> int:

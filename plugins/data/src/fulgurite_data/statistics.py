@@ -10,6 +10,7 @@ from fulgurite.errors import ConfigurationError, DataError, check_one_of
 
 from fulgurite_data.content import Mark
 from fulgurite_data.dataset import Dataset
+from fulgurite_data.dtypes import is_real
 from fulgurite_data.examples import Ragged
 from fulgurite_data.nodes import Node, check_fixed, iter_chunks
 from fulgurite_data.normalizing import Statistics
@@ -131,6 +132,11 @@ def _get_numbers(rows: Any, name: str, node: Node, per: Per) -> np.ndarray:
                 "of each element: choose per='channel' or 'array'"
             )
         leaf = leaf.values if leaf.values.ndim > 1 else leaf.values[:, None]
+    if not is_real(leaf.dtype):
+        raise ConfigurationError(
+            f"compute_statistics: {name} of {node.stages[-1]} is {leaf.dtype}, and a mean is of "
+            "real numbers: map() it to some, such as real and imaginary part"
+        )
     numbers = leaf.astype(np.float64)
     if per == "element" or numbers.ndim == 1:
         return numbers

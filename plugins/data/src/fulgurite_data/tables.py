@@ -156,7 +156,7 @@ class JSONLinesNode(StackedNode):
         dtypes: of keys.
 
     Raises:
-        DataError: a file is missing or empty.
+        DataError: a file is missing, empty or truncated.
     """
 
     dtype_advice = "Say which one it is: JSONLines(..., dtypes={key: 'float32'})"
@@ -177,6 +177,9 @@ class JSONLinesNode(StackedNode):
         self.length = int(self.bounds[-1])
         if not self.length:
             raise DataError(f"JSONLines: there are no lines in {', '.join(map(str, paths))}")
+        for number, starts in enumerate(self.starts):
+            if len(starts) > 1:
+                self._load_line(number, len(starts) - 2)  # where a truncated file is cut off
         digest = hash_text(repr([len(content) for content in self._maps]))
         self.stages = (
             f"JSONLines({self.paths[0].name}, {len(paths)} files, {self.length} lines {digest})",
@@ -222,15 +225,20 @@ class JSONLinesNode(StackedNode):
         number = int(np.searchsorted(self.bounds, index, side="right")) - 1
         return number, index - int(self.bounds[number])
 
-    def _parse(self, index: int) -> Any:
-        number, line = self._find(index)
+    def _load_line(self, number: int, line: int) -> Any:
+        """Return what a line of a file holds."""
         low, high = self.starts[number][line : line + 2]
         try:
-            value = json.loads(self._maps[number][low:high])
+            return json.loads(self._maps[number][low:high])
         except ValueError as error:
+            hint = ", or the file is truncated" if high == len(self._maps[number]) else ""
             raise DataError(
-                f"line {line + 1} of {self.paths[number]} is not JSON: {error}"
+                f"line {line + 1} of {self.paths[number]} is not JSON{hint}: {error}"
             ) from error
+
+    def _parse(self, index: int) -> Any:
+        number, line = self._find(index)
+        value = self._load_line(number, line)
         if self.columns is None:
             return value
         if not isinstance(value, dict) or any(name not in value for name in self.columns):

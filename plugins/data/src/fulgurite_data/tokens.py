@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.examples import Ragged
 from fulgurite_data.nodes import Node
-from fulgurite_data.passes import Pass
+from fulgurite_data.passes import Pass, start_pass
 
 _HASHED_BYTES = 4096
 _MAX_TOKEN = 2**31 - 1
@@ -36,7 +36,7 @@ class TokenShard:
     def __init__(self, path: Path, dtype: np.dtype, has_offsets: bool = True) -> None:
         self.path = path
         self.dtype = dtype
-        self.tokens = _map_tokens(path, dtype)
+        self.tokens = _map_tokens(path, dtype, has_offsets)
         self.has_offsets = has_offsets
         num_tokens = len(self.tokens)
         self.offsets = _load_offsets(path, num_tokens) if has_offsets else np.array([0, num_tokens])
@@ -141,6 +141,8 @@ class TokenNode(Node):
         counts = [len(shard.offsets) - 1 for shard in self.shards]
         self.documents = np.cumsum([0, *counts])
         self.length = int(self.documents[-1])
+        if not len(self.stream):
+            raise DataError(f"the documents of {', '.join(map(str, paths))} have no tokens")
         prints = [shard.make_fingerprint() for shard in self.shards]
         digest = prints[0]
         if len(prints) > 1:
@@ -214,6 +216,12 @@ class TokenNode(Node):
             lows = offsets[local]
             starts[places] = self.stream.bounds[number] + lows
             lengths[places] = offsets[local + 1] - lows
+        # Not when the file is opened, which would read all of it.
+        if (lengths < 0).any():
+            index = int(indices[np.argmax(lengths < 0)])
+            raise DataError(
+                f"{self.trace(index, start_pass(0))} ends before it begins: its offsets are damaged"
+            )
         return starts, lengths
 
     def trace(self, index: int, at: Pass) -> str:
@@ -274,6 +282,10 @@ def write_tokens(
     """
     target = Path(path)
     kind = _check_dtype("write_tokens", dtype)
+    if target.suffix == ".npy":
+        raise ConfigurationError(
+            f"write_tokens: {path} would be read as a file of NumPy: name it .bin"
+        )
     offsets = [0]
     partial = target.with_name(f"{target.name}.partial")
     with partial.open("wb") as file:
@@ -331,7 +343,7 @@ def _check_range(tokens: np.ndarray, number: int, dtype: np.dtype) -> None:
     )
 
 
-def _map_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
+def _map_tokens(path: Path, dtype: np.dtype, has_offsets: bool) -> np.ndarray:
     if not path.is_file():
         raise DataError(f"the file of tokens {path} is missing")
     if path.suffix == ".npy":
@@ -354,7 +366,8 @@ def _map_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
                 f"{dtype}: it is truncated, or of another dtype"
             )
         tokens = np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
-    if not len(tokens):
+    # A shard of empty documents has a file that says so.
+    if not len(tokens) and not (has_offsets and _get_offsets_path(path).exists()):
         raise DataError(f"the file of tokens {path} is empty")
     # Without the class of memory maps, whose slices take five times as long.
     return tokens.view(np.ndarray)

@@ -116,13 +116,13 @@ def get_native_dtype(array: np.ndarray) -> np.dtype:
 
 def _is_native(leaf: Any) -> bool:
     if type(leaf) is np.ndarray:
-        return leaf.dtype.char in _NATIVE_CHARS
+        return leaf.dtype.char in _NATIVE_CHARS and leaf.dtype.isnative
     return isinstance(leaf, jax.Array)
 
 
 def _is_plain(leaf: Any) -> bool:
     if type(leaf) is np.ndarray:
-        return leaf.dtype.kind in _PLAIN_KINDS
+        return leaf.dtype.kind in _PLAIN_KINDS and leaf.dtype.isnative
     return isinstance(leaf, jax.Array)
 
 
@@ -133,7 +133,15 @@ def _convert_leaves(batch: Any) -> Any:
                 f"data{keystr(path)} is a list of {len(node)} numbers, each an array of its own: "
                 "give one array, np.asarray(...)"
             )
-    return jax.tree_util.tree_map_with_path(as_array, batch)
+
+    def convert(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
+        array = as_array(path, leaf)
+        # jax does not know dtypes whose bytes are in the other order, as files of FITS have them.
+        if isinstance(array, jax.Array):
+            return array
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    return jax.tree_util.tree_map_with_path(convert, batch)
 
 
 def _is_list_of_numbers(node: Any) -> bool:

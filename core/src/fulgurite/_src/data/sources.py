@@ -128,10 +128,13 @@ class ArrayData:
         index, count = process
         num_left = self.num_examples % self.batch_size if self.remainder == "keep" else 0
         if not 0 <= index < count or self.batch_size % count or num_left % count:
+            advice = "remainder='drop' or 'pad'"
+            if self.batch_size % count:
+                advice = f"a batch_size that divides by {count}"
             raise ConfigurationError(
                 f"ArrayData: process {index} of {count} cannot have an equal part of each batch: "
                 f"batch_size is {self.batch_size}, and {num_left} examples are left for a last one "
-                "(choose remainder='drop' or 'pad')."
+                f"(choose {advice})."
             )
         order = None
         if self.shuffle:

@@ -8,6 +8,7 @@ import numpy as np
 from fulgurite.errors import (
     ConfigurationError,
     DataError,
+    as_int,
     check_one_of,
     check_positive_int,
     error_context,
@@ -117,6 +118,7 @@ def from_huggingface(
             `resume` is `replay`.
     """
     _check_kind(dataset, "from_huggingface", "IterableDataset")
+    batch_size = as_int(batch_size)
     check_positive_int(batch_size, "from_huggingface: batch_size")
     check_one_of(resume, ("replay", "restart"), "from_huggingface: resume")
     if columns is not None:

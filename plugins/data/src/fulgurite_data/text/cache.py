@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from fulgurite.errors import ConfigurationError, DataError, check_positive_int
+from fulgurite.errors import ConfigurationError, DataError, as_int, check_positive_int
 from tqdm import tqdm
 
 from fulgurite_data.locking import hold_lock
@@ -89,7 +89,12 @@ def tokenize(
         ConfigurationError: the tokenizer truncates or pads, or has no such token.
         DataError: a document is not a string, or a process died.
     """
+    shard_size, processes = as_int(shard_size), as_int(processes)
     check_positive_int(shard_size, "tokenize: shard_size")
+    if type(processes) is not int or processes < 0:
+        raise ConfigurationError(
+            f"tokenize: processes is {processes!r}; it must be 0 or a positive integer"
+        )
     is_sequence = hasattr(source, "__len__") and hasattr(source, "__getitem__")
     if not is_sequence or isinstance(source, str | bytes):
         raise ConfigurationError(

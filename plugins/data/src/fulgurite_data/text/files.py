@@ -66,7 +66,7 @@ class TextFiles(Sequence[str]):
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # without the mark that some editors put first
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read as text: {error}. Convert it to UTF-8, or leave it out by the "
