@@ -87,6 +87,9 @@ class Bucketed(BatchNode):
         del kinds
         return sorted(firsts[firsts > 0].tolist())
 
+    def trace_row(self, number: int, row: int, at: Pass) -> str:
+        return self.parent.trace(int(self.order[self.starts[number] + row]), at)
+
     def _plan(self, buckets: np.ndarray) -> None:
         """Choose the batches: for each its bucket, the number of its examples, and where these
         stand in `order`."""
