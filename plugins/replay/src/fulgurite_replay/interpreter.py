@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fulgurite_replay.culprits import Culprit, IndexFault, Operand, find_example
 from fulgurite_replay.indices import find_outside
 from fulgurite_replay.jaxprs import (
+    execute_equation,
     find_last_uses,
     find_needed_carry,
     find_needed_variables,
@@ -200,7 +201,8 @@ class Interpreter:
             return self._enter(equation, inputs, scope)
         if self._checks_indices:
             self._check_indices(equation, inputs, scope)
-        outputs = [look_at(array) for array in _bind(program, equation, inputs)]
+        arrays = execute_equation(program, equation, [value.array for value in inputs])
+        outputs = list(map(look_at, arrays))
         if all(output.is_finite for output in outputs):
             return _keep_label(equation, inputs, outputs)
         if has_program and not any(value.has_nan for value in inputs):
@@ -387,16 +389,3 @@ def _keep_label(equation: JaxprEqn, inputs: Sequence[Value], outputs: list[Value
     if equation.primitive.name not in _LABEL_KEEPING:
         return outputs
     return [replace(output, label=inputs[0].label) for output in outputs]
-
-
-def _bind(program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Any]:
-    """Return the results of one operation of a program, as jax computes them."""
-    arrays = {
-        variable: value.array
-        for variable, value in zip(equation.invars, inputs, strict=True)
-        if not isinstance(variable, Literal)
-    }
-    single = Jaxpr(
-        (), list(arrays), equation.outvars, [equation], equation.effects, program.debug_info
-    )
-    return jaxpr_as_fun(ClosedJaxpr(single, ()))(*arrays.values())

@@ -1,9 +1,9 @@
-"""What is read of a traced program before it is executed operation by operation."""
+"""What is read of a traced program that is executed operation by operation, and one operation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 
 def find_needed_variables(
@@ -68,6 +68,25 @@ def find_last_uses(program: Jaxpr) -> dict[int, list[Any]]:
     for variable, index in last.items():
         uses.setdefault(index, []).append(variable)
     return uses
+
+
+def execute_equation(program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    """Return the results of one operation of a program, as jax computes them.
+
+    Args:
+        program: the program.
+        equation: the operation.
+        inputs: what it receives.
+    """
+    arrays = {
+        variable: array
+        for variable, array in zip(equation.invars, inputs, strict=True)
+        if not isinstance(variable, Literal)
+    }
+    single = Jaxpr(
+        (), list(arrays), equation.outvars, [equation], equation.effects, program.debug_info
+    )
+    return jaxpr_as_fun(ClosedJaxpr(single, ()))(*arrays.values())
 
 
 def split_scan(params: dict[str, Any]) -> tuple[int, int]:
