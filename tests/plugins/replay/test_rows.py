@@ -21,7 +21,7 @@ STEP, INDEX = 7, 2
 an example in its batch."""
 
 
-def describe(data: Any, **length: int) -> tuple[str | None, str | None, Any]:
+def describe(data: Any, **length: Any) -> tuple[str | None, str | None, Any]:
     """Return what is said of the batch of a step and of an example, and that example."""
     answers: list[Any] = []
 
@@ -35,7 +35,8 @@ def describe(data: Any, **length: int) -> tuple[str | None, str | None, Any]:
         answers.extend([*lines, np.asarray(batch["x"])[INDEX]])
 
     observer = Observer({STEP - 1: look})
-    engine = fg.Engine(**(length or {"epochs": 4}), seed=5, autoload=False, plugins=[observer])
+    options: dict[str, Any] = length or {"epochs": 4}
+    engine = fg.Engine(**options, seed=5, autoload=False, plugins=[observer])
     engine.fit(TinyModel, data)
     batch, example, x = answers
     return batch, example, x

@@ -123,9 +123,10 @@ def _iter_later_steps(run: fg.Run, place: _BatchPlace, row: int) -> Iterator[int
         return
     for index in range(num_epochs):
         batches = _iter_row_numbers(place, place.epoch + 1 + index)
-        number = next((number for number, rows in enumerate(batches) if row in rows), None)
-        step = None if number is None else first + index * place.length + number
-        if step is not None and number < place.length and step <= stop:
+        number = next((number for number, rows in enumerate(batches) if row in rows), place.length)
+        step = first + index * place.length + number
+        # A limit of batches an epoch may leave it out.
+        if number < place.length and step <= stop:
             yield step
 
 
