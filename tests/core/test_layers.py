@@ -25,7 +25,7 @@ LAYERS: Sequence[str] = """
     tree.path_grammar tree.paths tree.select tree.specs tree.typecheck tree.vectors
     threefry rng triggers redact sharding metrics.base metrics.accumulator metrics.columns metrics.weights metrics.basic metrics.conversion metrics.direction data.leaves data.resume_hints data.unread data.ahead data.batch data.seekable data.sources data.prefetch data.readers data.iterator
     plugins.markers plugins.ordering plugins.plugin plugins.selection plugins.usage plugins.answers plugins.implementations plugins.callers plugins.manager plugins.strategy
-    model.media model.mode model.output model.loss model.context model.ambient_rng model.module
+    model.media model.mode model.layers model.output model.loss model.context model.ambient_rng model.module
     training.compilations training.trace training.host_draws training.initializer training.nonfinite training.metric_window training.state training.update training.settings training.forward training.services
     training.step_rule training.step
     execution.debugging execution.dataflow execution.flops execution.executables execution.dispatch execution.flat_state execution.batch_buffer execution.step_parts execution.compiled_step execution.build execution.program execution.program_cache

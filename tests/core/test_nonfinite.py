@@ -179,6 +179,8 @@ def test_the_error_names_the_step_even_if_found_later(steps_per_execution: int, 
         ).fit(Root, batches())
     assert (caught.value.step, caught.value.term) == (BAD, "the gradient of shift")
     assert saved == [2]
+    # The step is at fault, and not the plugin that was the first to read its state.
+    assert not [note for note in getattr(caught.value, "__notes__", []) if "plugin" in note]
 
 
 def test_the_window_of_the_bad_step_is_not_logged() -> None:

@@ -29,7 +29,18 @@ from fulgurite_logging.jsonl import JSONLBackend
 from fulgurite_logging.plot import load_evaluations, load_series
 from fulgurite_logging.table import CSVBackend
 from fulgurite_mlflow.backend import RunNote, _write_note, read_run_id
-from fulgurite_runs import RunDirectory
+from fulgurite_replay import (
+    Captured,
+    PinPrograms,
+    StateDigest,
+    bisect,
+    read_capture,
+    read_digests,
+    read_programs,
+)
+from fulgurite_replay.capture_files import write_capture
+from fulgurite_replay.skipping import read_skipped
+from fulgurite_runs import RunDirectory, read_origin, write_origin
 from fulgurite_runs.directory import hash_commit
 from fulgurite_runs.lock import check_unused, read_owner
 from fulgurite_runs.program import _find_project, format_program
@@ -79,10 +90,16 @@ def write_run(path: Path) -> None:
         JSONLLogger(),
         CSVLogger(),
         TensorBoardLogger(),
+        PinPrograms(),
+        StateDigest(every=1),
     ]
     engine = fg.Engine(run_dir=path, steps=STEPS, log_every=1, plugins=plugins, autoload=False)
     engine.config = {"width": 3, "rate": 0.1}
-    engine.fit(Line, fg.DataSource(list(batches)))
+    result = engine.fit(Line, fg.DataSource(list(batches)))
+    batch = {"x": [batches[0]], "mask": (np.ones(5, bool), None)}
+    captured = Captured(STEPS, "the loss", fg.StepRange(0, STEPS), batch, result.state)
+    write_capture(path, captured)
+    write_origin(path, path.parent / "other", 1, [2])
     run = RunDirectory(path)
     (path / "evaluations").mkdir()
     results = ResultWriter(run, "side")
@@ -294,6 +311,24 @@ def send_missing(path: Path) -> Any:
     return [record.step for record in _iter_scalars(path, path.stat().st_size)]
 
 
+def read_captured(path: Path) -> Any:
+    captured = read_capture(path.parent)
+    return captured.step, captured.step_range.stop, len(jax.tree.leaves(captured.batch))
+
+
+def read_pinned(path: Path) -> Any:
+    return [(program.name, program.attempt) for program in read_programs(path.parent)]
+
+
+def compare_digests(path: Path) -> Any:
+    str(bisect(path.parent, path.parent))
+    return list(read_digests(path.parent))
+
+
+def read_fork(path: Path) -> Any:
+    return read_origin(path.parent).get("step"), read_skipped(path.parent)
+
+
 def read_configuration(path: Path) -> Any:
     cfg = from_json(path.read_text(errors="replace"))
     return json.loads(to_json(cfg)) == json.loads(to_json(make_config()))
@@ -313,13 +348,19 @@ READERS: dict[str, Reader] = {
     "hashes": Reader(f"{CHECKPOINT}/hashes-0.json", JSON, verify_checkpoint, True, sign_hashes),
     **{
         f"{name} of a checkpoint": Reader(
-            f"{CHECKPOINT}/{name}.json", JSON, read_checkpoint, (STEPS, STEPS, 4), sign_file
+            f"{CHECKPOINT}/{name}.json", JSON, read_checkpoint, (STEPS, STEPS, 6), sign_file
         )
         for name in ("index", "manifest", "host-0", "history")
     },
     "manifest": Reader("attempts/1", JSON, read_manifest, ({"width": 3, "rate": 0.1}, True)),
     "list of runs": Reader("attempts/1", JSON, list_runs, (0, 2)),
     "lock": Reader("lock", JSON, read_lock, (True, False, True)),
+    "capture": Reader(
+        f"captures/step-{STEPS}/capture.json", JSON, read_captured, (STEPS, STEPS, 2)
+    ),
+    "pinned programs": Reader("programs.jsonl", JSON_LINES, read_pinned, [("step", 1)]),
+    "digests": Reader("digests.jsonl", JSON_LINES, compare_digests, LOGGED),
+    "origin of a fork": Reader("origin.json", JSON, read_fork, (1, (2,))),
     "list of locked runs": Reader("lock", JSON, list_runs, (0, 2)),
     "configuration file": Reader("config.json", JSON, start_from, ["config"]),
     "manifest as a configuration": Reader("attempts/1", JSON, start_from, ["width", "rate"]),

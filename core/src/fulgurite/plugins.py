@@ -30,6 +30,7 @@ from fulgurite._src.fit.scheduler import BoundAction
 from fulgurite._src.fit.snapshot import SHARED_HOST_STATE, CheckpointSource, TrainingLength
 from fulgurite._src.foreign_names import hint_at_arguments, hint_at_class_arguments
 from fulgurite._src.model.ambient_rng import provide_rngs
+from fulgurite._src.model.layers import is_layer, replace_layers, wrap_layer
 from fulgurite._src.model.loss import scale_loss
 from fulgurite._src.model.media import split_media
 from fulgurite._src.model.module import (
@@ -156,16 +157,19 @@ __all__ = [  # noqa: RUF022 - by subject
     "count_examples",
     "get_device_arrays",
     "get_split",
-    # Modules: what they are made of, their losses, their random keys.
+    # Modules: what they are made of, their layers and losses, their random keys.
     "apply_model",
     "as_model_init",
     "get_loss_fns",
     "get_method",
     "get_weight",
+    "is_layer",
     "make_root_key",
     "prefix_output",
     "provide_rngs",
+    "replace_layers",
     "scale_loss",
+    "wrap_layer",
     # Update rules.
     "Forward",
     "apply_updates",

@@ -678,5 +678,11 @@ def test_a_run_whose_program_is_here_and_has_no_experiment_says_so(
     with pytest.raises(ConfigurationError, match=r"'plain\.py' is not in this directory"):
         rebuild_experiment("run", None)
     (tmp_path / "plain.py").write_text("def main(): ...")
-    with pytest.raises(ConfigurationError, match=r"plain\.py defines no function `experiment`"):
+    with pytest.raises(
+        ConfigurationError, match=r"plain\.py defines no function `experiment`.*let"
+    ):
+        rebuild_experiment("run", None)
+    manifest["program"] = {"file": None}
+    (attempts / "1").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigurationError, match="the run run was not trained by a file, but in a"):
         rebuild_experiment("run", None)

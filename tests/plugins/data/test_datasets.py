@@ -150,6 +150,25 @@ def test_batches_are_masked_where_they_are_padded():
     assert [part[0].mask.tolist() for part in parts] == [[True], [True], [False], [False]]
 
 
+def test_row_of_a_batch_is_traced_to_where_it_comes_from():
+    examples = Arrays({"x": np.arange(100, 110)})
+    filtered = examples.filter(is_three_times).shuffle()
+    sources = {
+        "grouped": examples.shuffle().batch(4),
+        "padded": filtered.batch(2, remainder="pad"),
+        "repeated": examples.shuffle().batch(3).shuffle().repeat(2).map(lambda batch: batch),
+    }
+    for batches in sources.values():
+        for number in range(len(batches)):
+            batch = batches.read(number, seed=7, epoch=2)
+            mask = batch.mask if isinstance(batch, fg.Batch) else None
+            rows = batch.value["x"] if isinstance(batch, fg.Batch) else batch["x"]
+            for row, value in enumerate(rows.tolist()):
+                if mask is None or mask[row]:
+                    traced = batches.trace_row(number, row, seed=7, epoch=2)
+                    assert traced == f"example {value - 100} of Arrays"
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_read_equal_parts_of_each_batch(count: int):
     batches = count_to(24).shuffle().batch(8)

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, NonFiniteError
 from fulgurite.plugins import register_secret
 from fulgurite_progress import (
     ProgressBar,
@@ -568,6 +568,16 @@ def test_an_exception_ends_the_line(capsys: pytest.CaptureFixture[str], error: t
         engine(ProgressBar(), steps=20).fit(Net, fg.DataSource(batches(), prefetch=0))
     assert f"ended by {error.__name__}" in capsys.readouterr().err
     assert not [thread for thread in threading.enumerate() if thread.name == "fulgurite progress"]
+
+
+def test_the_line_of_a_step_that_was_not_finite_is_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    batches = [*BATCHES[:3], np.full_like(BATCHES[0], np.nan), *BATCHES]
+    with pytest.raises(NonFiniteError):
+        engine(ProgressBar(), steps=9, log_every=3).fit(Net, batches)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "ended by" in line]
+    assert line.startswith("step 4/9  ended by NonFiniteError") and "loss" not in line
 
 
 PROGRAM = """

@@ -75,6 +75,35 @@ def test_failed_check_names_operation_step_and_line(kind: Any, message: str, tex
     assert str(caught.value) == f"training step 3: {message} at {place}"
 
 
+class Root(eqx.Module):
+    scale: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.sqrt(self.scale * x)
+
+
+class Stack(fg.Module):
+    layers: list[Any]
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jax.vmap(self.layers[1])(batch["x"]).sum())
+
+    def forward(self, batch: Any, ctx: fg.Context) -> Any:
+        return jax.vmap(self.layers[0])(batch["x"])
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.1)
+
+
+def test_failed_check_names_the_layer() -> None:
+    stack = Stack([Root(jnp.ones(())), Root(jnp.ones(()))])
+    with pytest.raises(CheckError, match=r"sqrt in the layer layers\[1\] at .*Root") as caught:
+        make_engine("float").fit(stack, [GOOD, BAD])
+    assert caught.value.layer == "layers[1]"
+    with pytest.raises(CheckError, match=r"sqrt in the layer layers\[0\] at "):
+        make_engine("float").predict(stack, [BAD])
+
+
 def test_all_is_checked_by_default_and_clean_steps_pass() -> None:
     assert Checked().checks == ("float", "index", "user")
     result = make_engine().fit(make_net("index"), [GOOD] * 4)

@@ -126,6 +126,38 @@ def test_a_row_that_is_masked_as_a_whole_is_reported_where_nan_is_made() -> None
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit])
+def test_operation_that_the_loss_is_computed_with_is_of_the_forward_pass(wrap: Any) -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        @wrap
+        def attend(w: Any) -> Any:
+            is_seen = batch["x"] > 3  # nothing in the first row
+            weights = jax.nn.softmax(w + jnp.where(is_seen, 0.0, -jnp.inf), axis=1)
+            return jnp.where(is_seen, weights, 0.0).sum()
+
+        return attend(net.w)
+
+    # The loss is 1, without the NaN of the first row, which the gradient is computed from.
+    examination = examine(compute, {"x": X})
+    culprit = examination.culprit
+    assert culprit is not None and examination.term == "the gradient of w"
+    assert (culprit.operation, culprit.kind, culprit.place.part) == ("sub", "nan", "forward pass")
+    assert culprit.example == (0, 2)
+    assert_is_in(compute, culprit)
+
+
+def test_factor_of_a_derivative_in_a_loop_is_of_the_backward_pass() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        def body(carry: Any, w: Any) -> Any:
+            return carry + jnp.where(w > 0, jnp.sqrt(w), 0.0), None
+
+        return jax.lax.scan(body, 0.0, net.w)[0]
+
+    culprit = find(compute, {"x": X}, w=(4.0, 0.0, 1.0))
+    assert (culprit.operation, culprit.place.part) == ("div", "backward pass")
+    assert culprit.place.loops == ("scan iteration 1 of 3",)
+
+
 def test_iteration_of_a_scan_is_named() -> None:
     def compute(net: Net, batch: Any) -> Any:
         def body(carry: Any, index: Any) -> Any:

@@ -1,5 +1,6 @@
 """A fork leaves a batch out, and continues to after it was killed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,11 @@ import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import BatchIterator
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_replay import Recorded, SkippedBatches, fork
+from fulgurite_replay import Recorded, SkippedBatches, fork, verify
 from fulgurite_runs import read_origin
 from fulgurite_testing import assert_same_bits
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*step-[67] may not be exact. data was 'list' and is"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*may not be exact. data was 'list' and is")
 RNG = np.random.default_rng(0)
 BATCHES = [
     {
@@ -150,11 +149,63 @@ def test_program_without_the_fork_does_not_continue_it_with_other_batches(
         plain.engine.fit(Line, BATCHES, resume="auto")
 
 
-def test_batches_before_the_fork_and_limited_epochs_are_refused(
+@pytest.fixture(scope="module")
+def forked(trained: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Return a fork of that run, without its batch 8: of 23 steps."""
+    recorded = make_recorded(tmp_path_factory.mktemp("fork") / "forked")
+    fork(trained, 6, recorded, skipped_steps=[8])
+    return recorded
+
+
+def test_fork_of_a_fork_leaves_out_what_either_does(forked: Recorded, tmp_path: Path) -> None:
+    # Its step 11 is on batch 12, and its step 13 on batch 2 of the second epoch.
+    result = fork(forked, 9, make_recorded(tmp_path / "new"), skipped_steps=[13, 11])
+    remaining = [*BATCHES[:7], *BATCHES[8:11], BATCHES[0], *BATCHES[2:]]
+    expected = train_by_hand(remaining, get_initial_layer())
+    assert int(result.state.step) == len(remaining) == 21
+    np.testing.assert_allclose(result.module.layer.weight, expected.weight, rtol=1e-5)
+    np.testing.assert_allclose(result.module.layer.bias, expected.bias, rtol=1e-5)
+    assert read_origin(tmp_path / "new")["skipped_batches"] == [8, 12, 14]
+
+
+def test_steps_of_a_fork_are_made_again_without_what_it_leaves_out(
+    forked: Recorded, tmp_path: Path
+) -> None:
+    proof = verify(forked, 9, 15)
+    assert proof.is_equal and proof.counts == {"checkpoints": 2}
+    # It began with a state of the other run, and has none itself from before its step 9.
+    with pytest.raises(CheckpointError, match=r"is a fork of .*--step 6 --skip-batch 8"):
+        fork(forked, 7, make_recorded(tmp_path / "new"), skipped_steps=[9])
+
+
+@pytest.mark.parametrize(
+    ("skipped", "message"),
+    [
+        ((-3,), "step -3 cannot be left out: the first step is 1"),
+        ((0,), "step 0 cannot be left out: the first step is 1"),
+        ((5,), "cannot be left out by a fork at step 6: fork before it, at step 4"),
+        ((9, 8, 9), "the batch of step 9 is to be left out twice"),
+        ((25,), "the batch of step 25 cannot be left out: the run has 24 steps"),
+        (range(7, 13), "steps 7 to 12 are all that is left of an epoch: fork earlier"),
+    ],
+)
+def test_batches_that_cannot_be_left_out_are_refused(
+    trained: Recorded, tmp_path: Path, skipped: Sequence[int], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        fork(trained, 6, make_recorded(tmp_path / "new"), skipped_steps=skipped)
+    assert not (tmp_path / "new").exists()
+
+
+def test_fork_by_a_program_that_reads_no_checkpoint_is_refused(
     trained: Recorded, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match="fork before it, at step 4"):
-        fork(trained, 6, make_recorded(tmp_path / "new"), skipped_steps=[5])
+    changed = Recorded(fg.Engine(epochs=2, autoload=False), Line, BATCHES, tmp_path / "new")
+    with pytest.raises(ConfigurationError, match="the program has no Checkpointer"):
+        fork(trained, 6, changed)
+
+
+def test_limited_epochs_are_refused(trained: Recorded, tmp_path: Path) -> None:
     limited = make_recorded(tmp_path / "new", limit_train_batches=4)
     with pytest.raises(ConfigurationError, match="limit_train_batches"):
         fork(trained, 6, limited, skipped_steps=[8])

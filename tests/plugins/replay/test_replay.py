@@ -1,15 +1,18 @@
 """A step of a run is executed again, operation by operation, as it was."""
 
+import textwrap
 from pathlib import Path
 
+import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, NonFiniteError
 from fulgurite_checkpoint.commands import compare
 from fulgurite_cli import build_experiment, load_experiment
 from fulgurite_logging import iter_records
-from fulgurite_replay import Recorded, replay
+from fulgurite_replay import Recorded, ReplayHint, replay
 from fulgurite_replay.commands import bisect, fork as fork_command, replay as replay_command, verify
+from replayed import Jitter
 
 PROGRAM = Path(__file__).parent / "replayed.py"
 
@@ -30,10 +33,19 @@ def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NonFinit
     return path, caught.value
 
 
-def test_the_error_names_the_command(failed_run: tuple[Path, NonFiniteError]) -> None:
+def test_the_error_names_the_command_and_what_to_call(
+    failed_run: tuple[Path, NonFiniteError], capsys: pytest.CaptureFixture[str]
+) -> None:
     path, error = failed_run
     assert error.step == 38
-    assert f"To see which operation made it: fulgurite replay {path} --step 38" in error.__notes__
+    (note,) = [note for note in error.__notes__ if "which operation made it" in note]
+    command, _, *lines = note.splitlines()
+    assert command == f"To see which operation made it: fulgurite replay {path} --step 38"
+    # What it says for Python runs as it stands.
+    recorded = build(path)
+    names = {"engine": recorded.engine, "model": recorded.model, "data": recorded.data}
+    exec(textwrap.dedent("\n".join(lines)), names)
+    assert "step 38: the loss is not finite" in capsys.readouterr().out
 
 
 def test_replay_names_operation_line_numbers_and_example(
@@ -56,6 +68,7 @@ def test_replay_names_operation_line_numbers_and_example(
         f"{PROGRAM}:{line}, in Weighted.training_step",
         "input 0: batch.weight: float32[8] in [-1, ",
         "the first example concerned has the index 5 of 8",
+        "the batch is data[37]",
     ]
     positions = [text.index(part) for part in expected]
     assert positions == sorted(positions)
@@ -97,6 +110,41 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_begin(
     assert (result.start, result.step) == (0, 5) and result.examination.is_clean
     recorded = [record.values for record in iter_records(path) if record.step == 5]
     assert [record.values for record in result.records] == recorded
+
+
+def test_steps_that_are_not_as_recorded_are_told(failed_run: tuple[Path, NonFiniteError]) -> None:
+    path, _ = failed_run
+    recorded = build(path)
+    recorded.data[32]["y"] += 1  # the batch of step 33
+    result = replay(recorded, 35)
+    assert result.difference is not None and result.difference.step == 33
+    assert "the steps before it are not as recorded (step 33: train/batch_loss is " in str(result)
+
+
+def test_run_without_a_checkpointer_is_replayed_from_the_begin(tmp_path: Path) -> None:
+    recorded = build(tmp_path / "run")
+    plugins = ["jsonl", Jitter(), ReplayHint()]
+    engine = fg.Engine(steps=50, run_dir=str(tmp_path / "run"), autoload=False, plugins=plugins)
+    with pytest.raises(NonFiniteError):
+        engine.fit(recorded.model, recorded.data)
+    result = replay(Recorded(engine, recorded.model, recorded.data, tmp_path / "run"))
+    assert (result.start, result.step) == (0, 38)
+    assert result.examination.culprit is not None
+
+
+def test_program_without_an_experiment_is_told_what_it_lacks(
+    failed_run: tuple[Path, NonFiniteError],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, _ = failed_run
+    (tmp_path / PROGRAM.name).write_text("engine = ...")
+    monkeypatch.chdir(tmp_path)
+    assert replay_command([str(path), "--step", "38"]) == 2
+    text = capsys.readouterr().err
+    assert "replayed.py defines no function `experiment`" in text
+    assert f"print(replay(Recorded(engine, model, data, {str(path)!r}), step=N))" in text
 
 
 def test_verify_and_bisect_are_commands(

@@ -55,8 +55,16 @@ def rebuild_experiment(
         is_here = isinstance(file, str) and os.path.basename(file) == file and os.path.isfile(file)
         if is_here:
             raise ConfigurationError(
-                f"the run's program {file} defines no function `experiment`, so its run cannot be "
-                "built again: rename the function that returns its Experiment"
+                f"the run's program {file} defines no function `experiment`, and commands build a "
+                "run again by calling it: let it define `def experiment(): return "
+                "fulgurite_cli.Experiment(engine, model, data)` (docs/command-line.md), or call "
+                "the functions of the plugin in the program itself"
+            )
+        if file is None:
+            raise ConfigurationError(
+                f"the run {run_dir} was not trained by a file, but in a notebook or a shell of "
+                "Python: name a file that defines a function `experiment` which returns the same "
+                "fulgurite_cli.Experiment(engine, model, data)"
             )
         raise ConfigurationError(
             f"the run's program {file!r} is not in this directory: go where it is, name its file, "

@@ -61,6 +61,9 @@ class MappedBatches(BatchNode):
     def trace(self, number: int, at: Pass) -> str:
         return self.parent.trace(number, at)
 
+    def trace_row(self, number: int, row: int, at: Pass) -> str:
+        return self.parent.trace_row(number, row, at)
+
     def _change(self, number: int, at: Pass, process: ProcessShard) -> Any:
         """Return a changed batch of as many examples as before."""
         before = self.parent.read_batch(number, at, process)

@@ -62,6 +62,17 @@ class Batches:
         at = start_pass(seed, epoch)
         return _finish(self.node, read_batch(self.node, number, at, (0, 1)))
 
+    def trace_row(self, number: int, row: int, *, seed: Seed = 0, epoch: int = 0) -> str:
+        """Return where a row of a batch comes from, in words, such as `line 12 of a.jsonl`.
+
+        Args:
+            number: of the batch in the epoch.
+            row: its number in the batch; one of padding comes from nowhere.
+            seed: of the run.
+            epoch: the number of the epoch.
+        """
+        return self.node.trace_row(number, row, start_pass(seed, epoch))
+
     def iter_epoch(
         self, number: int, *, seed: Seed, start: int = 0, process: ProcessShard = (0, 1)
     ) -> Iterator[Any]:

@@ -84,6 +84,9 @@ class Bucketed(BatchNode):
         num_rows = self.sizes[buckets] if self.pads else num_real
         return np.stack([self.lengths[buckets], num_rows, num_real], axis=1)
 
+    def trace_row(self, number: int, row: int, at: Pass) -> str:
+        return self.parent.trace(int(self.order[self.starts[number] + row]), at)
+
     def _plan(self, buckets: np.ndarray) -> None:
         """Choose the batches: for each its bucket, the number of its examples, and where these
         stand in `order`."""

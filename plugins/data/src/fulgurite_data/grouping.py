@@ -62,6 +62,16 @@ class BatchNode(PipelineStage):
         """Return where a batch comes from, in words."""
         return f"batch {number} of {self.stages[-1]}"
 
+    def trace_row(self, number: int, row: int, at: Pass) -> str:
+        """Return where a row of a batch comes from, in words.
+
+        Args:
+            number: of the batch.
+            row: its number in the batch.
+            at: the pass.
+        """
+        return f"row {row} of {self.trace(number, at)}"
+
 
 class Grouped(BatchNode):
     """Consecutive examples, a fixed number of them in a batch.
@@ -134,6 +144,9 @@ class Grouped(BatchNode):
         has_other = self.num_varied > 1
         return [0, self.length - 1] if has_other else [0]
 
+    def trace_row(self, number: int, row: int, at: Pass) -> str:
+        return self.parent.trace(number * self.size + row, at)
+
 
 class IndexedBatches(BatchNode):
     """Other batches in another order, or a part of them, or repeated.
@@ -177,6 +190,10 @@ class IndexedBatches(BatchNode):
 
     def trace(self, number: int, at: Pass) -> str:
         return self.parent.trace(*self._locate(number, at))
+
+    def trace_row(self, number: int, row: int, at: Pass) -> str:
+        before, at = self._locate(number, at)
+        return self.parent.trace_row(before, row, at)
 
     def _count_varied(self) -> int:
         if self.parent.num_varied == 1:

@@ -1,13 +1,9 @@
 """Outputs of the layers inside a model, without a change to the model.
 
-A layer whose output is asked for is replaced by an instance of a subclass of its class, made on
-the fly, whose `__call__` sows what it returns under the layer's path. The path is a static field,
-so that it survives `jax.vmap`, `scan` and `jax.checkpoint`; `isinstance` and attributes stay as
-they are. All other layers are left alone.
+A layer whose output is asked for is wrapped, so that it sows what it returns under its path. All
+other layers are left alone.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -15,7 +11,13 @@ from typing import Any
 import equinox as eqx
 import jax
 from fulgurite.errors import ModelError, PathError
-from fulgurite.plugins import path_from_keys
+from fulgurite.plugins import (
+    TreePath,
+    is_layer,
+    path_from_keys,
+    replace_layers,
+    wrap_layer,
+)
 
 from fulgurite_keys.paths import (
     Index,
@@ -121,7 +123,7 @@ def find_layers(module: Any) -> list[LayerPath]:
             node, is_leaf=lambda other: other is not node
         )
         if path and is_layer(node):
-            layers.append(_as_parts(path))
+            layers.append(_as_parts(path_from_keys(path)))
         for keys, child in children:
             if keys:
                 visit(child, path + keys)
@@ -138,30 +140,15 @@ def tap_layers(module: Any, layers: Iterable[LayerPath]) -> Any:
         layers: the paths of the layers.
     """
     wanted = set(layers)
+    if not wanted:
+        return module
 
-    def rebuild(node: Any, path: tuple[Any, ...]) -> Any:
-        children, structure = jax.tree_util.tree_flatten_with_path(
-            node, is_leaf=lambda other: other is not node
-        )
-        if not wanted or not any(keys for keys, _ in children):
-            return node
-        rebuilt = jax.tree.unflatten(
-            structure, [rebuild(child, path + keys) for keys, child in children]
-        )
-        layer = _as_parts(path)
-        return _tap(rebuilt, format_parts(layer)) if layer in wanted else rebuilt
+    def tap(layer: Any, path: TreePath) -> Any:
+        parts = _as_parts(path)
+        # One that another plugin asks for, too, sows once, and both get what is sown.
+        return wrap_layer(layer, _sow_output, format_parts(parts)) if parts in wanted else layer
 
-    return rebuild(module, ())
-
-
-def is_layer(node: Any) -> bool:
-    """Return whether a node is a module that can be called.
-
-    `callable` would not do: the metaclass of `equinox.Module` makes everything callable.
-    """
-    return isinstance(node, eqx.Module) and any(
-        "__call__" in base.__dict__ for base in type(node).__mro__
-    )
+    return replace_layers(module, tap)
 
 
 def list_heads(key: KeyPath) -> list[LayerPath]:
@@ -193,35 +180,8 @@ def _choose_call(name: str, calls: list[Any], rest: LayerPath) -> Any:
     return resolve(calls[0], rest, place)
 
 
-def _tap(layer: Any, name: str) -> Any:
-    """Return the layer as an instance of a subclass that sows its output."""
-    if hasattr(layer, "_sown_name"):
-        return layer  # another plugin asks for it, too, and both get what is sown
-    tapped = object.__new__(_make_tapped_class(type(layer)))
-    for field in dataclasses.fields(type(layer)):
-        if hasattr(layer, field.name):
-            object.__setattr__(tapped, field.name, getattr(layer, field.name))
-    object.__setattr__(tapped, "_sown_name", name)
-    return tapped
-
-
-@functools.lru_cache(256)
-def _make_tapped_class(layer_class: Any) -> Any:
-    call = layer_class.__call__
-
-    @functools.wraps(call)  # some look which arguments a layer takes
-    def sow_output(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _sow_arrays(self._sown_name, call(self, *args, **kwargs))
-
-    namespace = {
-        "__annotations__": {"_sown_name": str},
-        "__call__": sow_output,
-        "__doc__": layer_class.__doc__,
-        "__module__": layer_class.__module__,
-        "__qualname__": layer_class.__qualname__,
-        "_sown_name": eqx.field(static=True, default=""),
-    }
-    return type(layer_class)(layer_class.__name__, (layer_class,), namespace)
+def _sow_output(name: str, call: Callable[[], Any]) -> Any:
+    return _sow_arrays(name, call())
 
 
 def _sow_arrays(name: str, output: Any) -> Any:
@@ -238,8 +198,7 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, eqx.nn.State)
 
 
-def _as_parts(path: tuple[Any, ...]) -> LayerPath:
+def _as_parts(path: TreePath) -> LayerPath:
     return tuple(
-        Name(segment) if isinstance(segment, str) else Index((segment,))
-        for segment in path_from_keys(path)
+        Name(segment) if isinstance(segment, str) else Index((segment,)) for segment in path
     )

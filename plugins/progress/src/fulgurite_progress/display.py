@@ -53,6 +53,7 @@ class Display:
         self._num_records = 0
         self._num_printed = 0
         self._ending: str | None = None
+        self._failed_step: int | None = None
         self._ended = threading.Event()
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
@@ -81,12 +82,21 @@ class Display:
             )
             self._thread.start()
 
-    def stop(self, ending: str) -> None:
-        """Show the line for the last time, with the text `ending`, which says how the run ended."""
+    def stop(self, ending: str, failed_step: int | None = None) -> None:
+        """Show the line for the last time.
+
+        Args:
+            ending: how the run ended.
+            failed_step: the step that ended it, if that is not the newest one; the numbers so far
+                are not its own.
+        """
         if self._thread is not None:
             self._ended.set()
             self._thread.join()
         self._ending = ending
+        self._failed_step = failed_step
+        if failed_step is not None:
+            self._metrics.clear()
         if self._live is not None:
             self._live.stop()
         else:
@@ -149,7 +159,7 @@ class Display:
 
     def build_line(self) -> Line:
         """Return what is known at this moment; nothing is read from the device."""
-        step = self._run.step
+        step = self._run.step if self._failed_step is None else self._failed_step
         activity, self._work = find_activity(self._run.timings)
         return Line(
             step,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, NonFiniteError
 from fulgurite.plugins import hide_constructor_frames
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ class ProgressBar(fg.Plugin):
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
         """Leave the terminal as it was."""
-        self._stop_display(f"ended by {type(exception).__name__}")
+        # Steps after it may have been dispatched.
+        step = exception.step if isinstance(exception, NonFiniteError) else None
+        self._stop_display(f"ended by {type(exception).__name__}", step)
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
@@ -155,11 +157,11 @@ class ProgressBar(fg.Plugin):
         if display is not None and self.times:
             display.console.print(timing_table(result.timings))
 
-    def _stop_display(self, ending: str) -> "Display | None":
+    def _stop_display(self, ending: str, failed_step: int | None = None) -> "Display | None":
         if not self._displays:
             return None
         display = self._displays.pop()
-        display.stop(ending)
+        display.stop(ending, failed_step)
         return display
 
 

@@ -171,6 +171,11 @@ def fork(arguments: Sequence[str]) -> int:
         recorded = _rebuild(options)
         changed = _build_changed(options)
         takes_program = options.hyperparameters == "program"
+        if changed.engine.epochs is not None and (options.skip_batch or recorded.skipped_batches):
+            print(
+                "note: without the batches that are left out an epoch has fewer steps. The number "
+                "of steps that is shown counts them until that epoch ends"
+            )
         result = fork_run(
             recorded,
             options.step,
@@ -190,7 +195,7 @@ def _replay(options: argparse.Namespace) -> Replay:
     captures = list_captures(Path(options.run)) if options.origin != "checkpoint" else {}
     step = options.step or max(captures, default=None)
     if step in captures:
-        experiment = rebuild_experiment(options.run, options.program)
+        experiment = _rebuild_experiment(options)
         return replay_capture(
             experiment.engine, experiment.model, captures[step], checks_indices=checks_indices
         )
@@ -235,8 +240,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _rebuild(options: argparse.Namespace) -> Recorded:
-    experiment = rebuild_experiment(options.run, options.program)
+    experiment = _rebuild_experiment(options)
     return Recorded(experiment.engine, experiment.model, _get_data(experiment), options.run)
+
+
+def _rebuild_experiment(options: argparse.Namespace) -> Experiment:
+    try:
+        return rebuild_experiment(options.run, options.program)
+    except ConfigurationError as error:
+        error.add_note(
+            "in a program without `experiment`: from fulgurite_replay import Recorded, fork, "
+            "replay, verify, and then, for example, "
+            f"print(replay(Recorded(engine, model, data, {options.run!r}), step=N))"
+        )
+        raise
 
 
 def _get_data(experiment: Experiment) -> Any:

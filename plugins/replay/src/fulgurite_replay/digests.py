@@ -154,7 +154,7 @@ class StateDigest(RunPlugin):
         """Write the digests of the step before, which are there by now, and begin those of this
         one."""
         self._write(run)
-        state = run.state
+        state = run.unchecked_state
         if not self._paths:
             self._paths.extend(list_paths(state))
         self._pending.append((run.step, start_digest(state, self._paths)))

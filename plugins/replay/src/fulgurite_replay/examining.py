@@ -1,7 +1,7 @@
 """One step executed operation by operation: what makes it not finite, which index is outside."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
@@ -46,6 +46,14 @@ class Examination:
     def is_clean(self) -> bool:
         """Whether nothing was found."""
         return self.culprit is None and not self.index_faults
+
+    @property
+    def example(self) -> tuple[int, int] | None:
+        """The index of the first example that is concerned, and the number of examples of which it
+        is one; None where it is not known."""
+        findings = [self.culprit, *self.index_faults]
+        examples = [finding.example for finding in findings if finding is not None]
+        return next((example for example in examples if example is not None), None)
 
     def describe(self) -> list[str]:
         """Return what was found, an entry for each."""
@@ -114,15 +122,16 @@ def examine(
     paths = [path for tree in (state, {"batch": batch}) for path, _ in leaves_with_paths(tree)]
     labels = [path for path, flag in zip(paths, is_array, strict=True) if flag]
     places = PlaceFinder(services.plugins)
-    interpreter = Interpreter(places, _count_examples(batch), checks_indices=checks_indices)
+    interpreter = Interpreter(places, count_batch(batch), checks_indices=checks_indices)
     with services.sharding.mesh_context():
         program = jax.make_jaxpr(compute_terms)(arrays)
         # What made a loss not finite is before the backward pass, which takes most of the time.
-        needed = [name.startswith(_LOSS) or checks_indices for name in names]
-        culprits = interpreter.find_culprits(program, arrays, labels, needed)
+        of_loss = [name.startswith(_LOSS) for name in names]
+        needed = [flag or checks_indices for flag in of_loss]
+        culprits = interpreter.find_culprits(program, arrays, labels, needed, of_loss)
         if not any(culprits) and not all(needed):
             needed = [True] * len(names)
-            culprits = interpreter.find_culprits(program, arrays, labels, needed)
+            culprits = interpreter.find_culprits(program, arrays, labels, needed, of_loss)
     term, culprit = _find_first(dict(zip(names, culprits, strict=True)))
     faults = tuple(interpreter.index_faults)
     if services.settings.on_nonfinite == "skip" and _is_scaled_overflow(term, culprit):
@@ -145,7 +154,6 @@ def _find_first(culprits: dict[str, Culprit | None]) -> tuple[str | None, Culpri
         culprits: by term.
     """
     term, first = None, None
-    of_losses = [culprit for name, culprit in culprits.items() if name.startswith(_LOSS)]
     for name, culprit in culprits.items():
         if culprit is None:
             continue
@@ -153,9 +161,6 @@ def _find_first(culprits: dict[str, Culprit | None]) -> tuple[str | None, Culpri
             continue  # it was infinite from the beginning, such as a mask
         if first is None or culprit.number < first.number:
             term, first = name, culprit
-    if first is not None and first.place.part == "forward pass" and first not in of_losses:
-        # jax computes the factors of derivatives beside the numbers that the loss is made of.
-        first = replace(first, place=replace(first.place, part="backward pass"))
     return term, first
 
 
@@ -184,7 +189,7 @@ def _is_floating(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
-def _count_examples(batch: Any) -> int:
+def count_batch(batch: Any) -> int:
     """Return the length of the axis of examples; 0 if the arrays have none."""
     lengths = [leaf.shape[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf) > 0]
     return lengths[0] if lengths else 0

@@ -7,10 +7,11 @@ from typing import Any
 
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.plugins import BatchIterator, get_split
 from fulgurite_runs import make_origin, read_origin, write_origin
 
 from fulgurite_replay.rerun import Observer, Recorded, check_is_resumable, train_again
-from fulgurite_replay.skipping import SkippedBatches
+from fulgurite_replay.skipping import SkippedBatches, find_batch_numbers
 
 
 def fork(
@@ -35,41 +36,31 @@ def fork(
             the new program, and not those of the other run.
         skipped_steps: batches that are left out, by the steps of the other run that trained on
             them. The batches after them come that much earlier. An epoch becomes shorter, and a run
-            of so many steps begins the next one.
+            of so many steps begins the next one. What the other run leaves out itself, as a fork,
+            stays left out.
 
     Raises:
-        ConfigurationError: the other run does not reach the step, or batches from before it are to
-            be left out, or `limit_train_batches` is given as well.
-        CheckpointError: the new directory holds another run.
+        ConfigurationError: the other run does not reach the step or a batch to leave out, batches
+            from before it are to be left out, or `limit_train_batches` is given as well.
+        CheckpointError: the new directory holds another run; the other run is a fork itself, and
+            has no checkpoint up to the step.
     """
-    check_is_resumable(recorded.engine)
-    skipped = tuple(sorted(set(skipped_steps)))
-    if skipped and skipped[0] <= step:
-        raise ConfigurationError(
-            f"the batch of step {skipped[0]} cannot be left out by a fork at step {step}: fork "
-            f"before it, at step {skipped[0] - 1}"
-        )
-    if skipped and changed.engine.limit_train_batches is not None:
-        raise ConfigurationError(
-            "a run with limit_train_batches cannot leave batches out: its epochs could not resume"
-        )
+    check_is_resumable(changed.engine)
+    steps = _check_skipped_steps(skipped_steps, step, changed.engine)
+    before = recorded.skipped_batches
+    skipped = tuple(sorted({*before, *find_batch_numbers(steps, before)}))
     directory = changed.directory
     changed.engine.run_dir = str(changed.path)
     if directory.num_attempts:
         _check_is_same_fork(recorded, step, changed, skipped)
     if directory.list_checkpoints():
-        data = SkippedBatches(changed.data, skipped) if skipped else changed.data
-        return changed.engine.fit(changed.model, data, resume="auto")
+        return changed.engine.fit(changed.model, changed.run_data, resume="auto")
     start = recorded.find_start(step)
     with tempfile.TemporaryDirectory(prefix="fulgurite-fork-") as folder:
         path = recorded.checkpoints.path
-        positions: list[Any] = []
+        look = _Look(steps)
         if start != step or skipped:
-            observer = Observer(
-                {step: lambda run: positions.append(run.snapshot().data_position)},
-                stop=step,
-                saves=start != step,
-            )
+            observer = Observer({step: look}, stop=step, saves=start != step)
             saved_in = Path(folder) / "run" if start != step else None
             end = train_again(recorded, start, observer, save_in=saved_in)
             if end < step:
@@ -77,13 +68,108 @@ def fork(
                     f"the run has {end} steps: fork it at one of them, not at {step}"
                 )
             path = saved_in or path
+        if before:
+            inner = look.position["source"]
+            look.position, num_batches = inner["position"], inner["num_batches"]
+        else:
+            num_batches = step
+        _check_epoch_continues(changed, look.position, num_batches, skipped)
         write_origin(directory.path, recorded.directory.path, step, skipped)
         data = changed.data
         if skipped:
-            batches = SkippedBatches(changed.data, skipped, positions[0], step)
+            batches = SkippedBatches(changed.data, skipped, look.position, num_batches)
             # Its position is that of the other run's data, which it was made with.
             data = fg.DataSource(batches, resume="restart")
         return _continue(path, step, changed, data, takes_hyperparameters)
+
+
+class _Look:
+    """Notes where the data of a run is, and refuses batches that it does not come to.
+
+    Attributes:
+        position: of the data at that step.
+
+    Args:
+        skipped_steps: the steps whose batches are to be left out.
+    """
+
+    def __init__(self, skipped_steps: Sequence[int]) -> None:
+        self.position: Any = None
+        self._skipped_steps = skipped_steps
+
+    def __call__(self, run: fg.Run) -> None:
+        """Look at a run."""
+        self.position = run.snapshot().data_position
+        stop = run.step_range.stop
+        last = max(self._skipped_steps, default=0)
+        if stop is not None and last > stop:
+            raise ConfigurationError(
+                f"the batch of step {last} cannot be left out: the run has {stop} steps"
+            )
+
+
+def _check_skipped_steps(
+    skipped_steps: Sequence[int], step: int, engine: fg.Engine
+) -> tuple[int, ...]:
+    """Return the steps whose batches are left out, in order.
+
+    Args:
+        skipped_steps: as they were given.
+        step: at which the fork begins.
+        engine: of the fork.
+
+    Raises:
+        ConfigurationError: a fork at that step cannot leave them out.
+    """
+    steps = tuple(sorted(skipped_steps))
+    if not steps:
+        return ()
+    if steps[0] < 1:
+        raise ConfigurationError(
+            f"the batch of step {steps[0]} cannot be left out: the first step is 1"
+        )
+    repeated = [number for number in steps if steps.count(number) > 1]
+    if repeated:
+        raise ConfigurationError(
+            f"the batch of step {repeated[0]} is to be left out twice: name it once, and batches "
+            "after it by the steps that they have in the run that is forked"
+        )
+    if steps[0] <= step:
+        raise ConfigurationError(
+            f"the batch of step {steps[0]} cannot be left out by a fork at step {step}: fork "
+            f"before it, at step {steps[0] - 1}"
+        )
+    if engine.limit_train_batches is not None:
+        raise ConfigurationError(
+            "a run with limit_train_batches cannot leave batches out: its epochs could not resume"
+        )
+    return steps
+
+
+def _check_epoch_continues(
+    changed: Recorded, position: Any, num_batches: int, skipped: tuple[int, ...]
+) -> None:
+    """Raise `ConfigurationError` if all that is left of an epoch is to be left out: its end, by
+    which a run in epochs ends, would be nowhere.
+
+    Args:
+        changed: the new run.
+        position: in its data, where it begins.
+        num_batches: how many batches come before.
+        skipped: which of all batches are left out.
+    """
+    if not skipped or not position["batch"]:
+        return
+    with BatchIterator(get_split(changed.data, "train"), seed=0) as batches:
+        length = batches.epoch_length
+    if length is None:
+        return
+    last = num_batches + length - position["batch"]
+    if set(range(num_batches + 1, last + 1)) <= {*skipped}:
+        raise ConfigurationError(
+            f"the batches of steps {num_batches + 1} to {last} are all that is left of an epoch: "
+            "fork earlier"
+        )
 
 
 def _check_is_same_fork(

@@ -1,5 +1,7 @@
 """What a user can do about a step that was not finite, said where it fails."""
 
+import shlex
+
 import fulgurite as fg
 from fulgurite.errors import NonFiniteError
 
@@ -24,9 +26,13 @@ class ReplayHint(fg.Plugin):
             return
         if run.engine.on_nonfinite != "raise":
             return
-        path, step = run.run_dir.path, exception.step
+        path, step = str(run.run_dir.path), exception.step
+        command = f"fulgurite replay {shlex.quote(path)} --step {step}"
         if run.engine.config is None:
-            how = f"fulgurite_replay.replay(Recorded(engine, model, data, {str(path)!r}), {step})"
-        else:
-            how = f"fulgurite replay {path} --step {step}"
-        exception.add_note(f"To see which operation made it: {how}")
+            command += " (once the program defines `experiment`, docs/command-line.md)"
+        exception.add_note(
+            f"To see which operation made it: {command}\n"
+            "or in Python, with what fit was called with:\n"
+            "    from fulgurite_replay import Recorded, replay\n"
+            f"    print(replay(Recorded(engine, model, data, {path!r}), step={step}))"
+        )

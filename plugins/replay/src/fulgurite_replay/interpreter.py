@@ -10,12 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fulgurite_replay.culprits import Culprit, IndexFault, Operand, find_example
 from fulgurite_replay.indices import find_outside
-from fulgurite_replay.jaxprs import find_last_uses, find_needed_variables, split_scan
-from fulgurite_replay.places import Frame, Place, PlaceFinder, find_frames, join_scopes
+from fulgurite_replay.jaxprs import (
+    execute_equation,
+    find_last_uses,
+    find_needed_carry,
+    find_needed_variables,
+    split_scan,
+)
+from fulgurite_replay.places import Frame, Place, PlaceFinder, find_frames, is_backward, join_scopes
 from fulgurite_replay.values import Value, get_first, look_at, stack
 
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -50,12 +56,16 @@ class _Scope:
         frames: the calls that led to the innermost operation of these.
         lengths: how many examples an array may be of: those of the batch, or of a part of it that
             is one iteration.
+        of_loss: which of the results a loss is computed from, without a gradient in between. A
+            number that is made while the loss is, and that the loss does not need, such as a factor
+            of a derivative, is of the backward pass.
     """
 
     names: str = ""
     loops: tuple[str, ...] = ()
     frames: tuple[Frame, ...] = ()
     lengths: tuple[int, ...] = ()
+    of_loss: tuple[bool, ...] = ()
 
 
 class Interpreter:
@@ -71,7 +81,7 @@ class Interpreter:
         numbers = [jnp.array([1.0, 0.0])]
         program = jax.make_jaxpr(jnp.log)(*numbers)
         interpreter = Interpreter(PlaceFinder(engine.plugins), num_examples=2)
-        (culprit,) = interpreter.find_culprits(program, numbers, ["x"], [True])
+        (culprit,) = interpreter.find_culprits(program, numbers, ["x"], [True], [True])
 
     Attributes:
         index_faults: the operations so far whose indices are outside of an array.
@@ -89,6 +99,8 @@ class Interpreter:
         self._scope = _Scope(lengths=(num_examples,))
         self._checks_indices = checks_indices
         self._num_operations = 0
+        # Operations and lines that made numbers for a loss that are not finite.
+        self._of_loss: set[tuple[str, Frame | None]] = set()
         self.index_faults: list[IndexFault] = []
 
     def find_culprits(
@@ -97,6 +109,7 @@ class Interpreter:
         arguments: Sequence[Any],
         labels: Sequence[str | None],
         needed: Sequence[bool],
+        of_loss: Sequence[bool],
     ) -> list[Culprit | None]:
         """Return for each result of a program the operation from which it is not finite; None for a
         finite one, and for one that is not needed.
@@ -106,10 +119,12 @@ class Interpreter:
             arguments: its arrays.
             labels: what these are called.
             needed: True for the results that are computed.
+            of_loss: True for the losses among the results.
         """
         pairs = zip(arguments, labels, strict=True)
         values = [self.receive(array, label) for array, label in pairs]
-        results = self._run_closed(program, values, self._scope, needed)
+        scope = replace(self._scope, of_loss=tuple(of_loss))
+        results = self._run_closed(program, values, scope, needed)
         return [value.culprit for value in results]
 
     def receive(self, array: Any, label: str | None) -> Value:
@@ -153,12 +168,16 @@ class Interpreter:
 
         flags = [True] * len(program.outvars) if needed is None else needed
         variables = find_needed_variables(program, flags)
+        loss_variables = find_needed_variables(program, scope.of_loss, is_backward)
         for index, equation in enumerate(program.eqns):
             outputs = [variable in variables for variable in equation.outvars]
             if needed is not None and not any(outputs):
                 continue
             inputs = [read(variable) for variable in equation.invars]
-            results = self._execute(program, equation, inputs, scope, outputs)
+            of_loss = tuple(variable in loss_variables for variable in equation.outvars)
+            results = self._execute(
+                program, equation, inputs, replace(scope, of_loss=of_loss), outputs
+            )
             values |= zip(equation.outvars, results, strict=True)
             for variable in last_uses.get(index, ()):
                 values.pop(variable, None)
@@ -182,7 +201,8 @@ class Interpreter:
             return self._enter(equation, inputs, scope)
         if self._checks_indices:
             self._check_indices(equation, inputs, scope)
-        outputs = [look_at(array) for array in _bind(program, equation, inputs)]
+        arrays = execute_equation(program, equation, [value.array for value in inputs])
+        outputs = list(map(look_at, arrays))
         if all(output.is_finite for output in outputs):
             return _keep_label(equation, inputs, outputs)
         if has_program and not any(value.has_nan for value in inputs):
@@ -233,15 +253,26 @@ class Interpreter:
         scope: _Scope,
     ) -> Culprit:
         bad = next(output for output in outputs if not output.is_finite)
+        place = self._find_place(equation, scope)
         return Culprit(
             self._num_operations,
             "nan" if bad.has_nan else "inf",
             equation.primitive.name,
-            self._places.find(equation, scope.frames, scope.names, scope.loops),
+            place,
             tuple(Operand.describe(value.array, value.label) for value in inputs),
             Operand.describe(bad.array),
             find_example(bad.array, scope.lengths),
         )
+
+    def _find_place(self, equation: JaxprEqn, scope: _Scope) -> Place:
+        place = self._places.find(equation, scope.frames, scope.names, scope.loops)
+        if place.part != "forward pass":
+            return place
+        known = (equation.primitive.name, place.user_frame)
+        if any(scope.of_loss):
+            self._of_loss.add(known)
+        # Those that `jax.checkpoint` executes again are known.
+        return place if known in self._of_loss else replace(place, part="backward pass")
 
     def _check_indices(self, equation: JaxprEqn, inputs: Sequence[Value], scope: _Scope) -> None:
         """Note an operation of which an index is outside of its array."""
@@ -309,7 +340,9 @@ class Interpreter:
         length = params["length"]
         # A scan may be over parts of the batch.
         parts = [whole // length for whole in self._scope.lengths if whole % length == 0]
-        scope = replace(scope, lengths=(*scope.lengths, *parts))
+        body = params["jaxpr"].jaxpr
+        of_loss = find_needed_carry(body, scope.of_loss, num_constants, num_carry, is_backward)
+        scope = replace(scope, lengths=(*scope.lengths, *parts), of_loss=of_loss)
         ys_by_index: dict[int, list[Value]] = {}
         for index in reversed(range(length)) if params["reverse"] else range(length):
             loop = f"scan iteration {index} of {length}"
@@ -336,13 +369,17 @@ class Interpreter:
         cond_constants = inputs[:num_cond]
         body_constants = inputs[num_cond : num_cond + num_body]
         carry = list(inputs[num_cond + num_body :])
+        body = params["body_jaxpr"]
+        of_loss = find_needed_carry(body.jaxpr, scope.of_loss, num_body, len(carry), is_backward)
         index = 0
         while True:
-            inner = replace(scope, loops=(*scope.loops, f"while iteration {index}"))
+            loops = (*scope.loops, f"while iteration {index}")
+            inner = replace(scope, loops=loops, of_loss=(any(of_loss),))
             (is_running,) = self._run_closed(params["cond_jaxpr"], [*cond_constants, *carry], inner)
             if not bool(is_running.array):
                 return carry
-            carry = self._run_closed(params["body_jaxpr"], [*body_constants, *carry], inner)
+            inner = replace(inner, of_loss=of_loss)
+            carry = self._run_closed(body, [*body_constants, *carry], inner)
             index += 1
 
 
@@ -352,16 +389,3 @@ def _keep_label(equation: JaxprEqn, inputs: Sequence[Value], outputs: list[Value
     if equation.primitive.name not in _LABEL_KEEPING:
         return outputs
     return [replace(output, label=inputs[0].label) for output in outputs]
-
-
-def _bind(program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Any]:
-    """Return the results of one operation of a program, as jax computes them."""
-    arrays = {
-        variable: value.array
-        for variable, value in zip(equation.invars, inputs, strict=True)
-        if not isinstance(variable, Literal)
-    }
-    single = Jaxpr(
-        (), list(arrays), equation.outvars, [equation], equation.effects, program.debug_info
-    )
-    return jaxpr_as_fun(ClosedJaxpr(single, ()))(*arrays.values())

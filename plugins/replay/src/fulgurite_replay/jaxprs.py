@@ -1,24 +1,57 @@
-"""What is read of a traced program before it is executed operation by operation."""
+"""What is read of a traced program that is executed operation by operation, and one operation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 
-def find_needed_variables(program: Jaxpr, results: Sequence[bool]) -> set[Any]:
+def find_needed_variables(
+    program: Jaxpr,
+    results: Sequence[bool],
+    ends_at: Callable[[JaxprEqn], bool] = lambda equation: False,
+) -> set[Any]:
     """Return the variables that some results of a program are computed from, and these results.
 
     Args:
         program: the program.
         results: True for these results.
+        ends_at: True for operations whose inputs do not count.
     """
     pairs = zip(program.outvars, results, strict=True)
     needed = {var for var, flag in pairs if flag and not isinstance(var, Literal)}
     for equation in reversed(program.eqns):
-        if not needed.isdisjoint(equation.outvars):
+        if not needed.isdisjoint(equation.outvars) and not ends_at(equation):
             needed |= {var for var in equation.invars if not isinstance(var, Literal)}
     return needed
+
+
+def find_needed_carry(
+    body: Jaxpr,
+    results: Sequence[bool],
+    num_constants: int,
+    num_carry: int,
+    ends_at: Callable[[JaxprEqn], bool],
+) -> tuple[bool, ...]:
+    """Return which results of an iteration some results of a whole loop are computed from, in that
+    iteration or through later ones.
+
+    Args:
+        body: takes constants, what is carried, and slices; gives what is carried, and rows.
+        results: True for these results of the loop.
+        num_constants: how many constants there are.
+        num_carry: how many arrays are carried.
+        ends_at: as of `find_needed_variables`.
+    """
+    carried = body.invars[num_constants : num_constants + num_carry]
+    flags = tuple(results)
+    while True:
+        variables = find_needed_variables(body, flags, ends_at)
+        needed_next = (*(var in variables for var in carried), *([False] * len(flags)))
+        wider = tuple(flag or needed_next[index] for index, flag in enumerate(flags))
+        if wider == flags:
+            return flags
+        flags = wider
 
 
 def find_last_uses(program: Jaxpr) -> dict[int, list[Any]]:
@@ -35,6 +68,25 @@ def find_last_uses(program: Jaxpr) -> dict[int, list[Any]]:
     for variable, index in last.items():
         uses.setdefault(index, []).append(variable)
     return uses
+
+
+def execute_equation(program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    """Return the results of one operation of a program, as jax computes them.
+
+    Args:
+        program: the program.
+        equation: the operation.
+        inputs: what it receives.
+    """
+    arrays = {
+        variable: array
+        for variable, array in zip(equation.invars, inputs, strict=True)
+        if not isinstance(variable, Literal)
+    }
+    single = Jaxpr(
+        (), list(arrays), equation.outvars, [equation], equation.effects, program.debug_info
+    )
+    return jaxpr_as_fun(ClosedJaxpr(single, ()))(*arrays.values())
 
 
 def split_scan(params: dict[str, Any]) -> tuple[int, int]:

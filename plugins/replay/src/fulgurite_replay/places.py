@@ -16,6 +16,8 @@ _LIBRARIES = ("equinox", "jax", "jaxlib", "jaxtyping", "numpy", "optax", "pluggy
 _MARK = "__tracebackhide__"
 _BACKWARD = "transpose("
 """What the name stack of an operation of the backward pass holds."""
+_REPEATED = "rematted_computation"
+"""What that of an operation holds which `jax.checkpoint` executes again for the backward pass."""
 _DIFFERENTIATED = "jvp("
 """What that of an operation holds of which a gradient is computed."""
 # Functions of the core: the step, those that call the optimizer, the one that calls a module.
@@ -154,7 +156,7 @@ class PlaceFinder:
         if part == "step" and (_DIFFERENTIATED in scope or find_layer(scope) is not None):
             # What JAX takes out of a `jax.checkpoint` has lost the calls that led to that.
             part = "forward pass"
-        if _BACKWARD not in scope:
+        if _BACKWARD not in scope or _REPEATED in scope:
             return part
         return "backward pass" if part in ("step", "forward pass") else f"backward pass of {part}"
 
@@ -162,6 +164,11 @@ class PlaceFinder:
         """Return the plugin and hook whose function a frame is of; functions within it count."""
         name = frame.function.partition(".<locals>")[0]
         return self._hooks.get((frame.file, frame.function), self._hooks.get((frame.file, name)))
+
+
+def is_backward(equation: JaxprEqn) -> bool:
+    """Return whether an operation is of the backward pass, or runs one."""
+    return _BACKWARD in str(equation.source_info.name_stack)
 
 
 def join_scopes(scope: str, equation: JaxprEqn) -> str:

@@ -14,13 +14,7 @@ from fulgurite_logging import JSONLLogger, iter_records
 from fulgurite_runs import dumps, loads
 
 from fulgurite_replay.digests import Digests, digest_state, find_difference, read_digests
-from fulgurite_replay.rerun import (
-    Observer,
-    Recorded,
-    check_is_resumable,
-    find_last_step,
-    train_again,
-)
+from fulgurite_replay.rerun import Observer, Recorded, find_last_step, train_again
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,6 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
             compare with.
         ConfigurationError: the steps are none.
     """
-    check_is_resumable(recorded.engine)
     last = find_last_step(recorded) if last is None else last
     if not 0 <= first < last:
         raise ConfigurationError(
@@ -131,7 +124,7 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
             f"the run has {end} steps, so that it cannot be compared up to step "
             f"{last}: give a smaller one"
         )
-    _compare_records(proof, recorded, observer.records)
+    compare_records(proof, recorded, observer.records)
     if not any(proof.counts.values()):
         raise CheckpointError(
             f"{recorded.directory.path} has nothing to compare the steps {proof.start + 1} to "
@@ -169,8 +162,15 @@ def _compare_state(
         proof.differences.append(Difference(step, "checkpoint", text))
 
 
-def _compare_records(proof: Proof, recorded: Recorded, again: Sequence[fg.Record]) -> None:
-    """Compare the exact records of a run with those that its steps gave again, in order."""
+def compare_records(proof: Proof, recorded: Recorded, again: Sequence[fg.Record]) -> None:
+    """Compare the exact records of a run with those that its steps gave again, in order; note what
+    is found in the proof.
+
+    Args:
+        proof: says of which steps.
+        recorded: the run.
+        again: the records that the steps gave.
+    """
     try:
         records = list(iter_records(recorded.directory.path))
     except ConfigurationError:  # the run was not logged

@@ -19,8 +19,10 @@ from fulgurite.plugins import (
 from jaxtyping import Array, Bool
 
 from fulgurite_replay.capture_files import read_capture, read_state
-from fulgurite_replay.examining import Examination, examine
-from fulgurite_replay.rerun import Observer, Recorded, check_is_resumable, train_again
+from fulgurite_replay.examining import Examination, count_batch, examine
+from fulgurite_replay.proof import Difference, Proof, compare_records
+from fulgurite_replay.rerun import Observer, Recorded, train_again
+from fulgurite_replay.rows import describe_batch, describe_example
 
 
 @dataclass
@@ -41,6 +43,10 @@ class Replay:
         batch: the batch of the step.
         records: the exact records of the step, as far as anything is logged there.
         capture: the folder that `Capture` has written, if the step was replayed from it.
+        source: where the data has the batch and the example that is concerned, as sentences; of a
+            capture, none.
+        difference: what of the records of the steps before it is not as the run has recorded it, so
+            that the step may not have been in the same state.
     """
 
     step: int
@@ -50,6 +56,8 @@ class Replay:
     batch: Any = None
     records: list[fg.Record] = field(default_factory=list)
     capture: Path | None = None
+    source: list[str] = field(default_factory=list)
+    difference: Difference | None = None
 
     def __str__(self) -> str:
         lines = [f"replayed from {self.capture or f'step {self.start}'}"]
@@ -69,6 +77,13 @@ class Replay:
             lines.append(f"step {self.step} is finite here")
         else:
             lines += [f"step {self.step}: {line}" for line in examination.describe()]
+            lines += [f"  {line}" for line in self.source]
+        if self.difference is not None:
+            lines.append(
+                f"note: the steps before it are not as recorded ({self.difference}), so that what "
+                "the run did may be something else. Program, data or machine have changed, or it "
+                "began with init_from"
+            )
         return "\n".join(lines)
 
 
@@ -85,7 +100,6 @@ def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool 
         CheckpointError: no step after the newest checkpoint fails.
         ConfigurationError: the run does not reach that step.
     """
-    check_is_resumable(recorded.engine)
     if step is None:
         step = _find_failing_step(recorded)
     if step < 1:
@@ -109,6 +123,9 @@ def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool 
             f"the run ends before step {step}: give the number of a step that it has"
         )
     result.records = [record for record in observer.records if record.step == step]
+    proof = Proof(result.start, step - 1)
+    compare_records(proof, recorded, observer.records)
+    result.difference = next(iter(proof.differences), None)
     return result
 
 
@@ -201,6 +218,11 @@ def _look_at_next_step(run: fg.Run, result: Replay, *, checks_indices: bool) -> 
         _find_due(run.engine, run.step, run.step_range),
         checks_indices=checks_indices,
     )
+    lines = [describe_batch(run, item)]
+    example = result.examination.example
+    if example is not None and example[1] == count_batch(result.batch):
+        lines.append(describe_example(run, item, example[0]))
+    result.source = [line for line in lines if line is not None]
 
 
 def _find_due(engine: EngineView, step: int, step_range: fg.StepRange) -> Bool[Array, " names"]:

@@ -11,7 +11,9 @@ import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import RegisteredPlugin
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_runs import RunDirectory, describe_plugins
+from fulgurite_runs import RunDirectory, describe_plugins, read_origin
+
+from fulgurite_replay.skipping import SkippedBatches, read_skipped
 
 _NEVER = 10**11
 """A step that no run has."""
@@ -56,9 +58,36 @@ class Recorded:
             return self.directory
         return RunDirectory(checkpointer.directory)
 
+    @property
+    def skipped_batches(self) -> tuple[int, ...]:
+        """The batches of the data that the run leaves out, counted over all epochs from 1; a fork
+        may."""
+        return read_skipped(self.directory.path)
+
+    @property
+    def run_data(self) -> Any:
+        """The data as the run reads it."""
+        skipped = self.skipped_batches
+        return SkippedBatches(self.data, skipped) if skipped else self.data
+
     def find_start(self, step: int) -> int | None:
-        """Return the step of the newest checkpoint that is not after a step; None without one."""
+        """Return the step of the newest checkpoint that is not after a step; None for the begin of
+        the run.
+
+        Raises:
+            CheckpointError: there is none, and the run is a fork, which began with the state of
+                another run.
+        """
         steps = [saved for saved, _ in self.checkpoints.list_checkpoints() if saved <= step]
+        origin = read_origin(self.directory.path)
+        if origin and not steps:
+            others = "".join(f" --skip-batch {number}" for number in self.skipped_batches)
+            raise CheckpointError(
+                f"{self.path} is a fork of {origin.get('run')}, with whose state of step "
+                f"{origin.get('step')} it began, and has no checkpoint up to step {step} from "
+                "which its steps could be made again. Choose a later one, or fork that run again: "
+                f"fulgurite fork {origin.get('run')} --step {origin.get('step')}{others}"
+            )
         return max(steps, default=None)
 
 
@@ -137,10 +166,12 @@ def train_again(
         observer: looks at the fit, and may stop it.
         save_in: a new run directory, if the observer saves.
     """
-    resume = None if start is None else fg.CheckpointRef(recorded.checkpoints.path, start)
+    resume = None
+    if start is not None:
+        resume = fg.CheckpointRef(recorded.checkpoints.path, start)
     with _make_engine(recorded.engine, observer, save_in) as engine:
         try:
-            result = engine.fit(recorded.model, recorded.data, resume=resume)
+            result = engine.fit(recorded.model, recorded.run_data, resume=resume)
         except _Stopped:
             assert observer.stop is not None
             return observer.stop
@@ -170,6 +201,9 @@ def _make_engine(
     arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
     kind = _Reader if save_in is None else Checkpointer
     plugins = [_take_part(plugin, kind) for plugin in _list_needed_plugins(engine)]
+    if _find_checkpointer(engine) is None:
+        # Something must open the directory, and there may be checkpoints from before.
+        plugins.append(kind(every=fg.At(_NEVER), on_exception=False))
     with tempfile.TemporaryDirectory(prefix="fulgurite-replay-") as folder:
         copy = object.__new__(type(engine))
         fg.Engine.__init__(
@@ -245,6 +279,6 @@ def check_is_resumable(engine: fg.Engine) -> None:
     """Raise `ConfigurationError` if the program has no plugin that reads checkpoints."""
     if _find_checkpointer(engine) is None:
         raise ConfigurationError(
-            "the program has no Checkpointer, without which no step can be executed again: add "
-            "one, fg.Engine(plugins=[Checkpointer(every=...)])"
+            "the program has no Checkpointer, without which no run can begin in the middle of "
+            "another one: add one, fg.Engine(plugins=[Checkpointer(every=...)])"
         )

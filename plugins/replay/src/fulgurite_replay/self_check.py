@@ -147,7 +147,8 @@ class SelfCheck(fg.Plugin):
         if item is None or run.stop_reason is not None or run.step == run.step_range.stop:
             return
         batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
-        state = _copy(run.state)
+        # Nothing waits: the device has both steps to make while the batches after them are read.
+        state = _copy(run.unchecked_state)
         result = _step(run, state, batch)
         self._memory.repetition = _Repetition(state, batch, result)
 
@@ -157,7 +158,7 @@ class SelfCheck(fg.Plugin):
         self._memory.repetition = None
         if repetition is None:
             return None
-        state = run.state
+        state = run.unchecked_state
         path = _find_difference(state, repetition.result)
         if path is None:
             return None

@@ -1,12 +1,14 @@
 """Data of which some batches are left out, so that a run can continue without a bad one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import BatchIterator, get_device_arrays, get_split
+from fulgurite_runs import read_origin
 
 
 class SkippedBatches:
@@ -17,6 +19,9 @@ class SkippedBatches:
 
         batches = SkippedBatches(data, steps=(38,))
         fg.Engine(steps=50).fit(model, batches)
+
+    Attributes:
+        data: the data source.
 
     Args:
         data: a data source that can be resumed.
@@ -37,7 +42,7 @@ class SkippedBatches:
             raise ConfigurationError(
                 "batches are left out of the data of one process, and this run has several"
             )
-        self._data = get_split(data, "train")
+        self.data = get_split(data, "train")
         self._steps = frozenset(steps)
         self._seed: Any = 0
         self._position = position
@@ -58,8 +63,8 @@ class SkippedBatches:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches up to the end of the epoch."""
-        arrays = get_device_arrays(self._data)
-        with BatchIterator(self._data, seed=self._seed, position=self._position) as items:
+        arrays = get_device_arrays(self.data)
+        with BatchIterator(self.data, seed=self._seed, position=self._position) as items:
             for item in items:
                 self._position = item.position
                 self._num_batches += 1
@@ -67,3 +72,40 @@ class SkippedBatches:
                     yield fg.ArrayData.gather(arrays, item.batch)
                 if item.epoch_end:
                     return
+
+
+def read_skipped(run: Path) -> tuple[int, ...]:
+    """Return which batches of the data a run leaves out, counted over all epochs from 1; none
+    unless it is a fork.
+
+    Args:
+        run: its directory.
+
+    Raises:
+        CheckpointError: what is written there are no such numbers.
+    """
+    numbers = read_origin(run).get("skipped_batches", [])
+    is_list = isinstance(numbers, list)
+    if not is_list or any(type(number) is not int or number < 1 for number in numbers):
+        raise CheckpointError(
+            f"the skipped_batches of {run / 'origin.json'} are {numbers!r:.100}, not numbers of "
+            "batches: restore the file"
+        )
+    return tuple(sorted(numbers))
+
+
+def find_batch_numbers(steps: Iterable[int], skipped: tuple[int, ...]) -> tuple[int, ...]:
+    """Return which batches of the data some steps of a run trained on, counted over all epochs from
+    1.
+
+    Args:
+        steps: their numbers.
+        skipped: the batches that the run left out, in ascending order.
+    """
+    numbers = []
+    for step in steps:
+        number = step
+        for other in skipped:
+            number += other <= number
+        numbers.append(number)
+    return tuple(numbers)

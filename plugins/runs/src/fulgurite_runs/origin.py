@@ -17,7 +17,8 @@ def make_origin(other: Path, step: int, skipped: Sequence[int] = ()) -> dict[str
     Args:
         other: the directory of the other one.
         step: whose state it was.
-        skipped: batches that the new run leaves out, by the steps of the other one.
+        skipped: the batches of the data that the new run leaves out, counted over all epochs from
+            1: the steps of the other one, unless that leaves some out itself.
     """
     origin: dict[str, Any] = {"run": str(other), "step": step}
     return origin | {"skipped_batches": list(skipped)} if skipped else origin

@@ -52,6 +52,13 @@ class CurrentState:
             self._unflattened = self._program.layout.unflatten_on_host(self._flat)
         return self._unflattened
 
+    def peek(self) -> TrainState:
+        """Return the state without waiting for the device; nobody has looked whether it is
+        finite."""
+        if self._unflattened is not None:
+            return self._unflattened
+        return self._program.layout.unflatten(self._flat)
+
     def replace(self, new_state: TrainState, where: str) -> None:
         """Continue with another state of the same structure; what was counted and measured stays.
 

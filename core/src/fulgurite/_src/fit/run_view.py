@@ -104,12 +104,16 @@ class RunView:
         Waits for the device to check that the state is finite, and raises `NonFiniteError` if it is
         not.
         """
-        if not self._fit.is_between_steps:
-            raise StateError(
-                "run.state is valid only during the call that `run` was given to; copy what you "
-                "need"
-            )
+        self._check_is_between_steps()
         return self._fit.state.read()
+
+    @property
+    def unchecked_state(self) -> TrainState:
+        """The state after `step` updates, for programs on the device that look at it while training
+        continues: nothing waits for it, and it may not be finite. The next step consumes its
+        arrays."""
+        self._check_is_between_steps()
+        return self._fit.state.peek()
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -166,3 +170,11 @@ class RunView:
         `run.shared.setdefault("tuner", {})["factor"] = 0.5`. Values that are JSON are part of
         checkpoints."""
         return self._fit.shared
+
+    def _check_is_between_steps(self) -> None:
+        """Raise `StateError` where the next step may have consumed the state."""
+        if not self._fit.is_between_steps:
+            raise StateError(
+                "run.state is valid only during the call that `run` was given to; copy what you "
+                "need"
+            )

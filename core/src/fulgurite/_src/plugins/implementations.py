@@ -14,7 +14,7 @@ from fulgurite._src.plugins.answers import check_answer, note_answer
 from fulgurite._src.plugins.markers import HookMetadata
 from fulgurite._src.plugins.plugin import name_context
 from fulgurite._src.plugins.selection import RegisteredPlugin
-from fulgurite.errors import PluginError, error_context, exit_as_error
+from fulgurite.errors import NonFiniteError, PluginError, exit_as_error
 
 Accept = Callable[[RegisteredPlugin, Any], Any]
 """`accept(plugin, answer)` checks or converts an answer; what it raises names the plugin too."""
@@ -84,7 +84,8 @@ class HookImpl:
 @contextmanager
 def plugin_error_context(plugin: RegisteredPlugin, what: str, step: int | None) -> Iterator[None]:
     """Add to an exception which plugin raised it, and have the plugin know its name. A `sys.exit`
-    in it is an error.
+    in it is an error. A `NonFiniteError` passes as it is: the step is at fault, and not the first
+    plugin that reads its state.
 
     Args:
         plugin: who is called.
@@ -92,12 +93,15 @@ def plugin_error_context(plugin: RegisteredPlugin, what: str, step: int | None) 
         step: the number of completed updates, where there is one.
     """
     where = "" if step is None else f", step {step}"
-    with (
-        name_context(plugin.plugin, plugin.name),
-        error_context(lambda: f"plugin {plugin.name!r} ({plugin.distribution}), {what}{where}"),
-        exit_as_error(PluginError, f"plugin {plugin.name!r}"),
-    ):
-        yield
+    with name_context(plugin.plugin, plugin.name):
+        try:
+            with exit_as_error(PluginError, f"plugin {plugin.name!r}"):
+                yield
+        except NonFiniteError:
+            raise
+        except BaseException as error:
+            error.add_note(f"plugin {plugin.name!r} ({plugin.distribution}), {what}{where}")
+            raise
 
 
 class _PluginContext(AbstractContextManager[None, bool | None]):
