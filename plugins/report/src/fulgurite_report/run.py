@@ -15,6 +15,7 @@ from fulgurite_report.lines import GrowingFile, read_json
 from fulgurite_report.ownership import find_state
 from fulgurite_report.text import as_printable
 
+_DIGITS = re.compile(r"([0-9]{1,18})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _MARKS = ("attempts", "checkpoints", "records.jsonl", "telemetry.jsonl", "lock")
 _MOST_MESSAGES = 1000
@@ -278,13 +279,19 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
 def _find_folders(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
-    entries = sorted(path.iterdir())
+    entries = sorted(path.iterdir(), key=_get_place)
     runs = [entry for entry in entries if entry.is_dir() and is_run(entry)]
     if entries and not runs:
         raise ReportError(
             f"{path} is not a run and holds none: give the directory of a run, or one of runs"
         )
     return runs or [path]  # of an empty one a run may be made at any moment
+
+
+def _get_place(path: Path) -> list[tuple[int, str]]:
+    """Return by what directories are sorted: numbers in names by their value."""
+    parts = _DIGITS.split(path.name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def is_run(path: Path) -> bool:
