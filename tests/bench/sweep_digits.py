@@ -1,0 +1,25 @@
+"""The program that `sweep.py` starts: the digits of the examples, with an evaluator."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import fulgurite as fg
+from fulgurite_cli import Experiment
+from fulgurite_evaluators import Evaluator
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from digits import Classifier, load_arrays
+
+
+def experiment(
+    width: int = 128, lr: float = 1e-3, steps: int = 1000, every: int = 100
+) -> Experiment:
+    """Train the perceptron of the example."""
+    train, test = load_arrays()
+    evaluator = Evaluator("test", fg.ArrayData(test, batch_size=120), every=every)
+    return Experiment(
+        engine=fg.Engine(steps=steps, log_every=every, plugins=[evaluator, "jsonl"]),
+        model=partial(Classifier, width, lr),
+        data=fg.ArrayData(train, batch_size=64, shuffle=True, remainder="drop"),
+    )
