@@ -2,15 +2,20 @@
 with `${args_no_hyphens}` filled in, and the name of the run in the environment."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_sweeps import AgentSweep, Sweep, describe_sweep, list_trials
+from fulgurite_sweeps import (
+    AgentSweep,
+    Job,
+    LocalExecutor,
+    Sweep,
+    describe_sweep,
+    list_trials,
+)
 from instant_executor import PROGRAM, InstantExecutor, compute_quadratic
 
 
@@ -92,21 +97,15 @@ def test_what_an_agent_cannot_do_is_an_error(
         AgentSweep(tmp_path / "sweep", PROGRAM, ["lr=0.1"], ["test/loss"], agent="wandbb")
 
 
-@pytest.mark.full
-def test_the_process_of_a_trial_is_the_run_that_the_agent_has_begun(tmp_path: Path) -> None:
-    """The program prints what wandb reads to find the run; the sweep has it in the trial's log."""
-    program = tmp_path / "printing.py"
-    program.write_text(
-        "import os\nfrom quadratic import experiment as make\n\n\n"
-        "def experiment(lr: float = 0.1):\n"
-        "    print('run', os.environ['WANDB_RUN_ID'], os.environ['WANDB_SWEEP_ID'])\n"
-        "    return make(lr)\n"
-    )
-    command = [sys.executable, "-m", "fulgurite_cli", "sweep", str(program), "lr=0.5"]
-    command += ["--agent", "wandb", "--metric", "test/loss", "--run", str(tmp_path / "sweep")]
-    environment = {"WANDB_RUN_ID": "abc", "WANDB_SWEEP_ID": "s1"}
-    environment["PYTHONPATH"] = str(PROGRAM.parent)
-    subprocess.run(command, env=os.environ | environment, check=True, timeout=600)
-    (trial,) = list_trials(tmp_path / "sweep")
-    assert trial.state == "complete"
-    assert "run abc s1" in (tmp_path / "sweep" / "trial-0.log").read_text()
+def test_the_process_of_a_trial_is_the_run_that_the_agent_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the variables by which wandb finds the run."""
+    monkeypatch.setenv("WANDB_RUN_ID", "abc")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    code = "import os; print(os.environ['WANDB_RUN_ID'], os.environ['WANDB_SWEEP_ID'])"
+    job = Job(0, [sys.executable, "-c", code], {}, tmp_path / "log")
+    running = LocalExecutor().start(job)
+    while running.poll() is None:
+        pass
+    assert (tmp_path / "log").read_text() == "abc s1\n"
