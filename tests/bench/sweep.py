@@ -2,7 +2,8 @@
 
 `--search`: 40 trials that learn from each other and end early, against a grid of 40. The steps that the
 first had trained when one of its trials was as good as the best of the grid are to be 40 % of the
-steps of the grid, at most. Started for several seeds, since one of them may be lucky.
+steps of the grid, at most. Started for several seeds, since one of them may be lucky. The trials train
+in this process, one after the other, since only steps are counted.
 
 `--overhead`: the processor time of a trial over that of the same run by `fulgurite fit`. That of the
 driver for a trial is in it, its start is not: it is the difference of sweeps of two and six trials.
@@ -12,6 +13,7 @@ driver for a trial is in it, its start is not: it is the difference of sweeps of
 """
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
@@ -19,7 +21,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fulgurite_sweeps import LocalExecutor, Sweep, Trial
+from fulgurite_sweeps import Job, Sweep, SweepTrial, Trial, TrialSettings
+from sweep_digits import build
 
 PROGRAM = str(Path(__file__).with_name("sweep_digits.py"))
 METRIC = "test/loss"
@@ -28,11 +31,45 @@ WIDTHS = (16, 32, 64, 128, 256)
 RATES = tuple(10 ** (-4.5 + 0.5 * index) for index in range(8))
 
 
-def search(folder: Path, num_seeds: int, num_workers: int) -> None:
+class ThisProcess:
+    """Trains trials in this process."""
+
+    num_slots = 1
+
+    def start(self, job: Job) -> "Ended":
+        """Train a trial."""
+        words = job.command[: job.command.index("--run")]
+        values = dict(word.split("=") for word in words if "=" in word)
+        settings = TrialSettings(**json.loads(job.environment["FULGURITE_SWEEP_TRIAL"]))
+        trial = build(
+            int(values["width"]),
+            float(values["lr"]),
+            steps=1000,
+            every=100,
+            run_dir=job.command[job.command.index("--run") + 1],
+            plugins=[SweepTrial(settings)],
+            autoload=False,
+        )
+        trial.engine.fit(trial.model, trial.data)
+        return Ended()
+
+
+class Ended:
+    """A trial that has ended."""
+
+    def poll(self) -> int:
+        """Return its exit code."""
+        return 0
+
+    def stop(self, number: int) -> None:
+        """There is nothing to stop."""
+
+
+def search(folder: Path, num_seeds: int) -> None:
     """Print how many steps a sweep needs to be as good as a grid."""
     space = {"lr": [f"{rate:.3g}" for rate in RATES], "width": list(WIDTHS)}
     grid = Sweep(folder / "grid", PROGRAM, space, [METRIC])
-    grid.run(sampler="grid", executor=LocalExecutor(num_workers), tell=ignore)
+    grid.run(sampler="grid", executor=ThisProcess(), tell=ignore)
     target = get_loss(grid.best)
     num_steps = sum(trial.step or 0 for trial in grid.trials)
     print(f"grid: {len(grid.trials)} trials, {num_steps} steps, best {METRIC} {target:.4f}")
@@ -40,8 +77,7 @@ def search(folder: Path, num_seeds: int, num_workers: int) -> None:
         limits = {"lr": f"log({RATES[0]:.3g},{RATES[-1]:.3g})", "width": "int(16,256,log)"}
         sweep = Sweep(folder / f"tpe-{seed}", PROGRAM, limits, [METRIC])
         pruner = "asha(min_resource=100,reduction_factor=3)"
-        executor = LocalExecutor(num_workers)
-        sweep.run(40, pruner=pruner, executor=executor, seed=seed, tell=ignore)
+        sweep.run(40, pruner=pruner, executor=ThisProcess(), seed=seed, tell=ignore)
         show_search(sweep.trials, target, num_steps, seed)
 
 
@@ -125,11 +161,10 @@ def main() -> None:
     parser.add_argument("--overhead", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as path:
         if options.search:
-            search(Path(path), options.seeds, options.workers)
+            search(Path(path), options.seeds)
         if options.overhead:
             measure_overhead(Path(path), options.rounds)
 

@@ -51,7 +51,7 @@ def describe(standing: Standing, journal: Journal) -> dict[str, Any]:
     distributions = standing.space.distributions or _find_distributions(standing.trials)
     return {
         "objectives": [list(objective) for objective in standing.objectives],
-        "axes": [_describe_axis(name, found) for name, found in distributions.items()],
+        "axes": [_describe_axis(name, value) for name, value in distributions.items()],
         "trials": [_describe_trial(trial, distributions) for trial in standing.trials],
         "best": None if standing.best is None else standing.best.name,
         "front": [trial.name for trial in standing.front],
