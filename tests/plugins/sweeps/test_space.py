@@ -79,7 +79,7 @@ def test_what_has_a_condition_is_searched_only_if_it_holds() -> None:
         ["optimizer=lion", "nesterov=true", "warm=5"],
         ["optimizer=lion", "nesterov=false"],
     ]
-    # What is texts is the same space, and each value is tried under each condition.
+    # What it is described as is the same space, and each value is tried under each condition.
     texts = [f"{name}={text}" for name, text in space.describe()["axes"].items()]
     assert Space.parse(texts) == space
     samples = [tuple(space.build_overrides(point)) for point in space.list_samples()]

@@ -87,7 +87,10 @@ class Trial:
             f"{metric} {format_number(value)}"
             for metric, value in zip(metrics, self.values, strict=False)
         ]
-        return as_printable(f"{self.run}, {self.state}: {', '.join([*values, *params])}")
+        violations = [f"violates {name}" for name in self.violations]
+        return as_printable(
+            f"{self.run}, {self.state}: {', '.join([*values, *params, *violations])}"
+        )
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class View:
         standing = read_standing(self._directory, self._journal)
         height = max(self._console.size.height - _OTHER_LINES, _FEWEST_ROWS)
         trials = [_add_progress(trial, standing) for trial in choose_trials(standing, height)]
-        header, *rows = build_rows(trials, standing.objectives)
+        header, *rows = build_rows(standing, trials)
         table = Table(box=None, pad_edge=False)
         for index, name in enumerate(header):
             justify: Any = "left" if index < 2 else "right"
@@ -133,8 +133,8 @@ def _add_progress(trial: Trial, standing: Standing) -> Trial:
     """
     if trial.state != "running":
         return trial
-    metrics = {objective.metric for objective in standing.objectives}
-    step, values = read_progress(trial.run_dir / "records.jsonl", metrics)
+    records = trial.run_dir / "records.jsonl"
+    step, values = read_progress(records, set(standing.metrics))
     return replace(trial, step=step, metrics=values)
 
 

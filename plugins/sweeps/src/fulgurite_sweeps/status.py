@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fulgurite.plugins import as_printable
 
 from fulgurite_sweeps.journal import SETTINGS, START, Journal, SweepDirectory
-from fulgurite_sweeps.objectives import Objective
+from fulgurite_sweeps.objectives import Constraint, Objective
 from fulgurite_sweeps.space import Space
 from fulgurite_sweeps.trials import Trial, find_best, find_front, read_trials
 
@@ -20,6 +20,7 @@ class Standing(NamedTuple):
     Attributes:
         space: what is searched.
         objectives: what is looked for.
+        metrics: those of the objectives, and those of the constraints.
         trials: all so far.
         best: the best complete trial by the first objective; None if there is none.
         front: the trials than which none is better by all objectives.
@@ -28,6 +29,7 @@ class Standing(NamedTuple):
 
     space: Space
     objectives: list[Objective]
+    metrics: list[str]
     trials: list[Trial]
     best: Trial | None
     front: list[Trial]
@@ -45,12 +47,15 @@ def read_standing(directory: SweepDirectory, journal: Journal) -> Standing:
     settings = attributes[SETTINGS]
     space = _read_space(settings)
     objectives = [Objective(*entry) for entry in settings["list of objectives"]]
+    constraints = map(Constraint.parse, settings["list of constraints"])
+    metrics = dict.fromkeys(goal.metric for goal in (*objectives, *constraints))
     trials = read_trials(directory, journal)
     best = find_best(trials, objectives)
     command = ""
     if best is not None and START in attributes:
         command = _format_command(best, space, attributes[START])
-    return Standing(space, objectives, trials, best, find_front(trials, objectives), command)
+    front = find_front(trials, objectives)
+    return Standing(space, objectives, list(metrics), trials, best, front, command)
 
 
 def describe_sweep(directory: str | os.PathLike[str]) -> str:
@@ -67,7 +72,7 @@ def describe_sweep(directory: str | os.PathLike[str]) -> str:
     trials, objectives = standing.trials, standing.objectives
     parts = [f"{folder.path}: {count_states(trials)}"]
     if trials:
-        parts.append(_format_table(trials, objectives))
+        parts.append(_format_table(standing))
     parts += [f"{trial.name} failed: {trial.error}" for trial in trials if trial.error]
     parts += [
         f"{trial.name} violates {' and '.join(trial.violations)}"
@@ -90,20 +95,20 @@ def count_states(trials: Sequence[Trial]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no trials yet"
 
 
-def build_rows(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[list[str]]:
+def build_rows(standing: Standing, trials: Sequence[Trial]) -> list[list[str]]:
     """Return the cells of a table: the names of the columns, and a row for each trial.
 
     Args:
-        trials: of the sweep.
-        objectives: of it.
+        standing: of the sweep.
+        trials: of it, those that are shown.
     """
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    metrics = [objective.metric for objective in objectives]
-    rows = [["trial", "state", "step", *names, *metrics]]
+    chosen = (name for trial in trials for name in trial.params)  # by an agent
+    names = list(standing.space.axes) or list(dict.fromkeys(chosen))
+    rows = [["trial", "state", "step", *names, *standing.metrics]]
     for trial in trials:
         state = f"{trial.state}, violates" if trial.violations else trial.state
         values = [trial.params.get(name) for name in names]
-        values += [trial.metrics.get(metric) for metric in metrics]
+        values += [trial.metrics.get(metric) for metric in standing.metrics]
         rows.append([trial.name, state, *(_format_cell(value) for value in (trial.step, *values))])
     return rows
 
@@ -134,14 +139,9 @@ def _format_command(trial: Trial, space: Space, start: dict[str, Any]) -> str:
     return shlex.join(map(str, [*command, *start["fit_options"]]))
 
 
-def _format_table(trials: Sequence[Trial], objectives: Sequence[Objective]) -> str:
-    """Return a line for each trial.
-
-    Args:
-        trials: at least one.
-        objectives: of the sweep.
-    """
-    rows = build_rows(trials, objectives)
+def _format_table(standing: Standing) -> str:
+    """Return a line for each trial."""
+    rows = build_rows(standing, standing.trials)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
