@@ -10,7 +10,7 @@ from fulgurite_cli import Experiment
 from fulgurite_evaluators import Evaluator
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from digits import Classifier, load_arrays
+from digits import Classifier, load_arrays  # pyright: ignore[reportMissingImports]
 
 
 def experiment(
