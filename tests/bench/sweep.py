@@ -65,8 +65,14 @@ class Ended:
         """There is nothing to stop."""
 
 
-def search(folder: Path, num_seeds: int) -> None:
-    """Print how many steps a sweep needs to be as good as a grid."""
+def search(folder: Path, num_seeds: int, pruner: str) -> None:
+    """Print how many steps a sweep needs to be as good as a grid.
+
+    Args:
+        folder: for the runs.
+        num_seeds: how many sweeps.
+        pruner: of each.
+    """
     space = {"lr": [f"{rate:.3g}" for rate in RATES], "width": list(WIDTHS)}
     grid = Sweep(folder / "grid", PROGRAM, space, [METRIC])
     grid.run(sampler="grid", executor=ThisProcess(), tell=ignore)
@@ -76,7 +82,6 @@ def search(folder: Path, num_seeds: int) -> None:
     for seed in range(num_seeds):
         limits = {"lr": f"log({RATES[0]:.3g},{RATES[-1]:.3g})", "width": "int(16,256,log)"}
         sweep = Sweep(folder / f"tpe-{seed}", PROGRAM, limits, [METRIC])
-        pruner = "asha(min_resource=100,reduction_factor=3)"
         sweep.run(40, pruner=pruner, executor=ThisProcess(), seed=seed, tell=ignore)
         show_search(sweep.trials, target, num_steps, seed)
 
@@ -160,11 +165,12 @@ def main() -> None:
     parser.add_argument("--search", action="store_true")
     parser.add_argument("--overhead", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pruner", default="asha(min_resource=100,reduction_factor=3)")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as path:
         if options.search:
-            search(Path(path), options.seeds)
+            search(Path(path), options.seeds, options.pruner)
         if options.overhead:
             measure_overhead(Path(path), options.rounds)
 
