@@ -6,7 +6,7 @@ steps of the grid, at most. Started for several seeds, since one of them may be 
 in this process, one after the other, since only steps are counted.
 
 `--overhead`: the processor time of a trial over that of the same run by `fulgurite fit`. That of the
-driver for a trial is in it, its start is not: it is the difference of sweeps of two and six trials.
+driver for a trial is in it, its start is not: it is the difference of sweeps of one and three trials.
 
     python tests/bench/sweep.py --search --seeds 3
     python tests/bench/sweep.py --overhead
@@ -123,7 +123,7 @@ def ignore(text: str) -> None:
 
 def measure_overhead(folder: Path, num_rounds: int) -> None:
     """Print the processor time of a trial over that of a run."""
-    options = [f"steps={4000}", "every=400"]
+    options = ["steps=4000", "every=400"]
     run([*COMMAND, "fit", PROGRAM, *options, "--run", str(folder / "warm")])
     for pruner in ([], ["--pruner", "median(n_startup_trials=100)"]):
         ratios = []
@@ -139,14 +139,14 @@ def measure_overhead(folder: Path, num_rounds: int) -> None:
                         f"{folder}/{len(pruner)}-{index}-{k}",
                     ]
                 )
-                for k in range(4)
+                for k in range(2)
             )
             times = {}
-            for count in (2, 6):
-                sweep = [*COMMAND, "sweep", PROGRAM, *options, "lr=log(9e-4,1.1e-3)"]
+            for count in (1, 3):
+                sweep = [*COMMAND, "sweep", PROGRAM, *options, "copy=int(0,1000)"]
                 sweep += ["--metric", METRIC, "--trials", str(count), *pruner]
                 times[count] = run([*sweep, "--run", f"{folder}/s{len(pruner)}-{index}-{count}"])
-            ratios.append((times[6] - times[2]) / alone)
+            ratios.append((times[3] - times[1]) / alone)
         name = "with a pruner" if pruner else "without a pruner"
         print(f"{name}: a trial takes {sorted(ratios)} of a run", flush=True)
 

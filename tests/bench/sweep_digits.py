@@ -14,9 +14,10 @@ from digits import Classifier, load_arrays  # pyright: ignore[reportMissingImpor
 
 
 def experiment(
-    width: int = 128, lr: float = 1e-3, steps: int = 1000, every: int = 100
+    width: int = 128, lr: float = 1e-3, steps: int = 1000, every: int = 100, copy: int = 0
 ) -> Experiment:
-    """Train the perceptron of the example."""
+    """Train the perceptron of the example; `copy` changes nothing, so that nothing is compiled again
+    for another one."""
     return build(width, lr, steps, every)
 
 
