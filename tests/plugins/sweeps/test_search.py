@@ -4,10 +4,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import cmaes
+import numpy as np
 import optuna
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_sweeps import Sweep, describe_sweep, list_trials
+from fulgurite_sweeps import Constraint, Sweep, describe_sweep, list_trials
+from fulgurite_sweeps.cma_es import CmaEsSampler
 from fulgurite_sweeps.journal import SweepDirectory
 from instant_executor import PROGRAM, InstantExecutor, compute_quadratic
 from optuna.trial import TrialState
@@ -61,18 +64,65 @@ def test_a_sampler_that_learns_comes_close_to_the_best_value(tmp_path: Path) -> 
         "random",
         pytest.param("tpe", marks=pytest.mark.full),
         pytest.param("qmc", marks=pytest.mark.full),
+        "cmaes(popsize=4)",
     ],
 )
 def test_a_sweep_in_pieces_has_the_trials_of_one_at_once(tmp_path: Path, sampler: str) -> None:
     """A driver that is started again does not draw again what an earlier one has drawn."""
-    whole = run(make_sweep(tmp_path / "whole"), 5, sampler=sampler).list_arguments()
+    space = {"lr": "log(0.01,0.9)", "width": "int(1,1000)"}
+    whole = run(make_sweep(tmp_path / "whole", space), 5, sampler=sampler).list_arguments()
     parts: list[Any] = []
     for count in (2, 3, 5):
-        parts += run(make_sweep(tmp_path / "parts"), count, sampler=sampler).list_arguments()
+        parts += run(make_sweep(tmp_path / "parts", space), count, sampler=sampler).list_arguments()
     assert parts == whole
     assert len(set(whole)) == 5
-    other = run(make_sweep(tmp_path / "other"), 5, sampler=sampler, seed=1).list_arguments()
-    assert other != whole
+    other = run(make_sweep(tmp_path / "other", space), 5, sampler=sampler, seed=1)
+    assert other.list_arguments() != whole
+
+
+def test_cma_es_is_told_all_generations_and_asked_for_one_more(tmp_path: Path) -> None:
+    """Each trial after the first against the package cmaes, told by hand."""
+
+    def compute(arguments: dict[str, str]) -> dict[str, float]:
+        x, y = float(arguments["lr"]), int(arguments["width"])
+        return {"test/loss": (x - 3) ** 2 + 100 * (x - y / 100 - 1) ** 2}
+
+    space = {"lr": "float(0,10)", "bad": ["no", "nan"], "width": "int(1,1000)"}
+    sampler = CmaEsSampler(seed=3, popsize=4)
+    sweep = make_sweep(tmp_path, space)
+    executor = run(sweep, 10, sampler=sampler, executor=InstantExecutor(compute))
+    points = [dict(word.split("=") for word in words) for words in executor.list_arguments()]
+    for number in range(1, 10):
+        state = cmaes.CMA(
+            np.array([0.5, 0.5]),
+            1 / 6,
+            bounds=np.array([[0.0, 1.0]] * 2),
+            seed=3,
+            n_max_resampling=20,
+            population_size=4,
+        )
+        for start in range(0, number // 4 * 4, 4):
+            state.tell(
+                [
+                    (
+                        np.array([float(point["lr"]) / 10, (int(point["width"]) - 0.5) / 1000]),
+                        compute(point)["test/loss"],
+                    )
+                    for point in points[start : start + 4]
+                ]
+            )
+        first, second = state.ask()
+        assert float(points[number]["lr"]) == pytest.approx(10 * first)
+        assert int(points[number]["width"]) == round(0.5 + 1000 * second)
+    assert "optimizer" not in SweepDirectory(tmp_path).journal.read_text()  # Optuna's pickle
+
+
+def test_the_sampler_chooses_only_what_the_condition_allows(tmp_path: Path) -> None:
+    space = {"bad": ["no", "nan"], "lr": "log(0.01,0.9)", "width": "int(1,8) if bad=nan"}
+    executor = run(make_sweep(tmp_path, space), 12)
+    assert {len(arguments) for arguments in executor.list_arguments()} == {2, 3}
+    for bad, _, *width in executor.list_arguments():
+        assert bool(width) == (bad == "bad=nan")
 
 
 def test_points_in_line_are_tried_first_and_once(tmp_path: Path) -> None:
@@ -126,10 +176,60 @@ def test_several_metrics_each_have_a_direction(tmp_path: Path) -> None:
     run(sweep, sampler="grid", executor=executor)
     assert [trial.values for trial in sweep.trials] == [[0.1, 1.0], [0.5, 1.0]]
     assert sweep.best is not None and sweep.best.params == {"lr": "0.5"}
+    assert [trial.number for trial in sweep.best_trials] == [1]
     directions = SweepDirectory(tmp_path).load().study.directions
     assert [direction.name for direction in directions] == ["MAXIMIZE", "MINIMIZE"]
     with pytest.raises(ConfigurationError, match="asha compares trials by one metric"):
         run(sweep, sampler="grid", pruner="asha")
+
+
+def test_the_front_holds_what_is_best_by_some_metric(tmp_path: Path) -> None:
+    losses = {"0.1": (1.0, 4.0), "0.2": (2.0, 2.0), "0.3": (3.0, 3.0), "0.4": (1.0, 5.0)}
+    sweep = make_sweep(tmp_path, {"lr": [0.1, 0.2, 0.3, 0.4]}, ["test/loss", "test/error"])
+
+    def compute(arguments: dict[str, str]) -> dict[str, float]:
+        return dict(zip(("test/loss", "test/error"), losses[arguments["lr"]], strict=True))
+
+    run(sweep, sampler="grid", executor=InstantExecutor(compute))
+    assert [trial.params["lr"] for trial in sweep.best_trials] == ["0.1", "0.2"]
+    assert "no trial is better by all metrics than: trial-0, trial-1" in describe_sweep(tmp_path)
+    # NSGA-II looks for the front.
+    run(sweep, 6, sampler="nsgaii", executor=InstantExecutor(compute))
+
+
+def test_a_trial_that_violates_a_constraint_is_never_the_best(tmp_path: Path) -> None:
+    sweep = Sweep(
+        tmp_path,
+        PROGRAM,
+        {"lr": [0.1, 0.2, 0.3, 0.4]},
+        ["test/loss"],
+        constraints=["test/size<=0.25", "test/score >= -1"],
+    )
+
+    def compute(arguments: dict[str, str]) -> dict[str, float]:
+        lr = float(arguments["lr"])
+        score = math.nan if lr == 0.1 else 0.0
+        return {"test/loss": -lr, "test/size": lr, "test/score": score}
+
+    run(sweep, sampler="grid", executor=InstantExecutor(compute))
+    assert sweep.best is not None and sweep.best.params == {"lr": "0.2"}
+    assert [set(trial.violations) for trial in sweep.trials] == [
+        set(),
+        set(),
+        {"test/size<=0.25"},
+        {"test/size<=0.25"},
+    ]
+    assert sweep.trials[0].error == "test/score is NaN by step 8"
+    # Optuna's samplers see it.
+    (constraints,) = [
+        trial.constraints for trial in SweepDirectory(tmp_path).load().study.trials[3:]
+    ]
+    assert constraints["test/size<=0.25"] == pytest.approx(0.15)
+    assert constraints["test/score>=-1.0"] == -1
+    assert "trial-3 violates test/size<=0.25" in describe_sweep(tmp_path)
+    for text in ("test/size<0.25", "test/size<=x", "size<=1"):
+        with pytest.raises(ConfigurationError, match="write SOURCE/NAME"):
+            Constraint.parse(text)
 
 
 def test_a_trial_whose_driver_was_killed_while_it_asked_does_not_count(tmp_path: Path) -> None:
@@ -209,6 +309,8 @@ def test_another_sweep_in_the_same_directory_is_an_error(tmp_path: Path) -> None
         ({"sampler": "tqe"}, "Did you mean 'tpe'?"),
         ({"sampler": "tpe(n_startup=5)"}, "tpe has no argument 'n_startup'"),
         ({"sampler": "tpe(5)"}, "write NAME or NAME(key=value)"),
+        ({"sampler": "cmaes(popsize=2)"}, "a generation has four trials at least"),
+        ({"sampler": "cmaes"}, "this space has 1 that no condition rules out"),
         ({"sampler": "grid"}, "lr may be any number of float(0.01,0.9,log)"),
         ({"pruner": "ahsa"}, "Did you mean 'asha'?"),
         ({"pruner": "asha(min_resource=-1)"}, "cannot be used"),

@@ -58,6 +58,53 @@ def test_a_space_in_python_takes_values_and_distributions_in_their_order() -> No
     assert space.build_overrides(values) == ["width=32", "lr=0.5", "fast=true", "rate=0.25"]
 
 
+CONDITIONAL = [
+    "optimizer=adam,sgd,lion",
+    "momentum=float(0,0.5,step=0.5) if optimizer=sgd",
+    "nesterov=true,false if optimizer=sgd,lion",
+    "warm=5 if nesterov=true",
+]
+
+
+def test_what_has_a_condition_is_searched_only_if_it_holds() -> None:
+    space = Space.parse(CONDITIONAL)
+    points = [space.build_overrides(point) for point in space.list_points()]
+    assert points == [
+        ["optimizer=adam"],
+        *(
+            ["optimizer=sgd", f"momentum={momentum}", *rest]
+            for momentum in (0.0, 0.5)
+            for rest in (["nesterov=true", "warm=5"], ["nesterov=false"])
+        ),
+        ["optimizer=lion", "nesterov=true", "warm=5"],
+        ["optimizer=lion", "nesterov=false"],
+    ]
+    # What it is described as is the same space, and each value is tried under each condition.
+    texts = [f"{name}={text}" for name, text in space.describe()["axes"].items()]
+    assert Space.parse(texts) == space
+    samples = [tuple(space.build_overrides(point)) for point in space.list_samples()]
+    assert {override for sample in samples for override in sample} == {
+        override for point in points for override in point
+    }
+    assert {sample[:2] for sample in samples} >= {
+        ("optimizer=sgd", "momentum=0.0"),
+        ("optimizer=sgd", "momentum=0.5"),
+        ("optimizer=lion", "nesterov=true"),
+        ("optimizer=lion", "nesterov=false"),
+    }
+
+
+def test_a_condition_in_python_names_any_axis_before_it() -> None:
+    space = Space.make({"depth": IntDistribution(1, 3), "last": "int(1,2) if depth=2,3"})
+    assert [tuple(point.values()) for point in space.list_points()] == [
+        (1,),
+        *((depth, last) for depth in (2, 3) for last in (1, 2)),
+    ]
+    assert space.parse_point("depth=2 last=1") == {"depth": 2, "last": 1}
+    with pytest.raises(ConfigurationError, match="searched only if depth=2,3, which the point"):
+        space.parse_point("last=1")
+
+
 def test_a_grid_is_the_product_with_the_last_axis_next_to_each_other() -> None:
     space = Space.parse(["lr=0.1,0.2", "width=int(1,5,step=2)", "rate=float(0,1,step=0.5)"])
     points = [tuple(point.values()) for point in space.list_points()]
@@ -81,6 +128,9 @@ def test_a_grid_is_the_product_with_the_last_axis_next_to_each_other() -> None:
         (["lr=log(0.1,1)", "lr=0.1"], "lr is set twice"),
         (["lr=0.1,0.2", "lr,width=(1,2),(3,4)"], "lr is set twice"),
         (["lr"], "is not an axis of a sweep"),
+        (["a=1,2 if b=1", "b=1,2"], "nothing called 'b' is searched before it"),
+        (["b=float(0,1)", "a=1,2 if b=1"], "b may be any number"),
+        (["b=1,2", "a=1,2 if b=3"], "b=3 is not in the search space"),
     ],
 )
 def test_what_is_no_space_is_an_error(arguments: list[str], message: str) -> None:
@@ -116,6 +166,7 @@ def test_a_point_that_is_not_in_the_space_is_an_error() -> None:
         (["width=log(1,8)"], "width=1.0 is not int"),
         (["steps=8,x"], "steps=x is not int"),
         (["bad=no,nope"], "bad=nope"),
+        (["bad=no,nan", "width=1,x if bad=nan"], "width=x is not int"),
     ],
 )
 def test_what_the_program_does_not_take_is_found_without_a_trial(

@@ -150,7 +150,7 @@ def test_ctrl_c_saves_trials_and_the_same_command_resumes_them(tmp_path: Path) -
     assert driver.returncode == 130, output
     assert "trial-0 is saved as far as it got" in output and "starting trial-1" not in output
     (trial, other) = list_trials(tmp_path / "sweep")
-    assert (trial.state, other.state) == ("running", "waiting")
+    assert (trial.state, other.state) == ("stopped", "waiting")
     ((step, _), *_) = reversed(RunDirectory(trial.run_dir).list_checkpoints())
     assert 0 < step < 40
     output = run_sweep(tmp_path, *arguments)

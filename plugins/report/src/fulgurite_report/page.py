@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
-from fulgurite_report import history, sections
+from fulgurite_report import history, sections, sweep_section
 from fulgurite_report.data import build_data, encode_data
 from fulgurite_report.errors import ReportError
 from fulgurite_report.html import add, add_swatch
@@ -18,6 +18,7 @@ from fulgurite_report.text import format_time
 
 _SECTIONS: tuple[tuple[str, Callable[[Element, Sequence[Run]], None]], ...] = (
     ("summary", sections.add_summary),
+    ("sweep", sweep_section.add_sweeps),
     ("differences", sections.add_differences),
     ("curves", sections.add_curves),
     ("time", history.add_times),

@@ -1,6 +1,7 @@
 """A run, as its directory describes it."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from fulgurite_report.lines import GrowingFile
 from fulgurite_report.ownership import find_state
 from fulgurite_report.text import as_printable
 
+_DIGITS = re.compile(r"([0-9]{1,18})")
 _MARKS = ("attempts", "checkpoints", "records.jsonl", "telemetry.jsonl", "lock")
 _MOST_MESSAGES = 1000
 
@@ -255,7 +257,8 @@ def list_folders(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         return []
-    return [entry for entry in sorted(path.iterdir()) if entry.is_dir() and is_run(entry)]
+    entries = sorted(path.iterdir(), key=_get_place)
+    return [entry for entry in entries if entry.is_dir() and is_run(entry)]
 
 
 def name_folders(folders: Sequence[Path]) -> list[str]:
@@ -268,6 +271,12 @@ def name_folders(folders: Sequence[Path]) -> list[str]:
 def make_name(text: str) -> str:
     """Return a name of a run as it is shown, on one line."""
     return " ".join(as_printable(text).splitlines())
+
+
+def _get_place(path: Path) -> list[tuple[int, str]]:
+    """Return by what directories are sorted: numbers in names by their value."""
+    parts = _DIGITS.split(path.name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def is_run(path: Path) -> bool:

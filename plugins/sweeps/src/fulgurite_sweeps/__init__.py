@@ -6,16 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite_sweeps.agents import AgentSweep
     from fulgurite_sweeps.executors import Executor, Job, LocalExecutor, RunningJob
-    from fulgurite_sweeps.objectives import Objective
+    from fulgurite_sweeps.objectives import Constraint, Objective
     from fulgurite_sweeps.results import TrialResult, read_result
     from fulgurite_sweeps.space import Space
     from fulgurite_sweeps.status import describe_sweep
-    from fulgurite_sweeps.sweep import Sweep, Trial, list_trials
+    from fulgurite_sweeps.sweep import Sweep
     from fulgurite_sweeps.trial import SweepTrial, TrialSettings
+    from fulgurite_sweeps.trials import Trial, list_trials
 
 __all__ = [  # noqa: RUF022 - by subject
     # Run a sweep, and read one.
+    "AgentSweep",
+    "Constraint",
     "Objective",
     "Space",
     "Sweep",
@@ -36,6 +40,8 @@ __all__ = [  # noqa: RUF022 - by subject
 
 # Imported when they are first used: a trial without a pruner does not wait for Optuna.
 _MODULES = {
+    "AgentSweep": "agents",
+    "Constraint": "objectives",
     "Executor": "executors",
     "Job": "executors",
     "LocalExecutor": "executors",
@@ -44,11 +50,11 @@ _MODULES = {
     "Space": "space",
     "Sweep": "sweep",
     "SweepTrial": "trial",
-    "Trial": "sweep",
+    "Trial": "trials",
     "TrialResult": "results",
     "TrialSettings": "trial",
     "describe_sweep": "status",
-    "list_trials": "sweep",
+    "list_trials": "trials",
     "read_result": "results",
 }
 

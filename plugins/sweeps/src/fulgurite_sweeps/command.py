@@ -15,6 +15,7 @@ search spaces, by the name of an argument or a path of the configuration:
   width=int(32,512,log)          an integer; int(32,512) and int(32,512,step=32) as well
   optimizer=adam,sgd             one of these values
   width,name=(16,small),(32,big) several together
+  'momentum=float(0,0.99) if optimizer=sgd'   only in trials with this choice
   steps=1000                     what all trials have
 
 fulgurite sweep digits.py 'lr=log(1e-5,1e-1)' --trials 40 --metric test/accuracy --run runs/sweep
@@ -57,42 +58,73 @@ def _run(options: argparse.Namespace, fit_options: Sequence[str]) -> int:
     """
     import optuna
 
+    from fulgurite_sweeps.display import show_sweep
     from fulgurite_sweeps.executors import parse_executor
+    from fulgurite_sweeps.journal import SweepDirectory
     from fulgurite_sweeps.objectives import Objective
     from fulgurite_sweeps.status import describe_sweep
     from fulgurite_sweeps.sweep import Sweep
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if options.agent is not None:
+        return _run_agent_trial(options, fit_options)
     executor = parse_executor(options.workers)
     objectives = [Objective.parse(metric, mode) for metric, mode in options.metrics]
-    search = Sweep(options.run, options.program, options.space, objectives, fit_options=fit_options)
+    search = Sweep(
+        options.run,
+        options.program,
+        options.space,
+        objectives,
+        constraints=options.constraint,
+        fit_options=fit_options,
+    )
     for point in options.enqueue:
         search.enqueue(point)
-    received = search.run(
-        options.trials,
-        sampler=options.sampler,
-        pruner=options.pruner,
-        executor=executor,
-        seed=options.seed,
-        num_retries=options.retries,
-        tell=_tell,
-    )
+    with show_sweep(SweepDirectory(options.run)) as tell:
+        received = search.run(
+            options.trials,
+            sampler=options.sampler,
+            pruner=options.pruner,
+            executor=executor,
+            seed=options.seed,
+            num_retries=options.retries,
+            tell=tell,
+        )
     print(describe_sweep(options.run), flush=True)
     return 128 + received[0] if received else _choose_exit_code(search)
+
+
+def _run_agent_trial(options: argparse.Namespace, fit_options: Sequence[str]) -> int:
+    """Train the trial that an agent asks for, and return the exit code.
+
+    Args:
+        options: of the command line.
+        fit_options: what stands behind `--`.
+    """
+    from fulgurite_sweeps.agents import AgentSweep
+    from fulgurite_sweeps.executors import parse_executor
+    from fulgurite_sweeps.objectives import Objective
+
+    search = AgentSweep(
+        options.run,
+        options.program,
+        options.space,
+        [Objective.parse(metric, mode) for metric, mode in options.metrics],
+        agent=options.agent,
+        constraints=options.constraint,
+        fit_options=fit_options,
+    )
+    received = search.run_trial(
+        pruner=options.pruner,
+        executor=parse_executor(options.workers),
+        num_retries=options.retries,
+    )
+    return 128 + received[0] if received else int(search.state == "fail")
 
 
 def _choose_exit_code(search: "Sweep") -> int:
     """Return 1 if no trial came to an end, else 0."""
     return int(all(trial.state == "fail" for trial in search.trials))
-
-
-def _tell(text: str) -> None:
-    from contextlib import suppress
-
-    from fulgurite.plugins import as_printable
-
-    with suppress(OSError):  # the terminal may be gone, and the trials are to be waited for
-        print(as_printable(text), flush=True)
 
 
 def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -103,6 +135,8 @@ def _check_options(parser: argparse.ArgumentParser, options: argparse.Namespace)
         parser.error("the following arguments are required: PROGRAM")
     if options.run is None:
         parser.error("a sweep needs a directory in which each trial gets one of its own: --run DIR")
+    if options.agent is not None and (options.trials is not None or options.enqueue):
+        parser.error("the agent chooses trials: leave --trials and --enqueue out")
     if not options.metrics:
         parser.error("a sweep needs a metric to look at, SOURCE/NAME: --metric test/accuracy")
 
@@ -166,6 +200,13 @@ def _build_parser() -> argparse.ArgumentParser:
             const=mode,
             help=f"the {mode}imum of the metric before it is the best; most names tell it",
         )
+    parser.add_argument(
+        "--constraint",
+        action="append",
+        default=[],
+        metavar="SOURCE/NAME<=NUMBER",
+        help="a bound (or >=) that the best trial must keep to; repeated, for several",
+    )
     _add_search_options(parser)
     return parser
 
@@ -182,7 +223,8 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
         "--sampler",
         default="tpe",
         metavar="NAME",
-        help="tpe, random, qmc or grid, perhaps with arguments, tpe(n_startup_trials=5) "
+        help="tpe, random, qmc, cmaes, nsgaii or grid, perhaps with arguments, "
+        "tpe(n_startup_trials=5) "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -196,6 +238,11 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
         default="local",
         metavar="WHERE",
         help="where trials run: local:N, N at a time (default: local:1)",
+    )
+    parser.add_argument(
+        "--agent",
+        metavar="NAME",
+        help="wandb: this command is what the agent of W&B starts for one trial of its sweep",
     )
     parser.add_argument(
         "--enqueue",

@@ -1,6 +1,7 @@
 """The driver of a sweep: it asks for trials, starts them, and tells the journal how they ended."""
 
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fulgurite_sweeps.executors import Executor, Job, RunningJob
 from fulgurite_sweeps.failures import describe_code, find_error_line
-from fulgurite_sweeps.journal import Journal, SweepDirectory
+from fulgurite_sweeps.journal import ABANDONED, Journal, SweepDirectory
 from fulgurite_sweeps.methods import GRID, make_sampler
-from fulgurite_sweeps.objectives import Objective
+from fulgurite_sweeps.objectives import Constraint, Objective
 from fulgurite_sweeps.program import Program
 from fulgurite_sweeps.results import TrialResult, read_result
 from fulgurite_sweeps.space import Space
@@ -26,8 +27,6 @@ from fulgurite_sweeps.trial import TrialSettings, describe_variables
 
 ERROR = "error"
 """The attribute of a trial that holds why it failed."""
-ABANDONED = "abandoned"
-"""The attribute of a trial whose driver was killed while it asked for its values."""
 METRICS = "metrics"
 """The attribute of a trial that holds its metrics."""
 STEP = "step"
@@ -50,6 +49,8 @@ class Plan:
         pruner: the name of a pruner, or None.
         seed: of the sampler.
         num_retries: how often a trial is started again whose process was killed.
+        constraints: what the metrics of a trial must fulfil.
+        only: the number of the only trial that this driver runs; None for any.
     """
 
     num_trials: int
@@ -57,6 +58,8 @@ class Plan:
     pruner: str | None = None
     seed: int = 0
     num_retries: int = 3
+    constraints: tuple[Constraint, ...] = ()
+    only: int | None = None
 
 
 @dataclass
@@ -126,7 +129,7 @@ class Driver:
         A signal is handed to the trials, which save and end; the next driver resumes them.
         """
         num_handled = 0
-        with _note_signals() as received:
+        with _note_signals() as received, self._leaving_on_error():
             while True:
                 for number in received[num_handled:]:
                     for active in self._active:
@@ -138,6 +141,18 @@ class Driver:
                     return received
                 time.sleep(_POLL)
 
+    @contextmanager
+    def _leaving_on_error(self) -> Iterator[None]:
+        """If the block fails, leave the trials to whoever drives the sweep next, which may be this
+        process: they save and end."""
+        try:
+            yield
+        except BaseException:
+            for active in self._active:
+                active.job.stop(signal.SIGTERM)
+                active.lock.release()
+            raise
+
     def _fill(self) -> bool:
         """Start trials while there is room; return whether none is left, here or elsewhere."""
         if len(self._active) >= self._executor.num_slots or time.monotonic() < self._next_look:
@@ -147,12 +162,17 @@ class Driver:
             if claimed is None:
                 self._next_look = time.monotonic() + _LOOK
                 return self._is_over()
-            self._begin(*claimed)
+            try:
+                self._begin(*claimed)
+            except BaseException:
+                _, lock, _ = claimed
+                lock.release()
+                raise
         return False
 
     def _is_over(self) -> bool:
         """Return whether no trial runs anywhere; tell once which ones another driver has."""
-        running = self._list_trials(TrialState.RUNNING)
+        running = self._list_running()
         others = [
             trial.number
             for trial in running
@@ -170,11 +190,11 @@ class Driver:
         First come those whose driver is gone, then those in line, then what the sampler chooses.
         """
         with self._directory.lock():
-            for trial in self._list_trials(TrialState.RUNNING):
+            for trial in self._list_running():
                 lock = self._claim(trial.number)
                 if lock is None:
                     continue
-                if trial.params.keys() == self._space.axes.keys():
+                if self._space.is_point(trial.params):
                     return trial, lock, True
                 self._abandon(trial)
                 lock.release()
@@ -216,7 +236,8 @@ class Driver:
         if isinstance(sampler, str):
             sampler = make_sampler(sampler, self._plan.seed, len(trials))
         self._journal.study.sampler = sampler
-        new_trial = self._journal.study.ask(self._space.distributions)
+        new_trial = self._journal.study.ask()
+        self._space.suggest(new_trial)
         lock = self._directory.claim(new_trial.number)
         if lock is None:
             raise CheckpointError(
@@ -224,6 +245,11 @@ class Driver:
                 "now: runs of an earlier sweep are in this directory, choose another one"
             )
         return self._journal.get_trial(new_trial.number), lock, False
+
+    def _list_running(self) -> list[FrozenTrial]:
+        """Return the trials that have begun and not ended, of those that this driver may run."""
+        running = self._list_trials(TrialState.RUNNING)
+        return [trial for trial in running if self._plan.only in (None, trial.number)]
 
     def _list_trials(self, *states: TrialState) -> list[FrozenTrial]:
         return self._journal.study.get_trials(deepcopy=False, states=states or None)
@@ -258,7 +284,7 @@ class Driver:
         run = self._directory.get_run(number)
         log = self._directory.get_log(number)
         overrides = self._space.build_overrides(self._journal.get_trial(number).params)
-        metrics = [objective.metric for objective in self._objectives]
+        metrics = [goal.metric for goal in (*self._objectives, *self._plan.constraints)]
         settings = TrialSettings(str(self._directory.path), number, metrics, self._plan.pruner)
         job = Job(
             number,
@@ -324,14 +350,15 @@ class Driver:
             self._journal.study.tell(number, state=TrialState.PRUNED)
             self._tell(f"trial-{number} was {result.stop_reason or f'pruned at {result.step}'}")
             return
-        values = []
-        for metric, _ in self._objectives:
-            value = result.metrics.get(metric, math.nan)
-            if math.isnan(value):
+        for metric in (goal.metric for goal in (*self._objectives, *self._plan.constraints)):
+            if math.isnan(result.metrics.get(metric, math.nan)):
                 what = "is NaN" if metric in result.metrics else "was not measured"
                 self._fail(number, f"{metric} {what} by step {result.step}")
                 return
-            values.append(value)
+        for constraint in self._plan.constraints:
+            excess = constraint.measure_excess(result.metrics[constraint.metric])
+            self._journal.set_constraint(number, str(constraint), excess)
+        values = [result.metrics[metric] for metric, _ in self._objectives]
         self._journal.study.tell(number, values)
         texts = [
             f"{metric}={value:.6g}"

@@ -18,6 +18,14 @@ from fulgurite_sweeps.objectives import Direction
 
 STUDY = "sweep"
 """The name of the study in the journal."""
+AGENT = "agent"
+"""The attribute of a trial that holds what the agent calls it that has chosen its point."""
+POINT = "point"
+"""The attribute of a trial that holds the point which an agent has chosen."""
+ABANDONED = "abandoned"
+"""The attribute of a trial whose driver was killed while it asked for its values."""
+START = "start"
+"""The attribute of the study that says how the newest driver starts trials."""
 SETTINGS = "settings"
 """The attribute of the study that says what is searched for."""
 
@@ -83,11 +91,23 @@ class Journal(NamedTuple):
         """
         self.storage.set_trial_user_attr(self.get_trial_id(number), name, value)
 
+    def set_constraint(self, number: int, name: str, excess: float) -> None:
+        """Note whether a trial that runs fulfils a constraint.
+
+        Args:
+            number: of the trial.
+            name: of the constraint.
+            excess: by how much it is violated; 0 or less if it is fulfilled.
+        """
+        if name not in self.get_trial(number).constraints:
+            optuna.Trial(self.study, self.get_trial_id(number)).set_constraint(name, excess)
+
 
 class SweepDirectory:
     """The layout of a sweep on disk.
 
         journal.jsonl    Optuna's journal: space, trials, values
+        sweep.json       what a report shows of it
         trial-N/         the run directory of a trial
         trial-N.log      what it prints
         locks/           who may ask for trials, and who works on which
@@ -103,6 +123,11 @@ class SweepDirectory:
     def journal(self) -> Path:
         """Optuna's journal."""
         return self.path / "journal.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What a report shows of the sweep."""
+        return self.path / "sweep.json"
 
     @property
     def exists(self) -> bool:
@@ -161,6 +186,18 @@ class SweepDirectory:
             return Lock(path, attempt=1)
         except CheckpointError:
             return None
+
+    def is_in_use(self, number: int) -> bool:
+        """Return whether a driver works on a trial, as far as this machine can tell.
+
+        Args:
+            number: of the trial.
+        """
+        entry = read_owner(self.path / "locks" / f"trial-{number}")
+        if entry is None:
+            return False
+        owner, heartbeat = entry
+        return owner.is_running(heartbeat)
 
     def _open_storage(self) -> BaseStorage:
         lock = cast(Any, KernelLock(self.path / "locks" / "journal"))

@@ -12,6 +12,8 @@ import optuna
 from fulgurite.errors import ConfigurationError, did_you_mean
 
 from fulgurite_sweeps.calls import Call, parse_call
+from fulgurite_sweeps.cma_es import CmaEsSampler
+from fulgurite_sweeps.space import Space
 
 GRID = "grid"
 """The sampler that is none: all points of a grid are put in line, in their order."""
@@ -19,6 +21,8 @@ SAMPLERS: dict[str, Any] = {
     "tpe": optuna.samplers.TPESampler,
     "random": optuna.samplers.RandomSampler,
     "qmc": optuna.samplers.QMCSampler,
+    "cmaes": CmaEsSampler,
+    "nsgaii": optuna.samplers.NSGAIISampler,
 }
 PRUNERS: dict[str, Any] = {
     "asha": optuna.pruners.SuccessiveHalvingPruner,
@@ -47,6 +51,63 @@ def make_sampler(text: str, seed: int, number: int) -> optuna.samplers.BaseSampl
     if call.name == GRID:
         return optuna.samplers.RandomSampler(**options)
     return _make(SAMPLERS[call.name], call, options, text)
+
+
+def check_search(
+    sampler: str | optuna.samplers.BaseSampler,
+    pruner: str | None,
+    space: Space,
+    num_objectives: int,
+) -> None:
+    """Raise an error if a search cannot be made, before its first trial.
+
+    Args:
+        sampler: the name of a sampler, or one of Optuna.
+        pruner: the name of a pruner, or None.
+        space: what is searched.
+        num_objectives: how many metrics are looked for.
+
+    Raises:
+        ConfigurationError: there is no such sampler or pruner, or it does not fit.
+    """
+    if isinstance(sampler, str):
+        make_sampler(sampler, 0, 0)
+        _check_space(sampler.partition("(")[0], space, num_objectives)
+    make_pruner(pruner)
+    if pruner is not None and num_objectives > 1:
+        raise ConfigurationError(
+            f"{pruner} compares trials by one metric, and this sweep has {num_objectives}: leave "
+            "the pruner out, or all metrics but one"
+        )
+
+
+def _check_space(name: str, space: Space, num_objectives: int) -> None:
+    """Raise an error if a sampler cannot search a space.
+
+    Args:
+        name: of the sampler.
+        space: what is searched.
+        num_objectives: how many metrics are looked for.
+    """
+    axes = space.axes.values()
+    if name == "qmc" and any(axis.condition is not None for axis in axes):
+        raise ConfigurationError(
+            "qmc fills a space in which all trials have the same arguments, and in this one some "
+            "depend on others: choose the sampler tpe or random"
+        )
+    if name != "cmaes":
+        return
+    if num_objectives > 1:
+        raise ConfigurationError(
+            f"cmaes looks for one metric, and this sweep has {num_objectives}: choose the sampler "
+            "tpe or nsgaii"
+        )
+    numbers = [axis for axis in axes if not axis.overrides and axis.condition is None]
+    if len(numbers) < 2:
+        raise ConfigurationError(
+            "cmaes searches several numbers together, and this space has "
+            f"{len(numbers)} that no condition rules out: choose the sampler tpe"
+        )
 
 
 def make_pruner(text: str | None) -> optuna.pruners.BasePruner:

@@ -15,7 +15,8 @@ from fulgurite_cli import (
     read_start_config,
 )
 
-from fulgurite_sweeps.space import Space, format_distribution
+from fulgurite_sweeps.axes import format_distribution
+from fulgurite_sweeps.space import Space
 
 
 @dataclass(frozen=True)

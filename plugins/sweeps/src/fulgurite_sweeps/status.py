@@ -4,13 +4,58 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from fulgurite.plugins import as_printable
 
-from fulgurite_sweeps.journal import SETTINGS, SweepDirectory
-from fulgurite_sweeps.objectives import Objective
+from fulgurite_sweeps.journal import SETTINGS, START, Journal, SweepDirectory
+from fulgurite_sweeps.objectives import Constraint, Objective
 from fulgurite_sweeps.space import Space
-from fulgurite_sweeps.sweep import START, Trial, find_best, read_trials
+from fulgurite_sweeps.trials import Trial, find_best, find_front, read_trials
+
+
+class Standing(NamedTuple):
+    """How a sweep stands.
+
+    Attributes:
+        space: what is searched.
+        objectives: what is looked for.
+        metrics: those of the objectives, and those of the constraints.
+        trials: all so far.
+        best: the best complete trial by the first objective; None if there is none.
+        front: the trials than which none is better by all objectives.
+        command: what trains the best trial again alone; empty if there is none.
+    """
+
+    space: Space
+    objectives: list[Objective]
+    metrics: list[str]
+    trials: list[Trial]
+    best: Trial | None
+    front: list[Trial]
+    command: str
+
+
+def read_standing(directory: SweepDirectory, journal: Journal) -> Standing:
+    """Return how a sweep stands.
+
+    Args:
+        directory: of the sweep.
+        journal: its memory.
+    """
+    attributes = journal.study.user_attrs
+    settings = attributes[SETTINGS]
+    space = _read_space(settings)
+    objectives = [Objective(*entry) for entry in settings["list of objectives"]]
+    constraints = map(Constraint.parse, settings["list of constraints"])
+    metrics = dict.fromkeys(goal.metric for goal in (*objectives, *constraints))
+    trials = read_trials(directory, journal)
+    best = find_best(trials, objectives)
+    command = ""
+    if best is not None and START in attributes:
+        command = _format_command(best, space, attributes[START])
+    front = find_front(trials, objectives)
+    return Standing(space, objectives, list(metrics), trials, best, front, command)
 
 
 def describe_sweep(directory: str | os.PathLike[str]) -> str:
@@ -23,61 +68,80 @@ def describe_sweep(directory: str | os.PathLike[str]) -> str:
         ConfigurationError: there is none.
     """
     folder = SweepDirectory(directory)
-    journal = folder.load()
-    attributes = journal.study.user_attrs
-    objectives = [Objective(*entry) for entry in attributes[SETTINGS]["list of objectives"]]
-    trials = read_trials(folder, journal)
-    counts = Counter(trial.state for trial in trials)
-    summary = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no trials yet"
-    parts = [f"{folder.path}: {summary}"]
+    standing = read_standing(folder, folder.load())
+    trials, objectives = standing.trials, standing.objectives
+    parts = [f"{folder.path}: {count_states(trials)}"]
     if trials:
-        parts.append(_format_table(trials, objectives))
-    parts += [f"trial-{trial.number} failed: {trial.error}" for trial in trials if trial.error]
-    best = find_best(trials, objectives)
-    if best is not None:
-        command = _format_command(best, attributes[SETTINGS], attributes[START])
-        parts.append(f"the best is {best.name}; to train it again alone:\n  {command}")
+        parts.append(_format_table(standing))
+    parts += [f"{trial.name} failed: {trial.error}" for trial in trials if trial.error]
+    parts += [
+        f"{trial.name} violates {' and '.join(trial.violations)}"
+        for trial in trials
+        if trial.violations
+    ]
+    if len(objectives) > 1 and standing.front:
+        names = ", ".join(trial.name for trial in standing.front)
+        parts.append(f"no trial is better by all metrics than: {names}")
+    if standing.best is not None:
+        parts.append(
+            f"the best is {standing.best.name}; to train it again alone:\n  {standing.command}"
+        )
     return as_printable("\n".join(parts))
 
 
-def _format_command(trial: Trial, settings: dict[str, object], start: dict[str, object]) -> str:
+def count_states(trials: Sequence[Trial]) -> str:
+    """Return how many trials have which state."""
+    counts = Counter(trial.state for trial in trials)
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) or "no trials yet"
+
+
+def build_rows(standing: Standing, trials: Sequence[Trial]) -> list[list[str]]:
+    """Return the cells of a table: the names of the columns, and a row for each trial.
+
+    Args:
+        standing: of the sweep.
+        trials: of it, those that are shown.
+    """
+    chosen = (name for trial in trials for name in trial.params)  # by an agent
+    names = list(standing.space.axes) or list(dict.fromkeys(chosen))
+    rows = [["trial", "state", "step", *names, *standing.metrics]]
+    for trial in trials:
+        state = f"{trial.state}, violates" if trial.violations else trial.state
+        values = [trial.params.get(name) for name in names]
+        values += [trial.metrics.get(metric) for metric in standing.metrics]
+        rows.append([trial.name, state, *(_format_cell(value) for value in (trial.step, *values))])
+    return rows
+
+
+def _read_space(settings: dict[str, Any]) -> Space:
+    """Return what a sweep searches.
+
+    Args:
+        settings: what it was begun with.
+    """
+    axes = [f"{name}={text}" for name, text in settings["search space"].items()]
+    return Space.parse([*settings["list of fixed arguments"], *axes])
+
+
+def _format_command(trial: Trial, space: Space, start: dict[str, Any]) -> str:
     """Return the command that trains the run of a trial again in another directory.
 
     Args:
         trial: of the sweep.
-        settings: what the sweep was begun with.
+        space: what is searched.
         start: how its newest driver starts trials.
     """
-    axes, fixed = settings["search space"], settings["list of fixed arguments"]
-    options, program = start["fit_options"], start["program"]
-    assert isinstance(axes, dict) and isinstance(fixed, list) and isinstance(options, list)
-    space = Space.parse([*fixed, *(f"{name}={text}" for name, text in axes.items())])
     overrides = space.build_overrides(trial.params)
+    if not space.axes:  # an agent has chosen the point
+        overrides += [f"{name}={value}" for name, value in trial.params.items()]
     run_dir = f"{trial.run_dir.parent.name}-{trial.name}"
-    command = ["fulgurite", "fit", str(program), *overrides, "--run", run_dir, *options]
-    return shlex.join(map(str, command))
+    command = ["fulgurite", "fit", start["program"], *overrides, "--run", run_dir]
+    return shlex.join(map(str, [*command, *start["fit_options"]]))
 
 
-def _format_table(trials: Sequence[Trial], objectives: Sequence[Objective]) -> str:
-    """Return a line for each trial.
-
-    Args:
-        trials: at least one.
-        objectives: of the sweep.
-    """
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    metrics = [objective.metric for objective in objectives]
-    rows = [["trial", "state", "step", *names, *metrics]]
-    for trial in trials:
-        values = [trial.metrics.get(metric) for metric in metrics]
-        cells = [trial.params.get(name) for name in names]
-        rows.append(
-            [
-                trial.name,
-                trial.state,
-                *(_format_cell(cell) for cell in (trial.step, *cells, *values)),
-            ]
-        )
+def _format_table(standing: Standing) -> str:
+    """Return a line for each trial."""
+    rows = build_rows(standing, standing.trials)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

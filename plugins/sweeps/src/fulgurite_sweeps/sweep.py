@@ -2,62 +2,21 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
 from fulgurite.errors import ConfigurationError
-from optuna.trial import FrozenTrial, TrialState
 
-from fulgurite_sweeps.driver import ABANDONED, ERROR, METRICS, STEP, Driver, Plan
+from fulgurite_sweeps.driver import Driver, Plan
 from fulgurite_sweeps.executors import Executor, LocalExecutor
-from fulgurite_sweeps.journal import Journal, SweepDirectory
-from fulgurite_sweeps.methods import GRID, make_pruner, make_sampler
-from fulgurite_sweeps.objectives import Objective
+from fulgurite_sweeps.journal import START, SweepDirectory
+from fulgurite_sweeps.methods import GRID, check_search
+from fulgurite_sweeps.objectives import Constraint, Objective
 from fulgurite_sweeps.program import Program
 from fulgurite_sweeps.space import Space
-
-START = "start"
-"""The attribute of the study that says how the newest driver starts trials."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial of a sweep, as the journal knows it.
-
-    Example:
-        from fulgurite_sweeps import list_trials
-
-
-        def print_trials(directory: str) -> None:
-            for trial in list_trials(directory):
-                print(trial.name, trial.state, trial.values)
-
-    Attributes:
-        number: from 0, in the order in which they were asked for.
-        state: `waiting`, `running`, `complete`, `pruned` or `fail`.
-        params: the values by the names of what is searched.
-        values: of the objectives, if it is complete.
-        metrics: the newest value of each metric that is a number, once it has ended.
-        step: its last step, once it has ended.
-        error: why it failed, or None.
-        run_dir: its run directory.
-    """
-
-    number: int
-    state: str
-    params: dict[str, Any]
-    values: list[float] | None
-    metrics: dict[str, float]
-    step: int | None
-    error: str | None
-    run_dir: Path
-
-    @property
-    def name(self) -> str:
-        """What its run directory is called."""
-        return self.run_dir.name
+from fulgurite_sweeps.summary import write_summary
+from fulgurite_sweeps.trials import Trial, find_best, find_front, read_trials
 
 
 class Sweep:
@@ -80,6 +39,8 @@ class Sweep:
         space: what is searched, by path: a string as on the command line, a list of values, or a
             distribution of Optuna. Or strings as on the command line.
         objectives: metrics `SOURCE/NAME` whose names tell which values are better, or objectives.
+        constraints: bounds of metrics, such as `test/loss<=0.5`; a trial that violates one is never
+            the best.
         overrides: strings `path=value` that all trials have.
         fit_options: further arguments of `fulgurite fit`, such as `["--init-from", "runs/a"]`.
 
@@ -94,6 +55,7 @@ class Sweep:
         space: Mapping[str, Any] | Sequence[str],
         objectives: Sequence[str | Objective],
         *,
+        constraints: Sequence[str | Constraint] = (),
         overrides: Sequence[str] = (),
         fit_options: Sequence[str] = (),
     ) -> None:
@@ -106,6 +68,10 @@ class Sweep:
             raise ConfigurationError(
                 "a sweep needs a metric to look at: give test/loss, or another"
             )
+        self._constraints = tuple(
+            Constraint.parse(constraint) if isinstance(constraint, str) else constraint
+            for constraint in constraints
+        )
         self._program = Program(os.fspath(program), tuple(fit_options))
         self._program.check(self._space)
         self._directory = SweepDirectory(directory)
@@ -123,6 +89,8 @@ class Sweep:
             "search space": space["axes"],
             "list of fixed arguments": space["fixed"],
             "list of objectives": [list(objective) for objective in self._objectives],
+            "list of constraints": [str(constraint) for constraint in self._constraints],
+            "agent": None,
         }
 
     def enqueue(self, point: str | None = None, /, **values: Any) -> None:
@@ -159,7 +127,7 @@ class Sweep:
 
         Args:
             num_trials: how many; None for all points of a grid.
-            sampler: `tpe`, `random`, `qmc` or `grid`, perhaps with arguments,
+            sampler: `tpe`, `random`, `qmc`, `cmaes`, `nsgaii` or `grid`, perhaps with arguments,
                 `tpe(n_startup_trials=5)`; or a sampler of Optuna.
             pruner: `asha`, `median` or `hyperband`, perhaps with arguments in steps,
                 `asha(min_resource=200)`.
@@ -179,23 +147,34 @@ class Sweep:
             num_trials = len(points) if num_trials is None else num_trials
         elif num_trials is None:
             raise ConfigurationError("how many trials? Only a grid has an end: give --trials N")
-        if isinstance(sampler, str):
-            make_sampler(sampler, seed, 0)
-        make_pruner(pruner)
-        if pruner is not None and len(self._objectives) > 1:
-            raise ConfigurationError(
-                f"{pruner} compares trials by one metric, and this sweep has "
-                f"{len(self._objectives)}: leave the pruner out, or all metrics but one"
-            )
+        check_search(sampler, pruner, self._space, len(self._objectives))
+        plan = Plan(num_trials, sampler, pruner, seed, num_retries, self._constraints)
+        return self._drive(plan, executor, tell)
+
+    def _drive(
+        self, plan: Plan, executor: Executor | None, tell: Callable[[str], None]
+    ) -> list[int]:
+        """Run trials, and return the signals that ended it.
+
+        Args:
+            plan: which, and how.
+            executor: where; None for one at a time on this machine.
+            tell: gets a line for each thing that happens.
+        """
+
+        def tell_and_write(text: str) -> None:
+            write_summary(self._directory, self._journal)
+            tell(text)
+
         driver = Driver(
             self._directory,
             self._journal,
             self._program,
             self._space,
             self._objectives,
-            Plan(num_trials, sampler, pruner, seed, num_retries),
+            plan,
             executor or LocalExecutor(),
-            tell,
+            tell_and_write,
         )
         return driver.run()
 
@@ -214,59 +193,12 @@ class Sweep:
 
     @property
     def best(self) -> Trial | None:
-        """The best complete trial; None before the first. Of several objectives, by the first."""
+        """The best complete trial that violates no constraint; None before the first. Of several
+        objectives, by the first."""
         return find_best(self.trials, self._objectives)
 
-
-def list_trials(directory: str | os.PathLike[str]) -> list[Trial]:
-    """Return the trials of a sweep, also while it runs elsewhere.
-
-    Args:
-        directory: of the sweep.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    folder = SweepDirectory(directory)
-    return read_trials(folder, folder.load())
-
-
-def find_best(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Trial | None:
-    """Return the best complete trial by the first objective; None if there is none.
-
-    Args:
-        trials: of a sweep.
-        objectives: of it.
-    """
-    complete = [trial for trial in trials if trial.state == "complete" and trial.values]
-    sign = 1 if objectives[0].direction == "minimize" else -1
-    return min(complete, key=lambda trial: sign * (trial.values or [0.0])[0], default=None)
-
-
-def read_trials(directory: SweepDirectory, journal: Journal) -> list[Trial]:
-    """Return the trials in a journal.
-
-    Args:
-        directory: of the sweep.
-        journal: its memory.
-    """
-    return [
-        _describe_trial(directory, trial)
-        for trial in journal.study.get_trials(deepcopy=False)
-        if ABANDONED not in trial.user_attrs
-    ]
-
-
-def _describe_trial(directory: SweepDirectory, trial: FrozenTrial) -> Trial:
-    is_complete = trial.state == TrialState.COMPLETE
-    metrics = trial.user_attrs.get(METRICS, {})
-    return Trial(
-        number=trial.number,
-        state=trial.state.name.lower(),
-        params=trial.params or trial.system_attrs.get("fixed_params", {}),
-        values=trial.values if is_complete else None,
-        metrics={name: float(value) for name, value in metrics.items()},
-        step=trial.user_attrs.get(STEP),
-        error=trial.user_attrs.get(ERROR),
-        run_dir=directory.get_run(trial.number).path,
-    )
+    @property
+    def best_trials(self) -> list[Trial]:
+        """The complete trials that violate no constraint and than which none is better by one
+        objective and as good by all others: the Pareto front."""
+        return find_front(self.trials, self._objectives)

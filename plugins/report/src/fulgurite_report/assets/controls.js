@@ -93,7 +93,7 @@ function matches(text) {
 
 function filter() {
   for (const element of document.querySelectorAll("main [data-run]")) {
-    element.hidden = state.hidden.has(Number(element.dataset.run));
+    element.toggleAttribute("hidden", state.hidden.has(Number(element.dataset.run)));
   }
   for (const row of document.querySelectorAll("main tbody tr")) {
     const isOfHidden = row.dataset.run && state.hidden.has(Number(row.dataset.run));
