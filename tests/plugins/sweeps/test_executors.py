@@ -34,6 +34,6 @@ def test_only_devices_that_this_process_may_use_are_divided(
 def test_workers_are_local_ones_with_a_number() -> None:
     assert parse_executor("local").num_slots == 1
     assert parse_executor("local:3").num_slots == 3
-    for text in ("local:0", "ray", "local:x", "3"):
+    for text in ("local:0", "local:x", "local(2)", "lokal:2", "3", "local:2(cpus=1)"):
         with pytest.raises(ConfigurationError, match="give"):
             parse_executor(text)
