@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulgurite_sweeps.executors import Workers
     from fulgurite_sweeps.sweep import Sweep
 
 _EPILOG = """\
@@ -42,43 +43,68 @@ def sweep(arguments: list[str]) -> int:
 
             print(describe_sweep(options.status))
             return 0
-        return _run(options, arguments[index + 1 :])
+        return _run(options, arguments[index + 1 :], arguments)
     except (ConfigurationError, CheckpointError) as error:
         sys.stderr.write(format_mistake(error))
         return 2
 
 
-def _run(options: argparse.Namespace, fit_options: Sequence[str]) -> int:
+def _run(options: argparse.Namespace, fit_options: Sequence[str], arguments: Sequence[str]) -> int:
     """Run a sweep, and return the exit code.
 
     Args:
         options: of the command line.
         fit_options: what stands behind `--`.
+        arguments: the command line.
     """
     import optuna
 
-    from fulgurite_sweeps.executors import parse_executor
+    from fulgurite_sweeps.executors import parse_executor, parse_workers
     from fulgurite_sweeps.objectives import Objective
     from fulgurite_sweeps.status import describe_sweep
     from fulgurite_sweeps.sweep import Sweep
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    executor = parse_executor(options.workers)
+    workers = parse_workers(options.workers)
+    executor = None if workers.name == "slurm" else parse_executor(options.workers)
     objectives = [Objective.parse(metric, mode) for metric, mode in options.metrics]
     search = Sweep(options.run, options.program, options.space, objectives, fit_options=fit_options)
     for point in options.enqueue:
         search.enqueue(point)
+    methods = {"sampler": options.sampler, "pruner": options.pruner, "seed": options.seed}
+    if executor is None:
+        plan = search.plan(options.trials, **methods)
+        return _submit(search, workers, arguments, plan.num_trials)
     received = search.run(
         options.trials,
-        sampler=options.sampler,
-        pruner=options.pruner,
+        **methods,
         executor=executor,
-        seed=options.seed,
         num_retries=options.retries,
         tell=_tell,
     )
     print(describe_sweep(options.run), flush=True)
     return 128 + received[0] if received else _choose_exit_code(search)
+
+
+def _submit(search: "Sweep", workers: "Workers", arguments: Sequence[str], num_trials: int) -> int:
+    """Submit a job array that drives a sweep, and return the exit code.
+
+    Args:
+        search: the sweep.
+        workers: `slurm` with its arguments.
+        arguments: the command line.
+        num_trials: how many there are in all.
+    """
+    from fulgurite_sweeps.slurm import plan_job_array
+
+    ended = [trial for trial in search.trials if trial.state not in ("waiting", "running")]
+    num_left = num_trials - len(ended)
+    if num_left <= 0:
+        _tell(f"all trials have ended; fulgurite sweep --status {search.directory} shows them")
+        return 0
+    plan_job_array(workers, arguments, search.directory, num_left).submit(_tell)
+    _tell(f"fulgurite sweep --status {search.directory} shows how the sweep stands")
+    return 0
 
 
 def _choose_exit_code(search: "Sweep") -> int:
@@ -195,7 +221,9 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
         "--workers",
         default="local",
         metavar="WHERE",
-        help="where trials run: local:N, N at a time (default: local:1)",
+        help="where trials run: local:N, N at a time; ray or ray:ADDRESS, a cluster, perhaps "
+        "with what a trial needs, ray(cpus=4,gpus=1); slurm or slurm:PROFILE, a job array "
+        "(default: local:1)",
     )
     parser.add_argument(
         "--enqueue",

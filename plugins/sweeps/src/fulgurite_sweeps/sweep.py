@@ -174,6 +174,43 @@ class Sweep:
         Raises:
             ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
         """
+        plan = self.plan(
+            num_trials, sampler=sampler, pruner=pruner, seed=seed, num_retries=num_retries
+        )
+        driver = Driver(
+            self._directory,
+            self._journal,
+            self._program,
+            self._space,
+            self._objectives,
+            plan,
+            executor or LocalExecutor(),
+            tell,
+        )
+        return driver.run()
+
+    def plan(
+        self,
+        num_trials: int | None = None,
+        *,
+        sampler: str | optuna.samplers.BaseSampler = "tpe",
+        pruner: str | None = None,
+        seed: int = 0,
+        num_retries: int = 3,
+    ) -> Plan:
+        """Return how `run` drives the sweep with these arguments; of a grid, all points are in line
+        then.
+
+        Args:
+            num_trials: how many; None for all points of a grid.
+            sampler: its name, or a sampler of Optuna.
+            pruner: its name, or None.
+            seed: of the sampler.
+            num_retries: how often a trial is started again whose process was killed.
+
+        Raises:
+            ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
+        """
         if sampler == GRID:
             points = self._enqueue_grid()
             num_trials = len(points) if num_trials is None else num_trials
@@ -187,17 +224,12 @@ class Sweep:
                 f"{pruner} compares trials by one metric, and this sweep has "
                 f"{len(self._objectives)}: leave the pruner out, or all metrics but one"
             )
-        driver = Driver(
-            self._directory,
-            self._journal,
-            self._program,
-            self._space,
-            self._objectives,
-            Plan(num_trials, sampler, pruner, seed, num_retries),
-            executor or LocalExecutor(),
-            tell,
-        )
-        return driver.run()
+        return Plan(num_trials, sampler, pruner, seed, num_retries)
+
+    @property
+    def directory(self) -> Path:
+        """The folder of the sweep."""
+        return self._directory.path
 
     def _enqueue_grid(self) -> list[dict[str, Any]]:
         """Put all points in line that are not there yet, in their order; return all."""
