@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fulgurite_sweeps.executors import Executor, Job, LocalExecutor, RunningJob
     from fulgurite_sweeps.objectives import Objective
+    from fulgurite_sweeps.population_executor import PopulationExecutor
+    from fulgurite_sweeps.ray_executor import RayExecutor
     from fulgurite_sweeps.results import TrialResult, read_result
     from fulgurite_sweeps.space import Space
     from fulgurite_sweeps.status import describe_sweep
@@ -26,6 +28,8 @@ __all__ = [  # noqa: RUF022 - by subject
     "Executor",
     "Job",
     "LocalExecutor",
+    "PopulationExecutor",
+    "RayExecutor",
     "RunningJob",
     # What is in each trial, and what it leaves.
     "SweepTrial",
@@ -40,6 +44,8 @@ _MODULES = {
     "Job": "executors",
     "LocalExecutor": "executors",
     "Objective": "objectives",
+    "PopulationExecutor": "population_executor",
+    "RayExecutor": "ray_executor",
     "RunningJob": "executors",
     "Space": "space",
     "Sweep": "sweep",
