@@ -4,7 +4,6 @@ that a sweep gives it."""
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ def submit(arguments: list[str]) -> None:
     for name in ("array", "job-name", "open-mode", "output", "partition", "signal", "wrap"):
         parser.add_argument(f"--{name}", required=name in ("array", "output", "wrap"))
     options = parser.parse_args(arguments)
-    first, last = re.fullmatch(r"([0-9]+)-([0-9]+)", options.array).groups()
+    first, _, last = options.array.partition("-")
     indices = range(int(first), int(last) + 1)
     folder = Path(os.environ["FAKE_SBATCH"])
     for index in sorted(indices, key=lambda index: index % 2 == 0):

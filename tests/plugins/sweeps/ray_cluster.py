@@ -5,10 +5,13 @@ and adds a new one; it ends with its input.
 The head has no room for trials, the two machines for one each.
 """
 
+import os
 import sys
+from pathlib import Path
+from typing import Any
 
-from ray.cluster_utils import Cluster
-
+VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""What keeps a cluster and its drivers on loopback."""
 LOOPBACK = "127.0.0.1"
 # A machine that is gone counts as such after a second, not after 15.
 HEALTH = {
@@ -25,12 +28,16 @@ def run_cluster(folder: str) -> None:
     Args:
         folder: in which Ray keeps its files.
     """
+    # Ray reads it when it is imported; it also notes its newest cluster there.
+    os.environ["RAY_TMPDIR"] = folder
+    (Path(folder) / "ray").mkdir()
+    from ray.cluster_utils import Cluster
+
     head = {
         "num_cpus": 0,
         "num_gpus": 0,
         "node_ip_address": LOOPBACK,
         "include_dashboard": False,
-        "temp_dir": folder,
         "_system_config": HEALTH,
     }
     cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -45,7 +52,7 @@ def run_cluster(folder: str) -> None:
         cluster.shutdown()
 
 
-def add_machine(cluster: Cluster) -> object:
+def add_machine(cluster: Any) -> object:
     """Add a machine with room for one trial."""
     return cluster.add_node(
         num_cpus=1, num_gpus=0, node_ip_address=LOOPBACK, object_store_memory=80 * 2**20

@@ -2,7 +2,8 @@
 
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_sweeps.executors import divide_devices, find_devices, parse_executor
+from fulgurite_sweeps.executors import divide_devices, find_devices
+from fulgurite_sweeps.workers import parse_executor
 
 
 def test_devices_are_divided_among_trials_and_shared_where_they_are_few(

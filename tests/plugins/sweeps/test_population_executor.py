@@ -12,10 +12,10 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_cli import load_experiment
 from fulgurite_runs import RunDirectory, loads
 from fulgurite_sweeps import list_trials
-from fulgurite_sweeps.executors import parse_executor
 from fulgurite_sweeps.members import take_values
 from fulgurite_sweeps.population import build_member, check_is_seen, find_variation
 from fulgurite_sweeps.population_executor import PopulationExecutor, format_numbers
+from fulgurite_sweeps.workers import parse_executor
 from sweep_processes import kill_started, read_records, run_sweep, start_sweep, wait_for
 
 INJECTED = Path(__file__).with_name("injected.py")

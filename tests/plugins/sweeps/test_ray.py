@@ -14,9 +14,10 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_runs import RunDirectory
 from fulgurite_sweeps import RayExecutor, list_trials
-from fulgurite_sweeps.executors import parse_executor
 from fulgurite_sweeps.ray_executor import LONGEST_FOLDER, count_trials
+from fulgurite_sweeps.workers import parse_executor
 from quadratic import HOLD
+from ray_cluster import VARIABLES
 from sweep_processes import kill_started, read_records, run_sweep, start_sweep, wait_for
 
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
@@ -122,7 +123,8 @@ def test_a_cluster_of_a_sweep_is_seen_by_this_machine_alone_and_ends_with_it(
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
     """A cluster of two machines, whose trials wait for a file `go` in the folder `hold`."""
     monkeypatch.setenv(HOLD, str(tmp_path / "hold"))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "hold").mkdir()
     folder = tempfile.mkdtemp(prefix="fg-ray-")
     process = subprocess.Popen(
@@ -143,6 +145,7 @@ def test_trials_of_a_machine_that_is_lost_are_resumed_on_another(
 ) -> None:
     assert cluster.stdin is not None and cluster.stdout is not None
     address = cluster.stdout.readline().strip()
+    assert address, "there is no cluster"
     hold = tmp_path / "hold"
     space = ["steps=40", "lr=0.02,0.05,0.1", "--sampler", "grid"]
     driver = start_sweep(tmp_path, *space, "--workers", f"ray:{address}")
@@ -175,12 +178,12 @@ def find_raylet(pid: int) -> int:
 def list_descendants(pid: int) -> dict[int, str]:
     """Return the names of the processes that a process has started, and so on, by their numbers."""
     parents = {int(path.name): read_parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
-    found = {pid}
+    descendants = {pid}
     while True:
-        more = {child for child, parent in parents.items() if parent in found} - found
+        more = {child for child, parent in parents.items() if parent in descendants} - descendants
         if not more:
-            return {child: read_name(child) for child in found - {pid}}
-        found |= more
+            return {child: read_name(child) for child in descendants - {pid}}
+        descendants |= more
 
 
 def read_parent(pid: int) -> int:

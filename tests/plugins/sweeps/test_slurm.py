@@ -11,8 +11,8 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_runs import RunDirectory
 from fulgurite_sweeps import list_trials
-from fulgurite_sweeps.executors import parse_workers
 from fulgurite_sweeps.slurm import plan_job_array
+from fulgurite_sweeps.workers import parse_workers
 from quadratic import HOLD
 from sweep_processes import has_saved, read_records, run_sweep, wait_for
 

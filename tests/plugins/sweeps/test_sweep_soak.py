@@ -17,6 +17,7 @@ import pytest
 from fulgurite_runs import RunDirectory
 from fulgurite_sweeps import list_trials
 from quadratic import PAUSE
+from ray_cluster import VARIABLES
 from sweep_processes import kill_started, read_records, start_sweep, train_alone
 
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
@@ -38,6 +39,7 @@ class Soak:
         self._cluster = cluster
         assert cluster.stdout is not None
         self._address = cluster.stdout.readline().strip()
+        assert self._address, "there is no cluster"
         self.driver = self.start_driver()
 
     def start_driver(self) -> Any:
@@ -75,7 +77,8 @@ def test_a_sweep_survives_drivers_trials_and_machines_that_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PAUSE, "0.1")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
     ray_folder = tempfile.mkdtemp(prefix="fg-ray-")
     cluster = subprocess.Popen(
         [sys.executable, str(CLUSTER), ray_folder],

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fulgurite_sweeps.executors import Workers
     from fulgurite_sweeps.sweep import Sweep
+    from fulgurite_sweeps.workers import Workers
 
 _EPILOG = """\
 search spaces, by the name of an argument or a path of the configuration:
@@ -59,10 +59,10 @@ def _run(options: argparse.Namespace, fit_options: Sequence[str], arguments: Seq
     """
     import optuna
 
-    from fulgurite_sweeps.executors import parse_executor, parse_workers
     from fulgurite_sweeps.objectives import Objective
     from fulgurite_sweeps.status import describe_sweep
     from fulgurite_sweeps.sweep import Sweep
+    from fulgurite_sweeps.workers import parse_executor, parse_workers
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     workers = parse_workers(options.workers)

@@ -1,18 +1,15 @@
 """Where trials run: an executor starts a command, and hands out something to wait for."""
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_cli import SweptRun
 from fulgurite_runs import RunDirectory
-
-from fulgurite_sweeps.calls import Call, parse_call
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -21,8 +18,6 @@ USABLE = 0.9
 """Which part of a device's memory is divided among the trials that share it."""
 LOST = -1000
 """In place of an exit code: the machine that ran the trial is gone."""
-_WORKERS = re.compile(r"([a-z]+)(?::([^()]+))?(?:\((.*)\))?")
-_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 @dataclass(frozen=True)
@@ -172,85 +167,6 @@ class LocalExecutor(Executor):
         return run
 
 
-def parse_executor(text: str) -> Executor:
-    """Return the executor that the command line names.
-
-    Args:
-        text: `local`, `local:N`, `ray`, `ray:ADDRESS` or `population:N`, the last two perhaps with
-            arguments: `ray(gpus=1)`.
-
-    Raises:
-        ConfigurationError: there is none of this name, or it has no such argument.
-    """
-    workers = parse_workers(text)
-    if workers.name == "local" and not workers.call.keywords:
-        return LocalExecutor(_parse_count(workers.where or "1", text))
-    if workers.name == "ray":
-        from fulgurite_sweeps.ray_executor import RayExecutor
-
-        return RayExecutor(workers.where, **read_numbers(workers.call, ("cpus", "gpus", "slots")))
-    if workers.name == "population" and not workers.call.keywords.keys() - {"exact"}:
-        from fulgurite_sweeps.population_executor import PopulationExecutor
-
-        is_exact = workers.call.keywords.get("exact", "false").lower()
-        if is_exact in ("true", "false"):
-            count = _parse_count(workers.where or "4", text)
-            return PopulationExecutor(count, exact=is_exact == "true")
-    raise _make_workers_error(text)
-
-
-class Workers(NamedTuple):
-    """Where trials run, as the command line names it: `NAME:WHERE(key=value)`.
-
-    Attributes:
-        name: `local`, `ray`, ...
-        where: a number of processes, an address or a name; None without one.
-        call: the arguments.
-    """
-
-    name: str
-    where: str | None
-    call: Call
-
-
-def parse_workers(text: str) -> Workers:
-    """Return what a string says about where trials run.
-
-    Args:
-        text: such as `ray:10.0.0.1:6379(gpus=1)`.
-
-    Raises:
-        ConfigurationError: it has another form.
-    """
-    match = _WORKERS.fullmatch(text)
-    call = parse_call(f"{match[1]}({match[3] or ''})") if match is not None else None
-    if match is None or call is None or call.arguments:
-        raise _make_workers_error(text)
-    return Workers(match[1], match[2], call)
-
-
-def read_numbers(call: Call, known: Sequence[str]) -> dict[str, float]:
-    """Return the arguments of workers, which are numbers.
-
-    Args:
-        call: the workers.
-        known: the names of the arguments that they have.
-
-    Raises:
-        ConfigurationError: there is no such argument, or a value is not a number above or at 0.
-    """
-    numbers = {}
-    for name, value in call.keywords.items():
-        if name not in known:
-            raise ConfigurationError(
-                f"{call.name} has no argument {name!r}. {did_you_mean(name, known)}"
-            )
-        if not _NUMBER.fullmatch(value):
-            raise ConfigurationError(f"{call.name}: {name}={value} is not a number: give 1, or 0.5")
-        numbers[name] = float(value) if "." in value else int(value)
-    return numbers
-
-
 def is_in_use(run_dir: Path) -> bool:
     """Return whether the process of a trial may still write, as far as this machine can tell.
 
@@ -262,25 +178,6 @@ def is_in_use(run_dir: Path) -> bool:
     except CheckpointError:
         return False  # it is not there; what is wrong with it, the next start says
     return entry is not None and entry[0].is_running(entry[1])
-
-
-def _parse_count(text: str, workers: str) -> int:
-    """Return a number of trials at a time.
-
-    Args:
-        text: what stands behind the colon.
-        workers: all that was written, for the error.
-    """
-    if not text.isdecimal() or len(text) > 4:
-        raise _make_workers_error(workers)
-    return int(text)
-
-
-def _make_workers_error(text: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"there are no workers {text!r}: give local:N or population:N, with N at a time, ray, "
-        "ray:ADDRESS, slurm or slurm:PROFILE"
-    )
 
 
 def find_devices() -> list[str]:

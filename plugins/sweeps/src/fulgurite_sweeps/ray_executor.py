@@ -179,7 +179,7 @@ class RayJob:
 
     def __init__(self, ray: Any, runner: Any, job: Job, environment: dict[str, str]) -> None:
         self._ray = ray
-        self._runner = runner
+        self._runner: Any = runner
         self._job = job
         self._code: int | None = None
         folder, log = os.getcwd(), str(job.log.absolute())

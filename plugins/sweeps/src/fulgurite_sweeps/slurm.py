@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fulgurite.errors import ConfigurationError
 
-from fulgurite_sweeps.executors import Workers, read_numbers
+from fulgurite_sweeps.workers import Workers, read_numbers
 
 SUBMIT = "sbatch"
 SECONDS_TO_SAVE = 60
