@@ -159,11 +159,14 @@ def test_ctrl_c_saves_a_population_and_what_it_cannot_train_has_failed(tmp_path:
     hold.mkdir()
     arguments = ["lr=0.1,0.05", "--sampler", "grid", "--workers", "population:2"]
     driver = start_sweep(tmp_path, *arguments, program=INJECTED, hold=hold)
-    wait_for(lambda: list(hold.iterdir()))
+    population = RunDirectory(tmp_path / "sweep" / "population-0-1")
+    wait_for(lambda: population.list_checkpoints() and list(hold.iterdir()))
     os.kill(driver.pid, signal.SIGINT)
     output, _ = driver.communicate(timeout=600)
     assert driver.returncode == 130 and "trial-1 is saved as far as it got" in output
-    assert RunDirectory(tmp_path / "sweep" / "population-0-1").list_checkpoints()
+    (hold / "go").touch()
+    output = run_sweep(tmp_path, *arguments, program=INJECTED)
+    assert "resuming trial-1" in output and population.num_attempts == 2
     arguments = ["steps=4,6", "--sampler", "grid", "--workers", "population:2"]
     run_sweep(tmp_path / "other", *arguments, program=INJECTED, code=1)
     for trial in list_trials(tmp_path / "other" / "sweep"):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fulgurite_runs import RunDirectory
 from fulgurite_sweeps import list_trials
 from quadratic import PAUSE
 from ray_cluster import VARIABLES
-from sweep_processes import kill_started, read_records, start_sweep, train_alone
+from sweep_processes import kill_started, read_records, start_sweep, train_alone, wait_for
 
 CLUSTER = Path(__file__).with_name("ray_cluster.py")
 NUM_KILLS = int(os.environ.get("FULGURITE_SWEEP_KILLS", "20"))
@@ -54,14 +55,17 @@ class Soak:
         self.driver.communicate()
         self.driver = self.start_driver()
 
-    def kill_trial(self) -> bool:
-        """Kill the process of a trial; return whether there was one."""
-        for folder in (self._folder / "sweep").glob("trial-*/"):
-            entry = RunDirectory(folder).read_owner()
-            if entry is not None and entry[0].is_running(entry[1]):
-                os.kill(entry[0].pid, signal.SIGKILL)
-                return True
-        return False
+    def list_processes(self) -> list[int]:
+        """Return the processes that train a trial."""
+        folders = (self._folder / "sweep").glob("trial-*/")
+        entries = [RunDirectory(folder).read_owner() for folder in folders]
+        return [entry[0].pid for entry in entries if entry and entry[0].is_running(entry[1])]
+
+    def kill_trial(self) -> None:
+        """Kill the process of a trial, unless it has ended in this moment."""
+        for pid in self.list_processes()[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def kill_machine(self) -> None:
         """Replace a machine of the cluster by another one."""
@@ -91,16 +95,17 @@ def test_a_sweep_survives_drivers_trials_and_machines_that_are_killed(
     try:
         soak = Soak(tmp_path, cluster)
         while kills.total() < NUM_KILLS and soak.driver.poll() is None:
-            time.sleep(draw.uniform(1, 8))
-            kind = draw.choice(["driver", "trial", "machine"])
+            # Nothing is lost where nothing has begun.
+            wait_for(lambda: soak.list_processes() or soak.driver.poll() is not None)
+            time.sleep(draw.uniform(0, 5))
             if soak.driver.poll() is not None:
                 break
-            if kind == "driver":
-                soak.kill_driver()
-            elif kind == "machine":
-                soak.kill_machine()
-            elif not soak.kill_trial():
-                continue
+            kind = draw.choice(["driver", "trial", "machine"])
+            {
+                "driver": soak.kill_driver,
+                "trial": soak.kill_trial,
+                "machine": soak.kill_machine,
+            }[kind]()
             kills[kind] += 1
             print(f"killed: {dict(kills)}", flush=True)
         output, _ = soak.driver.communicate(timeout=1800)
