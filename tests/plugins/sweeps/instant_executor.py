@@ -4,7 +4,7 @@ tested without processes."""
 from collections.abc import Callable
 from pathlib import Path
 
-from fulgurite_sweeps import Job, TrialResult
+from fulgurite_sweeps import Executor, Job, TrialResult
 from fulgurite_sweeps.results import write_result
 
 PROGRAM = Path(__file__).with_name("quadratic.py")
@@ -23,7 +23,7 @@ class EndedJob:
         """There is nothing to stop."""
 
 
-class InstantExecutor:
+class InstantExecutor(Executor):
     """Computes the metrics of a trial from its overrides, in this process.
 
     Args:

@@ -24,6 +24,8 @@ from fulgurite_logging import JSONLLogger
 HOLD = "QUADRATIC_HOLD"
 """The environment variable that names a folder: each run touches `PID` there before its 31st step,
 and continues once there is a file `go`."""
+PAUSE = "QUADRATIC_PAUSE"
+"""The environment variable that holds seconds to wait before each step."""
 
 
 class Quadratic(fg.Module):
@@ -63,6 +65,7 @@ class Batches:
                 (folder / str(os.getpid())).touch()
                 while not (folder / "go").exists():
                     time.sleep(0.02)
+            time.sleep(float(os.environ.get(PAUSE, "0")))
             yield np.full(2, 3.0, np.float32)
 
 

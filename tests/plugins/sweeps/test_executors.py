@@ -2,7 +2,8 @@
 
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_sweeps.executors import divide_devices, find_devices, parse_executor
+from fulgurite_sweeps.executors import divide_devices, find_devices
+from fulgurite_sweeps.workers import parse_executor
 
 
 def test_devices_are_divided_among_trials_and_shared_where_they_are_few(
@@ -34,6 +35,6 @@ def test_only_devices_that_this_process_may_use_are_divided(
 def test_workers_are_local_ones_with_a_number() -> None:
     assert parse_executor("local").num_slots == 1
     assert parse_executor("local:3").num_slots == 3
-    for text in ("local:0", "ray", "local:x", "3"):
+    for text in ("local:0", "local:x", "local(2)", "lokal:2", "3", "local:2(cpus=1)"):
         with pytest.raises(ConfigurationError, match="give"):
             parse_executor(text)

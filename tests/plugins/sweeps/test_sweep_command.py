@@ -3,78 +3,32 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from fulgurite_runs import RunDirectory
 from fulgurite_sweeps import list_trials, read_result
 from instant_executor import PROGRAM
-from quadratic import HOLD
+from sweep_processes import (
+    has_saved,
+    kill_started,
+    read_records,
+    run_sweep,
+    start_sweep,
+    train_alone,
+    wait_for,
+)
 
 pytestmark = pytest.mark.full
-COMMAND = [sys.executable, "-P", "-m", "fulgurite_cli"]
-
-
-STARTED: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
 def no_sweep_is_left() -> Iterator[None]:
     """Kill what a test has started, which ends its trials, too."""
     yield
-    while STARTED:
-        process = STARTED.pop()
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def start_sweep(folder: Path, *arguments: str, hold: Path | None = None) -> Any:
-    command = [*COMMAND, "sweep", str(PROGRAM), *arguments]
-    command += ["--metric", "test/loss", "--run", str(folder / "sweep")]
-    environment = os.environ | ({HOLD: str(hold)} if hold else {})
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    STARTED.append(process)
-    return process
-
-
-def run_sweep(folder: Path, *arguments: str, code: int = 0) -> str:
-    process = start_sweep(folder, *arguments)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == code, output
-    return output
-
-
-def read_records(run_dir: Path) -> list[str]:
-    return (run_dir / "records.jsonl").read_text().splitlines()
-
-
-def train_alone(folder: Path, *arguments: str) -> list[str]:
-    """Return the records of a run that `fulgurite fit` starts."""
-    command = [*COMMAND, "fit", str(PROGRAM), *arguments, "--run", str(folder / "alone")]
-    subprocess.run(command, check=True, capture_output=True, timeout=600)
-    return read_records(folder / "alone")
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within five minutes")
-
-
-def has_saved(folder: Path, number: int) -> bool:
-    """Return whether a trial of a sweep has a checkpoint; one that is held has no more than that."""
-    return bool(RunDirectory(folder / "sweep" / f"trial-{number}").list_checkpoints())
+    kill_started()
 
 
 def test_trials_are_runs_whose_records_are_those_of_a_run_alone(tmp_path: Path) -> None:

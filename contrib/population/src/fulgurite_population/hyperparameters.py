@@ -49,6 +49,17 @@ def set_hyperparameters(
     return tree.unflatten(replaced)
 
 
+def list_hyperparameters(opt_state: PyTree) -> dict[str, Array]:
+    """Return the hyperparameters in an optimizer state by name, those of one optimizer among
+    several as `g/learning_rate`.
+
+    Args:
+        opt_state: of a run of its own.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(opt_state)
+    return {names[0]: leaf for path, leaf in leaves if (names := list_names(path))}
+
+
 def list_names(path: Sequence[Any]) -> list[str]:
     """Return the names by which the hyperparameter at a path of an optimizer state may vary, that
     of one optimizer among several first; none for another array."""

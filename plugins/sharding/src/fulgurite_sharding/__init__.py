@@ -18,6 +18,7 @@ from fulgurite_sharding.plugin import (
     Sharding as Sharding,
     TensorParallel as TensorParallel,
 )
+from fulgurite_sharding.profiles import Profile as Profile, read_profile as read_profile
 from fulgurite_sharding.rules import Rule as Rule, ShardBySize as ShardBySize
 from fulgurite_sharding.strategy import MeshStrategy as MeshStrategy
 from fulgurite_sharding.sync import CoordinatedSync as CoordinatedSync

@@ -19,6 +19,12 @@ _MAX_FILE_SIZE = 2**20
 class Profile:
     """Where and how a program is started.
 
+    Example:
+        from fulgurite_sharding import Profile
+
+        profile = Profile.from_table({"command": ["srun", "-N{nodes}"], "nodes": 4}, "a table")
+        profile.fill_command("a table")  # ["srun", "-N4"]
+
     Attributes:
         processes: how many processes on this machine.
         devices: how many devices each process has, or each node; filled into `command`.
@@ -111,7 +117,7 @@ class Profile:
         return words
 
 
-def read_profile(name: str, file: Path | None) -> tuple[Profile, str]:
+def read_profile(name: str, file: Path | None = None) -> tuple[Profile, str]:
     """Return a profile, and where it is, in words.
 
     Args:

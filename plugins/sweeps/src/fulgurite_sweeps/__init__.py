@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from fulgurite_sweeps.agents import AgentSweep
     from fulgurite_sweeps.executors import Executor, Job, LocalExecutor, RunningJob
     from fulgurite_sweeps.objectives import Constraint, Objective
+    from fulgurite_sweeps.population_executor import PopulationExecutor
+    from fulgurite_sweeps.ray_executor import RayExecutor
     from fulgurite_sweeps.results import TrialResult, read_result
     from fulgurite_sweeps.space import Space
     from fulgurite_sweeps.status import describe_sweep
@@ -30,6 +32,8 @@ __all__ = [  # noqa: RUF022 - by subject
     "Executor",
     "Job",
     "LocalExecutor",
+    "PopulationExecutor",
+    "RayExecutor",
     "RunningJob",
     # What is in each trial, and what it leaves.
     "SweepTrial",
@@ -46,6 +50,8 @@ _MODULES = {
     "Job": "executors",
     "LocalExecutor": "executors",
     "Objective": "objectives",
+    "PopulationExecutor": "population_executor",
+    "RayExecutor": "ray_executor",
     "RunningJob": "executors",
     "Space": "space",
     "Sweep": "sweep",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fulgurite_sweeps.sweep import Sweep
+    from fulgurite_sweeps.workers import Workers
 
 _EPILOG = """\
 search spaces, by the name of an argument or a path of the configuration:
@@ -43,32 +44,34 @@ def sweep(arguments: list[str]) -> int:
 
             print(describe_sweep(options.status))
             return 0
-        return _run(options, arguments[index + 1 :])
+        return _run(options, arguments[index + 1 :], arguments)
     except (ConfigurationError, CheckpointError) as error:
         sys.stderr.write(format_mistake(error))
         return 2
 
 
-def _run(options: argparse.Namespace, fit_options: Sequence[str]) -> int:
+def _run(options: argparse.Namespace, fit_options: Sequence[str], arguments: Sequence[str]) -> int:
     """Run a sweep, and return the exit code.
 
     Args:
         options: of the command line.
         fit_options: what stands behind `--`.
+        arguments: the command line.
     """
     import optuna
 
     from fulgurite_sweeps.display import show_sweep
-    from fulgurite_sweeps.executors import parse_executor
     from fulgurite_sweeps.journal import SweepDirectory
     from fulgurite_sweeps.objectives import Objective
     from fulgurite_sweeps.status import describe_sweep
     from fulgurite_sweeps.sweep import Sweep
+    from fulgurite_sweeps.workers import parse_executor, parse_workers
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if options.agent is not None:
         return _run_agent_trial(options, fit_options)
-    executor = parse_executor(options.workers)
+    workers = parse_workers(options.workers)
+    executor = None if workers.name == "slurm" else parse_executor(options.workers)
     objectives = [Objective.parse(metric, mode) for metric, mode in options.metrics]
     search = Sweep(
         options.run,
@@ -80,13 +83,15 @@ def _run(options: argparse.Namespace, fit_options: Sequence[str]) -> int:
     )
     for point in options.enqueue:
         search.enqueue(point)
+    methods = {"sampler": options.sampler, "pruner": options.pruner, "seed": options.seed}
+    if executor is None:
+        plan = search.plan(options.trials, **methods)
+        return _submit(search, workers, arguments, plan.num_trials)
     with show_sweep(SweepDirectory(options.run)) as tell:
         received = search.run(
             options.trials,
-            sampler=options.sampler,
-            pruner=options.pruner,
+            **methods,
             executor=executor,
-            seed=options.seed,
             num_retries=options.retries,
             tell=tell,
         )
@@ -102,8 +107,8 @@ def _run_agent_trial(options: argparse.Namespace, fit_options: Sequence[str]) ->
         fit_options: what stands behind `--`.
     """
     from fulgurite_sweeps.agents import AgentSweep
-    from fulgurite_sweeps.executors import parse_executor
     from fulgurite_sweeps.objectives import Objective
+    from fulgurite_sweeps.workers import parse_executor
 
     search = AgentSweep(
         options.run,
@@ -120,6 +125,33 @@ def _run_agent_trial(options: argparse.Namespace, fit_options: Sequence[str]) ->
         num_retries=options.retries,
     )
     return 128 + received[0] if received else int(search.state == "fail")
+
+
+def _submit(search: "Sweep", workers: "Workers", arguments: Sequence[str], num_trials: int) -> int:
+    """Submit a job array that drives a sweep, and return the exit code.
+
+    Args:
+        search: the sweep.
+        workers: `slurm` with its arguments.
+        arguments: the command line.
+        num_trials: how many there are in all.
+    """
+    from fulgurite_sweeps.slurm import plan_job_array
+
+    left = ("waiting", "running", "stopped")
+    num_left = num_trials - sum(trial.state not in left for trial in search.trials)
+    if num_left <= 0:
+        _print(f"all trials have ended; fulgurite sweep --status {search.directory} shows them")
+        return 0
+    plan_job_array(workers, arguments, search.directory, num_left).submit(_print)
+    _print(f"fulgurite sweep --status {search.directory} shows how the sweep stands")
+    return 0
+
+
+def _print(text: str) -> None:
+    from fulgurite.plugins import as_printable
+
+    print(as_printable(text), flush=True)
 
 
 def _choose_exit_code(search: "Sweep") -> int:
@@ -237,7 +269,9 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
         "--workers",
         default="local",
         metavar="WHERE",
-        help="where trials run: local:N, N at a time (default: local:1)",
+        help="where trials run: local:N, N at a time; ray or ray:ADDRESS, a cluster, perhaps "
+        "with what a trial needs, ray(cpus=4,gpus=1); slurm or slurm:PROFILE, a job array "
+        "(default: local:1)",
     )
     parser.add_argument(
         "--agent",

@@ -73,7 +73,7 @@ class _ActiveTrial:
         num_attempts: of its run before this start.
         log_size: how much it had printed before this start, in bytes.
         num_retries: how often it may still be started again.
-        is_resumed: whether an earlier driver had started it.
+        is_resumed: whether it had been started before.
     """
 
     number: int
@@ -129,7 +129,8 @@ class Driver:
         A signal is handed to the trials, which save and end; the next driver resumes them.
         """
         num_handled = 0
-        with _note_signals() as received, self._leaving_on_error():
+        is_open = self._executor.open(self._directory.path, self._tell)
+        with is_open, _note_signals() as received, self._leaving_on_error():
             while True:
                 for number in received[num_handled:]:
                     for active in self._active:
@@ -279,7 +280,7 @@ class Driver:
             number: of the trial.
             lock: keeps other drivers from it.
             num_retries: how often it may be started again.
-            is_resumed: whether an earlier driver had started it.
+            is_resumed: whether it had been started before.
         """
         run = self._directory.get_run(number)
         log = self._directory.get_log(number)
@@ -291,6 +292,8 @@ class Driver:
             self._program.build_command(overrides, run.path),
             describe_variables(settings),
             log,
+            run.path,
+            tuple(overrides),
         )
         log_size = log.stat().st_size if log.exists() else 0
         num_attempts = run.num_attempts
@@ -318,15 +321,15 @@ class Driver:
                 self._tell(f"trial-{active.number} is saved as far as it got")
             elif self._should_retry(active, code):
                 self._tell(f"trial-{active.number} was cut off ({describe_code(code)}): resuming")
-                self._start(active.number, active.lock, active.num_retries - 1, active.is_resumed)
+                self._start(active.number, active.lock, active.num_retries - 1, is_resumed=True)
                 continue
             else:
                 self._fail(active.number, self._find_error(active, code))
             active.lock.release()
 
     def _should_retry(self, active: _ActiveTrial, code: int) -> bool:
-        """Return whether a trial is started again: its process was killed, or the one of an earlier
-        driver, which was about to end, still had its directory."""
+        """Return whether a trial is started again: its process was killed, or the one before it,
+        which was about to end, still had its directory."""
         was_killed = code < 0 or code == self._program.preempted_exit_code
         has_begun = self._directory.get_run(active.number).num_attempts > active.num_attempts
         was_in_use = active.is_resumed and not has_begun

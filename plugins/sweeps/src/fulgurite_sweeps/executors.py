@@ -1,20 +1,23 @@
 """Where trials run: an executor starts a command, and hands out something to wait for."""
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_cli import SweptRun
+from fulgurite_runs import RunDirectory
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
-_USABLE = 0.9
+USABLE = 0.9
 """Which part of a device's memory is divided among the trials that share it."""
+LOST = -1000
+"""In place of an exit code: the machine that ran the trial is gone."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +29,25 @@ class Job:
 
         from fulgurite_sweeps import Job
 
-        job = Job(3, ["fulgurite", "fit", "digits.py", "--run", "trial-3"], {}, Path("trial-3.log"))
+        command = ["fulgurite", "fit", "digits.py", "--run", "trial-3"]
+        job = Job(3, command, {}, Path("trial-3.log"), Path("trial-3"))
 
     Attributes:
         number: of the trial.
-        command: what it runs, `fulgurite fit` with a run directory.
+        command: what it runs in the current directory, `fulgurite fit` with a run directory; its
+            first word is the Python of this process.
         environment: variables that it needs besides those of this process.
         log: the file that its output is appended to.
+        run_dir: the run directory in the command.
+        overrides: the strings `path=value` in the command.
     """
 
     number: int
     command: list[str]
     environment: Mapping[str, str]
     log: Path
+    run_dir: Path
+    overrides: tuple[str, ...] = ()
 
 
 class RunningJob(Protocol):
@@ -67,7 +76,8 @@ class RunningJob(Protocol):
     """
 
     def poll(self) -> int | None:
-        """Return its exit code once it has ended."""
+        """Return its exit code once it has ended; a negative one is the number of the signal that
+        ended it, and `LOST` says that the machine is gone. Such a trial is started again."""
         ...
 
     def stop(self, number: int) -> None:
@@ -88,10 +98,10 @@ class Executor(Protocol):
     Example:
         import subprocess
 
-        from fulgurite_sweeps import Job
+        from fulgurite_sweeps import Executor, Job
 
 
-        class Printing:
+        class Printing(Executor):
             num_slots = 1
 
             def start(self, job: Job):
@@ -99,17 +109,28 @@ class Executor(Protocol):
                 return subprocess.Popen(["true"])  # a real one also has `stop`
 
     Attributes:
-        num_slots: how many trials run at a time.
+        num_slots: how many trials run at a time, once it is open.
     """
 
     num_slots: int
+
+    def open(self, folder: Path, tell: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Return what holds all that trials need: it is entered before the first of them starts,
+        and left after the last has ended.
+
+        Args:
+            folder: of the sweep.
+            tell: gets what the user should know.
+        """
+        del folder, tell
+        return nullcontext()
 
     def start(self, job: Job) -> RunningJob:
         """Start a trial; called when fewer than `num_slots` run."""
         ...
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs trials in processes of this machine, which divide its devices.
 
     With as many devices as trials at a time, or more, each has devices of its own. With fewer,
@@ -146,19 +167,17 @@ class LocalExecutor:
         return run
 
 
-def parse_executor(text: str) -> Executor:
-    """Return the executor that the command line names.
+def is_in_use(run_dir: Path) -> bool:
+    """Return whether the process of a trial may still write, as far as this machine can tell.
 
     Args:
-        text: `local` or `local:N`.
-
-    Raises:
-        ConfigurationError: there is none of this name.
+        run_dir: of the trial.
     """
-    match = re.fullmatch(r"local(?::([0-9]{1,4}))?", text)
-    if match is None:
-        raise ConfigurationError(f"there are no workers {text!r}: give local:N, with N at a time")
-    return LocalExecutor(int(match[1] or 1))
+    try:
+        entry = RunDirectory(run_dir).read_owner()
+    except CheckpointError:
+        return False  # it is not there; what is wrong with it, the next start says
+    return entry is not None and entry[0].is_running(entry[1])
 
 
 def find_devices() -> list[str]:
@@ -181,5 +200,5 @@ def divide_devices(devices: list[str], num_slots: int) -> list[dict[str, str]]:
     if len(devices) >= num_slots:
         return [{DEVICES: ",".join(devices[slot::num_slots])} for slot in range(num_slots)]
     num_sharing = -(-num_slots // len(devices))
-    memory = os.environ.get(MEMORY, f"{_USABLE / num_sharing:.3f}")
+    memory = os.environ.get(MEMORY, f"{USABLE / num_sharing:.3f}")
     return [{DEVICES: devices[slot % len(devices)], MEMORY: memory} for slot in range(num_slots)]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from fulgurite.plugins import as_printable, redact_shapes
 
+from fulgurite_sweeps.executors import LOST
+
 _TAIL = 20_000
 """How many bytes of what a trial printed are searched for its error."""
 _ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception|RESOURCE_EXHAUSTED)\b")
@@ -35,6 +37,8 @@ def describe_code(code: int) -> str:
     """Return what an exit code says; a negative one is the number of a signal."""
     if code >= 0:
         return f"exit code {code}"
+    if code == LOST:
+        return "the worker that ran it is gone"
     name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
     memory = ", as if memory had run out" if -code == signal.SIGKILL else ""
     return f"killed by {name}{memory}"

@@ -174,8 +174,10 @@ class SweepDirectory:
             number: of the trial.
         """
         path = self.path / "locks" / f"trial-{number}"
-        entry = read_owner(path)
-        if entry is not None:
+        # Of the driver, and of the trial's process, which may be elsewhere.
+        for entry in (read_owner(path), self.get_run(number).read_owner()):
+            if entry is None:
+                continue
             owner, heartbeat = entry
             # To take the lock of another machine would wait for its next heartbeat.
             if not owner.is_local and owner.is_running(heartbeat):

@@ -142,14 +142,40 @@ class Sweep:
         Raises:
             ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
         """
+        plan = self.plan(
+            num_trials, sampler=sampler, pruner=pruner, seed=seed, num_retries=num_retries
+        )
+        return self._drive(plan, executor, tell)
+
+    def plan(
+        self,
+        num_trials: int | None = None,
+        *,
+        sampler: str | optuna.samplers.BaseSampler = "tpe",
+        pruner: str | None = None,
+        seed: int = 0,
+        num_retries: int = 3,
+    ) -> Plan:
+        """Return how `run` drives the sweep with these arguments; of a grid, all points are in line
+        then.
+
+        Args:
+            num_trials: how many; None for all points of a grid.
+            sampler: its name, or a sampler of Optuna.
+            pruner: its name, or None.
+            seed: of the sampler.
+            num_retries: how often a trial is started again whose process was killed.
+
+        Raises:
+            ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
+        """
         if sampler == GRID:
             points = self._enqueue_grid()
             num_trials = len(points) if num_trials is None else num_trials
         elif num_trials is None:
             raise ConfigurationError("how many trials? Only a grid has an end: give --trials N")
         check_search(sampler, pruner, self._space, len(self._objectives))
-        plan = Plan(num_trials, sampler, pruner, seed, num_retries, self._constraints)
-        return self._drive(plan, executor, tell)
+        return Plan(num_trials, sampler, pruner, seed, num_retries, self._constraints)
 
     def _drive(
         self, plan: Plan, executor: Executor | None, tell: Callable[[str], None]
@@ -177,6 +203,11 @@ class Sweep:
             tell_and_write,
         )
         return driver.run()
+
+    @property
+    def directory(self) -> Path:
+        """The folder of the sweep."""
+        return self._directory.path
 
     def _enqueue_grid(self) -> list[dict[str, Any]]:
         """Put all points in line that are not there yet, in their order; return all."""

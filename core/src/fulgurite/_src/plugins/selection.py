@@ -67,7 +67,7 @@ _KNOWN_DISTRIBUTIONS = {
     "rng": ("rng",),
     "sharding": ("data_parallel", "fsdp", "sharding", "tensor_parallel"),
     "stopping": ("early_stopping", "spike_detection", "time_limit"),
-    "sweeps": ("sweep_trial",),
+    "sweeps": ("sweep_members", "sweep_population", "sweep_trial"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }

@@ -1,0 +1,63 @@
+"""A cluster of Ray on this machine, in a process of its own: `python ray_cluster.py FOLDER` prints
+its address. Each line of its input removes the oldest machine at once, as if it had lost its power,
+and adds a new one; it ends with its input.
+
+The head has no room for trials, the two machines for one each.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""What keeps a cluster and its drivers on loopback."""
+LOOPBACK = "127.0.0.1"
+# A machine that is gone counts as such after a second, not after 15.
+HEALTH = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 2,
+}
+
+
+def run_cluster(folder: str) -> None:
+    """Keep a cluster until the input ends.
+
+    Args:
+        folder: in which Ray keeps its files.
+    """
+    # Ray reads it when it is imported; it also notes its newest cluster there.
+    os.environ["RAY_TMPDIR"] = folder
+    (Path(folder) / "ray").mkdir()
+    from ray.cluster_utils import Cluster
+
+    head = {
+        "num_cpus": 0,
+        "num_gpus": 0,
+        "node_ip_address": LOOPBACK,
+        "include_dashboard": False,
+        "_system_config": HEALTH,
+    }
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        machines = [add_machine(cluster) for _ in range(2)]
+        print(cluster.address, flush=True)
+        for _ in sys.stdin:
+            cluster.remove_node(machines.pop(0), allow_graceful=False)
+            machines.append(add_machine(cluster))
+            print("replaced", flush=True)
+    finally:
+        cluster.shutdown()
+
+
+def add_machine(cluster: Any) -> object:
+    """Add a machine with room for one trial."""
+    return cluster.add_node(
+        num_cpus=1, num_gpus=0, node_ip_address=LOOPBACK, object_store_memory=80 * 2**20
+    )
+
+
+if __name__ == "__main__":
+    run_cluster(sys.argv[1])
