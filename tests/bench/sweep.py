@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fulgurite_sweeps import Job, Sweep, SweepTrial, Trial, TrialSettings
+from fulgurite_sweeps import Executor, Job, Sweep, SweepTrial, Trial, TrialSettings
 from sweep_digits import build
 
 PROGRAM = str(Path(__file__).with_name("sweep_digits.py"))
@@ -31,7 +31,7 @@ WIDTHS = (16, 32, 64, 128, 256)
 RATES = tuple(10 ** (-4.5 + 0.5 * index) for index in range(8))
 
 
-class ThisProcess:
+class ThisProcess(Executor):
     """Trains trials in this process."""
 
     num_slots = 1

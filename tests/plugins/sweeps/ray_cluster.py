@@ -31,7 +31,7 @@ def run_cluster(folder: str) -> None:
     # Ray reads it when it is imported; it also notes its newest cluster there.
     os.environ["RAY_TMPDIR"] = folder
     (Path(folder) / "ray").mkdir()
-    from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
     head = {
         "num_cpus": 0,

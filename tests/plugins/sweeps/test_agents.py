@@ -104,7 +104,7 @@ def test_the_process_of_a_trial_is_the_run_that_the_agent_has_begun(
     monkeypatch.setenv("WANDB_RUN_ID", "abc")
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     code = "import os; print(os.environ['WANDB_RUN_ID'], os.environ['WANDB_SWEEP_ID'])"
-    job = Job(0, [sys.executable, "-c", code], {}, tmp_path / "log")
+    job = Job(0, [sys.executable, "-c", code], {}, tmp_path / "log", tmp_path / "run")
     running = LocalExecutor().start(job)
     while running.poll() is None:
         pass

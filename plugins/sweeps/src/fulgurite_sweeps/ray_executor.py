@@ -57,7 +57,7 @@ class RayExecutor(Executor):
         resources: what else each trial needs of what Ray's nodes offer, by name.
 
     Raises:
-        ConfigurationError: a number is negative, or the address is none.
+        ConfigurationError: a number is negative, or the address has another form.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ def _import_ray(is_local: bool = False) -> Any:
         # believes itself on a system on which it has no clusters of several machines.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             "trials on Ray need it: pip install 'fulgurite-sweeps[ray]'"
