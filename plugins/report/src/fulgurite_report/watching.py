@@ -41,7 +41,7 @@ def watch_runs(
         interval: seconds between two looks at the files.
 
     Raises:
-        ReportError: a path is no directory, or no run has such a metric.
+        ReportError: a path is not a directory, or no run has such a metric.
     """
     watched = WatchedRuns([Path(path) for path in paths])
     watched.refresh()
