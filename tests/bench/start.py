@@ -1,7 +1,9 @@
 """What comes before the first step, in fresh processes: the engine, and a program by hand.
 
-Both make the same model of residual layers, train it for 20 steps and print their seconds. The arrays
-of a program are those of its model and of Adam: 4 for each layer and optimizer moment.
+Both make the same model, train it for 20 steps and print their seconds. A program is `transformer`,
+of 10 million parameters, or a model of residual layers with a number of arrays, which are those of
+the model and of Adam: 4 for each layer and optimizer moment. By hand the model is made operation by
+operation (`hand`), or in one jitted function (`jitted`); ratios are over the faster of the two.
 
     total     from making the module to the end of 20 steps; imports are left out
     compile   lowering the step and compiling it; with an engine the account `compile`, which holds
@@ -14,7 +16,7 @@ while the model is made.
 `evaluator` is an engine whose first evaluation is due after 1,000 steps: `stall` is what it waits for the
 compilation of the evaluation, over what XLA takes for that.
 
-python tests/bench/start.py --arrays 13 121 601
+python tests/bench/start.py --programs 13 121 601 transformer
 """
 
 import json
@@ -22,7 +24,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -34,6 +37,7 @@ from fulgurite_evaluators import Evaluator
 from harness import Spread, arguments, show, write
 from workloads import (
     OPTIMIZER,
+    WORKLOADS,
     Batch,
     ResidualNetwork,
     Trained,
@@ -46,19 +50,31 @@ STEPS = 20
 EVALUATE_AT = 1_000
 
 
-def make_workload(num_arrays: int) -> Workload:
-    """Return a model that has about that many arrays with those of Adam, at least 13."""
-    blocks = max(0, round((num_arrays - 13) / 12))
+def make_workload(program: str) -> Workload:
+    """Return a model, and what it is trained on.
+
+    Args:
+        program: `transformer`, or about how many arrays there are with those of Adam, at least 13.
+    """
+    if program == "transformer":
+        return replace(WORKLOADS[program], steps=STEPS)
+    blocks = max(0, round((int(program) - 13) / 12))
     return Workload(
         lambda key: ResidualNetwork(64, 32, blocks, key=key), (64,), 8, STEPS, examples=256
     )
 
 
-def run_by_hand(workload: Workload) -> dict[str, float]:
-    """Train and return the seconds in all, and those of compiling the step."""
+def run_by_hand(workload: Workload, *, is_jitted: bool = False) -> dict[str, float]:
+    """Train and return the seconds in all, and those of compiling the step.
+
+    Args:
+        workload: the model and what it is trained on.
+        is_jitted: whether the model is made in one jitted function.
+    """
     arrays = workload.arrays()
+    make_model = eqx.filter_jit(workload.model) if is_jitted else workload.model
     before = perf_counter()
-    params, update = build_update(workload.model(key=jax.random.key(0)))
+    params, update = build_update(make_model(key=jax.random.key(0)))
     carry = params, OPTIMIZER.init(params)
     key = jax.random.key(0)
     batches = iterate_batches(workload, arrays, True)
@@ -147,35 +163,41 @@ def run_evaluator(workload: Workload) -> dict[str, float]:
 
 ARMS: dict[str, Callable[[Workload], dict[str, float]]] = {
     "hand": run_by_hand,
+    "jitted": partial(run_by_hand, is_jitted=True),
     "engine": run_engine,
     "function": run_function,
     "evaluator": run_evaluator,
 }
 
 
-def run_process(arm: str, num_arrays: int) -> dict[str, float]:
+def run_process(arm: str, program: str) -> dict[str, float]:
     """Return what a fresh process prints."""
-    command = [sys.executable, __file__, "--arm", arm, "--arrays", str(num_arrays)]
+    command = [sys.executable, __file__, "--arm", arm, "--programs", program]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output)
 
 
-def measure(num_arrays: int, repeats: int) -> tuple[dict[str, Spread], dict[str, Spread]]:
-    """Return the seconds and the ratios for one size."""
+def measure(program: str, repeats: int) -> tuple[dict[str, Spread], dict[str, Spread]]:
+    """Return the seconds and the ratios for one program."""
     rounds: list[dict[str, dict[str, float]]] = [
-        {arm: run_process(arm, num_arrays) for arm in ARMS} for _ in range(repeats)
+        {arm: run_process(arm, program) for arm in ARMS} for _ in range(repeats)
     ]
+    by_hand = [
+        min((results[arm] for arm in ("hand", "jitted")), key=lambda seconds: seconds["total"])
+        for results in rounds
+    ]
+    pairs = list(zip(rounds, by_hand, strict=True))
     seconds = {
         f"{arm}: {name} (s)": Spread.of([results[arm][name] for results in rounds])
         for arm in ARMS
         for name in rounds[0][arm]
     }
     ratios = {
-        name: Spread.of([results["engine"][name] / results["hand"][name] for results in rounds])
+        name: Spread.of([results["engine"][name] / hand[name] for results, hand in pairs])
         for name in ("total", "compile")
     }
     ratios["total of a function"] = Spread.of(
-        [results["function"]["total"] / results["hand"]["total"] for results in rounds]
+        [results["function"]["total"] / hand["total"] for results, hand in pairs]
     )
     ratios["stall"] = Spread.of(
         [results["evaluator"]["waited"] / results["evaluator"]["compile"] for results in rounds]
@@ -189,22 +211,24 @@ def measure(num_arrays: int, repeats: int) -> tuple[dict[str, Spread], dict[str,
 def main() -> None:
     """Run the processes, print the tables and write the file."""
     parser = arguments(__doc__, repeats=3)
-    parser.add_argument("--arrays", nargs="+", type=int, default=[13, 121, 601, 5005])
+    parser.add_argument(
+        "--programs", nargs="+", default=["13", "121", "601", "5005", "transformer"]
+    )
     parser.add_argument("--arm", choices=ARMS, help="what a fresh process is asked for")
     options = parser.parse_args()
     if options.arm:
-        print(json.dumps(ARMS[options.arm](make_workload(options.arrays[0]))))
+        print(json.dumps(ARMS[options.arm](make_workload(options.programs[0]))))
         return
     all_ratios: dict[str, Any] = {}
     all_seconds: dict[str, Any] = {}
-    for num_arrays in options.arrays:
+    for program in options.programs:
         # The largest takes minutes.
-        repeats = 1 if num_arrays > 2_000 else options.repeats
-        seconds, ratios = measure(num_arrays, repeats)
-        show(f"{num_arrays} arrays", seconds)
+        repeats = 1 if program == "5005" else options.repeats
+        seconds, ratios = measure(program, repeats)
+        show(program, seconds)
         show("engine over hand; second engine over the first", ratios)
-        all_ratios |= {f"{num_arrays}.{name}": spread for name, spread in ratios.items()}
-        all_seconds |= {f"{num_arrays}.{name}": spread for name, spread in seconds.items()}
+        all_ratios |= {f"{program}.{name}": spread for name, spread in ratios.items()}
+        all_seconds |= {f"{program}.{name}": spread for name, spread in seconds.items()}
     if options.json:
         write(options.json, all_ratios, seconds=all_seconds)
 

@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--arm", choices=ARMS, help="what a fresh process is asked for")
     options = parser.parse_args()
     if options.arm:
-        workload = make_workload(options.arrays[0])
+        workload = make_workload(str(options.arrays[0]))
         before, cpu_before = perf_counter(), process_time()
         ARMS[options.arm](workload)
         wall, cpu = perf_counter() - before, process_time() - cpu_before
