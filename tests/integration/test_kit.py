@@ -205,8 +205,9 @@ def test_each_plugin_passes_the_conformance_check(name: str) -> None:
 
 
 def test_every_plugin_that_is_installed_by_name_is_checked() -> None:
-    # It is for the runs of a sweep, whose tests compare them with runs alone.
-    assert HERE - PLUGINS.keys() == {"sweep_trial"}
+    # These are for the runs of a sweep, whose tests compare them with runs alone.
+    of_sweeps = {"sweep_members", "sweep_population", "sweep_trial"}
+    assert HERE - PLUGINS.keys() == of_sweeps
 
 
 @pytest.mark.parametrize("name", CONTRIB)

@@ -1,5 +1,6 @@
 """The page in a headless Chromium: what it asks for, draws and does."""
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,11 @@ def test_the_page_asks_nobody_for_anything_and_runs_nothing_that_a_run_holds(
     assert any("Content Security Policy" in complaint for complaint in browser.complaints)
 
 
+def wait_for_values(browser: Browser, text: str) -> None:
+    """Wait until a chart, which is drawn a little later, shows these values at the cursor."""
+    browser.wait(f"{READOUT} === {json.dumps(text)}")
+
+
 def test_values_at_the_cursor_are_those_of_the_records(browser: Browser, page: Path) -> None:
     browser.open(page, "#search=loss")
     browser.wait("document.querySelector('.chart canvas') !== null")
@@ -80,7 +86,7 @@ def test_keys_choose_runs_axes_and_search(browser: Browser, page: Path) -> None:
     browser.wait("document.querySelector('.chart canvas') !== null")
     browser.press("3")
     assert browser.evaluate("document.querySelectorAll('[data-choice]')[2].checked") is False
-    assert browser.evaluate(READOUT) == "step 100b 0.02a 0.01"
+    wait_for_values(browser, "step 100b 0.02a 0.01")
     assert (
         browser.evaluate("document.querySelectorAll('#summary tbody tr:not([hidden])').length") == 2
     )
@@ -88,14 +94,14 @@ def test_keys_choose_runs_axes_and_search(browser: Browser, page: Path) -> None:
     browser.press("t")
     assert browser.evaluate("document.getElementById('log-y').checked") is True
     # A step took two seconds.
-    assert browser.evaluate(READOUT) == "second 200b 0.02a 0.01"
+    wait_for_values(browser, "second 200b 0.02a 0.01")
     address = browser.evaluate("location.hash")
     browser.press("n")
     assert browser.evaluate("document.querySelectorAll('.chart:not([hidden])').length") == 0
     browser.press("a")
     assert browser.evaluate("document.querySelectorAll('[data-choice]:checked').length") == 3
     browser.open(page, address)
-    assert browser.evaluate(READOUT) == "second 200b 0.02a 0.01"
+    wait_for_values(browser, "second 200b 0.02a 0.01")
     browser.press("/")
     assert browser.evaluate("document.activeElement.id") == "search"
     browser.press("Escape")
@@ -112,7 +118,7 @@ def test_a_mean_is_drawn_over_the_values_and_zooming_keeps_a_part(
     for step in range(10, 110, 10):
         mean = 0.5 * mean + 0.5 / step
         total = 0.5 * total + 0.5
-    assert browser.evaluate(READOUT) == f"step 100a {mean / total:.5g} (0.01)"
+    wait_for_values(browser, f"step 100a {mean / total:.5g} (0.01)")
     browser.evaluate("document.querySelector('.chart').focus()")
     for key in ("ArrowLeft", "ArrowLeft", "+"):
         browser.press(key)

@@ -134,7 +134,7 @@ def test_members_together_differ_from_their_runs_alone_by_rounding(tmp_path: Pat
         np.testing.assert_allclose(trial.values or [], other.values or [], rtol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_population_whose_driver_is_killed_is_resumed(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.mkdir()

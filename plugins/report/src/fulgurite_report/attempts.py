@@ -41,7 +41,7 @@ class Attempt:
         return max(self.last_sign - self.began, 0.0)
 
     def note_sign(self, wall_time: Any) -> None:
-        """Note that it was alive at a time, in seconds since 1970; nothing for what is not a time."""
+        """Note that it was alive at a time, in seconds since 1970, unless that is not a time."""
         if is_time(wall_time):
             self.last_sign = max(self.last_sign, wall_time)
 
