@@ -247,7 +247,7 @@ def _generate(
     Args:
         model: in inference mode.
         prompts: padded on their left.
-        padding: how many tokens of each row are none.
+        padding: how many slots at the start of each row are padding.
         key: a random key.
         max_new_tokens: how many are written at most.
         sampling: how a token is chosen.
@@ -382,7 +382,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _pad_left(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return prompts as one array, and how many tokens of each row are none."""
+    """Return prompts as one array, and how many slots at the start of each row are padding."""
     longest = max(map(len, rows))
     padding = np.array([longest - len(row) for row in rows], np.int32)
     tokens = [np.pad(row, (missing, 0)) for row, missing in zip(rows, padding, strict=True)]

@@ -71,7 +71,8 @@ class LanguageModel(eqx.Module):
             key: for dropout.
 
         Raises:
-            ModelError: the tokens are none of one example, or more than the model has positions.
+            ModelError: the tokens are not those of one example, or there are more of them than the
+                model has positions.
         """
         self._check_tokens(tokens, segments, positions)
         time = tokens.shape[0]
@@ -134,8 +135,7 @@ class LanguageModel(eqx.Module):
         return jax.vmap(self.head)(x), cache
 
     def _check_tokens(self, tokens: Any, segments: Any, positions: Any) -> None:
-        """Raise a `ModelError` for what are no tokens of one example, with its arguments as
-        `__call__` got them."""
+        """Raise a `ModelError` unless the arguments of `__call__` are the tokens of one example."""
         name = type(self).__name__
         num_axes = len(tokens.shape) if is_array_like(tokens) else None
         if num_axes != 1 or not tokens.shape[0]:

@@ -127,7 +127,7 @@ def read_token_batch(batch: Any) -> TokenBatch:
 
 
 def _check_rows(rows: TokenBatch) -> None:
-    """Raise a ModelError for arrays of a batch that are no rows of tokens."""
+    """Raise a ModelError unless the arrays of a batch are rows of tokens."""
     if not is_array_like(rows.tokens) or len(rows.tokens.shape) != 2:
         raise ModelError(
             f"the tokens of a batch are {describe_node(rows.tokens)}; they must be integers "

@@ -178,8 +178,8 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
 def _load_state(experiment: Experiment, options: argparse.Namespace) -> fg.TrainState:
     """Return the state of the checkpoint that is meant, or raise `CheckpointError`.
 
-    An engine that is told `latest` takes an older one where the newest is damaged. In an exported
-    file nobody would notice, so that it is told the number.
+    With `latest` an engine takes an older checkpoint where the newest is damaged. Nobody would
+    notice that in an exported file, so the engine gets the number of the newest step.
 
     Args:
         experiment: of the program.

@@ -35,9 +35,9 @@ def fork(
         takes_hyperparameters: whether hyperparameters in the state of the optimizer are those of
             the new program, and not those of the other run.
         skipped_steps: batches that are left out, by the steps of the other run that trained on
-            them. The batches after them come that much earlier. An epoch becomes shorter, and a run
-            of so many steps begins the next one. What the other run leaves out itself, as a fork,
-            stays left out.
+            them. The batches after them come that much earlier. An epoch becomes shorter, so
+            the same number of steps reaches further into the next one. What the other run leaves
+            out itself, as a fork, stays left out.
 
     Raises:
         ConfigurationError: the other run does not reach the step or a batch to leave out, batches

@@ -279,6 +279,6 @@ def check_is_resumable(engine: fg.Engine) -> None:
     """Raise `ConfigurationError` if the program has no plugin that reads checkpoints."""
     if _find_checkpointer(engine) is None:
         raise ConfigurationError(
-            "the program has no Checkpointer, without which no run can begin in the middle of "
-            "another one: add one, fg.Engine(plugins=[Checkpointer(every=...)])"
+            "the program has no Checkpointer, and a run that begins in the middle of another one "
+            "needs it: fg.Engine(plugins=[Checkpointer(every=...)])"
         )

@@ -82,7 +82,7 @@ def read_skipped(run: Path) -> tuple[int, ...]:
         run: its directory.
 
     Raises:
-        CheckpointError: what is written there are no such numbers.
+        CheckpointError: the file holds something else than numbers of batches.
     """
     numbers = read_origin(run).get("skipped_batches", [])
     is_list = isinstance(numbers, list)
