@@ -46,6 +46,7 @@ class RecordDispatcher:
         failures: why loggers failed, by plugin name, and evaluators, as `evaluate.NAME`; each is
             reported once and left out from then on.
         num_records: how many records came about so far.
+        num_exact_records: how many of them are exact.
         attempt: the number of this start of the run, from 1.
         is_exact: whether what is emitted now may be exact; not what an action does that runs by the
             clock.
@@ -66,6 +67,7 @@ class RecordDispatcher:
         self.failures: dict[str, str] = {}
         self.messages: list[str] = []
         self.num_records = 0
+        self.num_exact_records = 0
         self.attempt = 1
         self.is_exact = True
         self._plugins = plugins
@@ -136,9 +138,14 @@ class RecordDispatcher:
             on_host = jax.device_get(writable) if arrays else writable
             return Record(kind, source, step, on_host, stream)
 
-        self.enqueue(arrays, finish)
+        self.enqueue(arrays, finish, stream)
 
-    def enqueue(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
+    def enqueue(
+        self,
+        arrays: list[Any],
+        finish: Callable[[], Record | None],
+        stream: RecordStream = "exact",
+    ) -> None:
         """Pass on a record once the values in it are computed: one of values on the device at the
         next `flush` at the earliest, because after an evaluation they are computed already, and the
         device idles until it has the next steps.
@@ -146,6 +153,7 @@ class RecordDispatcher:
         Args:
             arrays: on the device; they are copied to the host in the background.
             finish: returns the record, or None for nothing, once `arrays` are computed.
+            stream: of the record.
 
         Raises:
             StateError: the loggers are closed.
@@ -158,6 +166,7 @@ class RecordDispatcher:
             array.copy_to_host_async()
         self._waiting.append((arrays, finish))
         self.num_records += 1
+        self.num_exact_records += stream == "exact"
         if not arrays:
             self.flush(wait=False)
 

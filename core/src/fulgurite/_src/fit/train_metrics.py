@@ -49,7 +49,7 @@ class TrainMetrics:
         if steps_per_second is not None:
             speed = {"steps_per_second": steps_per_second}
             fit.records.emit("scalars", "train", speed, step, "telemetry")
-        fit.records.enqueue(jax.tree.leaves(values), finish)
+        fit.records.enqueue(jax.tree.leaves(values), finish, stream)
 
     def _notify_if_mean_of_nothing(self, step: int, loss: Any) -> None:
         """Tell the user, once, of a window whose loss is 0 / 0.
