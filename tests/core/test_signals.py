@@ -228,6 +228,26 @@ def test_an_evaluation_that_fails_after_it_has_logged_telemetry_is_done_again() 
     assert (type(error), pending[:1]) == (OSError, ["evaluator:val.evaluate"])
 
 
+def test_a_signal_in_an_evaluation_before_the_first_step_ends_the_fit_there() -> None:
+    """It is part of no action that could be given up and done again."""
+    start = fg.LambdaPlugin(on_fit_start=lambda run: run.evaluate("val"))
+    _, memory, result = evaluate_disturbed(terminate, start)
+    assert isinstance(result, fg.FitResult)
+    assert (result.stop_reason, int(result.state.step)) == ("SIGTERM", 0)
+    assert list(result.metrics) == ["val"] and list(memory.checkpoints) == [0]
+
+
+def test_a_signal_during_the_last_step_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planned end is reached, and what is due there done; the program is to end."""
+    monkeypatch.undo()
+    ends: list[int] = []
+    end = Act(fg.AtEnd(), lambda run: ends.append(run.step), instance="end")
+    result = fit(Act(fg.At(3), terminate), end, steps=4)
+    assert (result.stop_reason, float(result.module.weight), ends) == (None, -4, [4])
+    with pytest.raises(SystemExit), pytest.warns(UserWarning, match="SIGTERM stopped the fit"):
+        fit(steps=1)
+
+
 def test_a_request_to_stop_the_outer_fit_stops_the_inner_one() -> None:
     """As a time limit asks, from a thread of its own."""
     outer: list[fg.Run] = []

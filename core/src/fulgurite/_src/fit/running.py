@@ -194,6 +194,13 @@ class RunningFit:
         before = self.resume_point.num_exact_records_before_action
         return self.records.num_exact_records > before
 
+    def obey_requests(self) -> None:
+        """Take the reason to stop from what was agreed on, and forget the requests. A fit whose
+        planned end is reached and done has none."""
+        if self.progress.stop_reason is None and not self.is_complete:
+            self.progress.stop_reason = next(iter(self.scheduler.stop_reasons), None)
+        self.scheduler.forget_requests()
+
     def take_host_snapshot(self) -> HostSnapshot:
         """Return what the run holds on the host now."""
         return copy_host(self.engine.plugins, self.progress.step, self.shared, self.metrics)
