@@ -30,7 +30,7 @@ from fulgurite.errors import FulguriteError, StateError
 
 class RecordDispatcher:
     """Takes records in emission order and passes them to the loggers in that
-    order.
+    order. Records that come before the loggers are opened wait until then.
 
     A record may wait for values that are still being computed; those after it wait as well, so
     that no logger sees a step before an earlier one, and nobody waits for the device.
@@ -72,9 +72,11 @@ class RecordDispatcher:
         self.is_exact = True
         self._plugins = plugins
         self._loggers = loggers
+        self._is_open = False
         self._is_closed = False
         self._is_flushing = False
-        self._closed_loggers: set[str] = set()
+        # Those that open something are closed until then.
+        self._closed_loggers = {logger.name for logger in plugins.hooks.open_logger.plugins}
         self._left_out: set[str] = set()
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
 
@@ -85,7 +87,16 @@ class RecordDispatcher:
             step: at which the fit begins.
             arguments: of the hook `open_logger`.
         """
-        self._call_loggers("open_logger", step, self._gets_records, **arguments)
+
+        def opens_now(name: str) -> bool:
+            self._closed_loggers.discard(name)
+            return self._gets_records(name)
+
+        try:
+            self._call_loggers("open_logger", step, opens_now, **arguments)
+        finally:
+            self._is_open = True
+        self.flush(wait=False)
 
     def close(self, step: int) -> None:
         """Have the loggers write out everything. Nothing comes after it."""
@@ -233,7 +244,7 @@ class RecordDispatcher:
             wait: whether to wait for what is still being computed; otherwise it stays, with
                 everything after it.
         """
-        if self._is_flushing and not wait:
+        if not self._is_open or (self._is_flushing and not wait):
             return  # a logger emits a record: all loggers get the present one first
         was_flushing = self._is_flushing
         self._is_flushing = True
@@ -270,7 +281,11 @@ class RecordDispatcher:
         message = f"{summary}: {self.failures[name]}"
         warnings.warn(message, stacklevel=2)
         values = {"message": message, "failed": name}
-        self._dispatch(Record("text", "fulgurite", step, values, "telemetry"))
+        record = Record("text", "fulgurite", step, values, "telemetry")
+        if self._is_open:
+            self._dispatch(record)
+        else:
+            self._waiting.append(([], lambda: record))
 
     def _gets_records(self, name: str) -> bool:
         """Return whether a logger gets records in this run, unless it failed."""
