@@ -182,11 +182,8 @@ class RunningFit:
         """
         # Whatever this process has done: all processes poll equally often.
         self.scheduler.poll_requests(self.progress.step)
-        return (
-            bool(self.scheduler.stop_reasons)
-            and self.signals.is_in_action
-            and not self.has_action_emitted
-        )
+        is_wanted = bool(self.scheduler.stop_reasons) and self.signals.is_in_action
+        return is_wanted and not self.has_action_emitted
 
     @property
     def has_action_emitted(self) -> bool:
