@@ -386,12 +386,12 @@ def test_a_window_of_skipped_steps_logs_only_their_number() -> None:
 
 
 def test_steps_that_were_skipped_stay_counted_when_an_earlier_state_is_put_back() -> None:
-    kept: list[fg.TrainState] = []
+    states: list[fg.TrainState] = []
 
     def act(run: fg.Run) -> Any:
         if run.step == 1:
-            kept.append(jax.tree.map(jnp.copy, run.state))
-        return fg.ReplaceState(kept[0]) if run.step == 4 else None
+            states.append(jax.tree.map(jnp.copy, run.state))
+        return fg.ReplaceState(states[0]) if run.step == 4 else None
 
     bad, good = numbers([0, 2], [1, 2])
     result = fg.Engine(

@@ -268,16 +268,16 @@ class ResultWarnings:
             target: what was evaluated.
         """
         name = f"what evaluation {self._name} depends on"
-        found: dict[str, str] = {}
+        messages: dict[str, str] = {}
         for answer in reversed(self._step.sharding.sync.all_gather(name, self._found)):
-            found |= answer
+            messages |= answer
         self._found = {}
         # The first process that has found something says it for all.
-        if "means" in found:
+        if "means" in messages:
             self._trials_left[target.key] = 0
-        if "padding" in found:
+        if "padding" in messages:
             self._padded_targets.add(target.key)
-        for message in found.values():
+        for message in messages.values():
             self._compilations.notify(message)
 
     def try_bare_numbers(self, target: EvalTarget, feed: BatchFeed, batch: EvalBatch) -> None:
