@@ -599,7 +599,7 @@ def test_an_evaluation_in_on_fit_end_warns_of_its_numbers() -> None:
             runs.append(run)
 
     with pytest.warns(UserWarning, match="depend on how its data is divided into batches"):
-        result = engine(Ending(), steps=1).fit(Root(), numbers([0]))
+        result = engine(Ending(), steps=1).fit(Root, numbers([0]))
     expected = (np.sqrt(30 / 4) + np.sqrt(34 / 4)) / 2
     assert result.shared["roots"]["root"] == pytest.approx(expected, rel=1e-6)
     assert runs == [None]

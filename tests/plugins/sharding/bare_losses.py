@@ -35,16 +35,12 @@ class Root(fg.Module):
         mean = numbers.mean() if self.is_mean else jnp.sqrt((numbers**2).mean())
         return fg.Output(self.weight.mean() * mean)
 
-    def configure_optimizers(self) -> optax.GradientTransformation:
-        return optax.sgd(0.5)
-
-
-class Rooted(Root):
-    """Is evaluated by the root of the mean square."""
-
     def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         loss = fg.metrics.Mean.from_values(batch["x"], ctx.mask)
         return fg.Output(loss, metrics={"root": jnp.sqrt((batch["x"] ** 2).mean())})
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.5)
 
 
 def fit(is_mean: bool, data: Any, *plugins: Any) -> dict[str, Any]:
@@ -64,7 +60,7 @@ def evaluate(batches: list[Any]) -> dict[str, Any]:
     engine = fg.Engine(steps=2, plugins=[DataParallel(), evaluator], autoload=False)
     with patch.object(CoordinatedSync, "reduce_requests", autospec=True) as reduce_requests:
         reduce_requests.return_value = frozenset()
-        result = engine.fit(Rooted(True), batches)
+        result = engine.fit(Root(True), batches)
     polls = [call.args[1] for call in reduce_requests.call_args_list]
     return {"messages": result.messages, "polls": polls}
 
