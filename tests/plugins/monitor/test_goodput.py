@@ -100,7 +100,7 @@ def test_run_without_a_directory_knows_its_own_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"attempt": 1}', "[" * 100_000],
+    ["[]", "{}", '{"attempt": 1}', "[" * 100_000],
 )
 def test_damaged_file_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
     (tmp_path / "goodput").mkdir()
@@ -109,13 +109,36 @@ def test_damaged_file_is_an_error_that_names_it(tmp_path: Path, content: str) ->
         read_goodput(tmp_path)
 
 
-def test_damaged_file_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
-    (tmp_path / "goodput").mkdir()
-    (tmp_path / "goodput" / "1").write_text("")  # of a machine that lost its power
-    engine = fg.Engine(steps=2, run_dir=tmp_path, plugins=[Goodput()], autoload=False)
-    with pytest.warns(UserWarning, match="earlier attempts are left out"):
+def test_only_the_damaged_one_of_the_earlier_attempts_is_left_out(tmp_path: Path) -> None:
+    """Of four attempts, the second was killed before it wrote and the third has lost its bytes."""
+    engine = fg.Engine(steps=2, log_every=2, run_dir=tmp_path, plugins=[Goodput()], autoload=False)
+    engine.fit(Line, make_rows(64), resume="never")
+    first = (tmp_path / "goodput" / "1").read_bytes()
+    for number, content in {1: first, 2: b"", 3: b"{}"}.items():
+        (tmp_path / "attempts" / str(number)).write_bytes((tmp_path / "attempts/1").read_bytes())
+        (tmp_path / "goodput" / str(number)).write_bytes(content)
+    records = Records("goodput")
+    engine = fg.Engine(
+        steps=4, log_every=2, run_dir=tmp_path, plugins=[Goodput(), records], autoload=False
+    )
+    with pytest.warns(UserWarning, match="the time of attempt 3 is left out"):
         result = engine.fit(Line, make_rows(64))
-    assert "does not say what an attempt" in result.failures["goodput"]
+    assert "goodput/3 does not say what an attempt" in result.failures["goodput"]
+    (tmp_path / "goodput" / "3").unlink()
+    report = read_goodput(tmp_path)
+    assert [attempt.attempt for attempt in report.attempts] == [1, 4]
+    # As the run has logged it, from the begin of the first one.
+    assert 0 < records.values[-1]["wall_seconds"] <= report.wall
+
+
+def test_a_file_that_can_no_longer_be_written_is_told_at_the_end(tmp_path: Path) -> None:
+    engine = fg.Engine(
+        steps=2, log_every=None, run_dir=tmp_path, plugins=[Goodput()], autoload=False
+    )
+    (tmp_path / "goodput").touch()  # where its folder should be
+    with pytest.warns(UserWarning, match="the times of the run cannot be noted"):
+        result = engine.fit(Line, make_rows(64))
+    assert "goodput" in result.failures
 
 
 @pytest.mark.parametrize(

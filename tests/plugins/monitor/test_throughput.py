@@ -15,7 +15,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, StateError
 from fulgurite_monitor import PEAKS, RateWindow, Throughput, count_flops, count_model_flops
-from fulgurite_optimizers import GradientAccumulation
+from fulgurite_optimizers import Freeze, GradientAccumulation
 from monitored import LINE_FLOPS, Line, Records, fit, make_rows
 
 
@@ -174,6 +174,49 @@ def test_batches_of_two_shapes_count_each_with_its_own_flops() -> None:
     for values in records.values:
         expected = values["batches_per_second"] * LINE_FLOPS * (1 + 0.5) / 2
         assert values["flops_per_second"] == pytest.approx(expected)
+
+
+def test_a_program_that_changes_counts_from_then_on_alone() -> None:
+    """A frozen layer has no gradients: 2 of its 3 products of 2·8·64·64 FLOPs are not computed."""
+    batches = [np.ones((8, 64), np.float32)] * 20
+
+    class Two(fg.Module):
+        first: jax.Array
+        second: jax.Array
+
+        def __init__(self, *, key: Any) -> None:
+            self.first = jnp.ones((64, 64)) / 64
+            self.second = jnp.ones((64, 64)) / 64
+
+        def training_step(self, batch: jax.Array, ctx: Any) -> fg.Output:
+            return fg.Output(jnp.mean(jnp.tanh(batch @ self.first) @ self.second))
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(0.1)
+
+    throughput = Throughput(interval=0, peak_flops=1e12)
+    flops: list[tuple[int, float]] = []
+
+    class Read(fg.Plugin):
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("read", fg.Every(5), self.read, stage="act")]
+
+        def read(self, run: fg.Run) -> None:
+            assert throughput._meter is not None
+            flops.append((run.step, throughput._meter.counts["flops"]))
+
+    plugins = [Freeze("first", until=10), throughput, Read()]
+    fg.Engine(steps=20, log_every=5, plugins=plugins, autoload=False).fit(Two, batches)
+    product = 2 * 8 * 64 * 64
+    # Frozen: two products forward, one for the gradient of `second`. Then five without that of
+    # the batch.
+    assert flops == [
+        (5, 5 * 3 * product),
+        (10, 10 * 3 * product),
+        (15, (10 * 3 + 5 * 5) * product),
+        (20, (10 * 3 + 10 * 5) * product),
+    ]
 
 
 def test_another_fit_of_the_same_engine_knows_the_flops() -> None:
