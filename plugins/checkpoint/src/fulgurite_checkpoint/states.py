@@ -1,7 +1,6 @@
 """The state of a loop of one's own, saved and restored."""
 
 import os
-from pathlib import Path
 
 import fulgurite as fg
 import jax
@@ -14,7 +13,7 @@ from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.format import Entry
 from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
-from fulgurite_checkpoint.weights import write_run
+from fulgurite_checkpoint.weights import find_new, write_run
 
 
 def save_state(state: fg.TrainState, out: str | os.PathLike[str]) -> None:
@@ -48,6 +47,7 @@ def save_state(state: fg.TrainState, out: str | os.PathLike[str]) -> None:
             "save_state is for one process: with several, train by fit with a Checkpointer"
         )
     check_not_consumed(state)
+    path = find_new(out)
     step = int(state.step)
     manifest = {
         "configuration": None,
@@ -62,7 +62,7 @@ def save_state(state: fg.TrainState, out: str | os.PathLike[str]) -> None:
         "stop_reason": "save_state",
         "state_only": True,
     }
-    write_run(Path(out), step, arrays.flatten_state(state), manifest, index)
+    write_run(path, step, arrays.flatten_state(state), manifest, index)
 
 
 def restore_state(source: CheckpointSource, *, like: fg.TrainState) -> fg.TrainState:
