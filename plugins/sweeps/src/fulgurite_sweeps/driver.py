@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import optuna
 from fulgurite.errors import CheckpointError
 from fulgurite_cli import note_signals
 from fulgurite_runs import Lock
 from optuna.trial import FrozenTrial, TrialState
 
 from fulgurite_sweeps.executors import Executor, Job, RunningJob
-from fulgurite_sweeps.failures import describe_code, find_error_line
+from fulgurite_sweeps.failures import describe_code, describe_failure
 from fulgurite_sweeps.journal import ABANDONED, Journal, SweepDirectory
 from fulgurite_sweeps.methods import GRID, make_sampler
-from fulgurite_sweeps.objectives import Constraint, Objective
+from fulgurite_sweeps.objectives import Objective
+from fulgurite_sweeps.plan import Plan
 from fulgurite_sweeps.program import Program
 from fulgurite_sweeps.results import TrialResult, read_result
 from fulgurite_sweeps.space import Space
@@ -37,29 +37,6 @@ _POLL = 0.05
 """Seconds between two looks whether a trial has ended."""
 _LOOK = 1.0
 """Seconds between two looks whether another driver has left a trial."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a sweep is driven.
-
-    Attributes:
-        num_trials: how many there are in all, those of earlier starts included.
-        sampler: what chooses values: the name of a sampler, or one of Optuna.
-        pruner: the name of a pruner, or None.
-        seed: of the sampler.
-        num_retries: how often a trial is started again whose process was killed.
-        constraints: what the metrics of a trial must fulfil.
-        only: the number of the only trial that this driver runs; None for any.
-    """
-
-    num_trials: int
-    sampler: str | optuna.samplers.BaseSampler = "tpe"
-    pruner: str | None = None
-    seed: int = 0
-    num_retries: int = 3
-    constraints: tuple[Constraint, ...] = ()
-    only: int | None = None
 
 
 @dataclass
@@ -128,6 +105,7 @@ class Driver:
 
         A signal is handed to the trials, which save and end; the next driver resumes them.
         """
+        self._check_samples()
         num_handled = 0
         is_open = self._executor.open(self._directory.path, self._tell)
         with is_open, _note_signals() as received, self._leaving_on_error():
@@ -141,6 +119,12 @@ class Driver:
                 if not self._active and (received or is_over):
                     return received
                 time.sleep(_POLL)
+
+    def _check_samples(self) -> None:
+        """Let the executor refuse trials that it cannot run, before the first of them."""
+        points = self._space.list_samples()
+        jobs = [self._make_job(0, self._space.build_overrides(point)) for point in points]
+        self._executor.check(jobs)
 
     @contextmanager
     def _leaving_on_error(self) -> Iterator[None]:
@@ -172,18 +156,21 @@ class Driver:
         return False
 
     def _is_over(self) -> bool:
-        """Return whether no trial runs anywhere; tell once which ones another driver has."""
-        running = self._list_running()
-        others = [
-            trial.number
-            for trial in running
-            if trial.number not in {active.number for active in self._active}
-        ]
-        if others and not self._active and others != self._waits_for:
+        """Return whether no trial runs that this driver waits for; tell once which ones another
+        driver has."""
+        if self._active:
+            return False
+        others = [trial.number for trial in self._list_running()]
+        names = ", ".join(f"trial-{number}" for number in others)
+        # A trial whose driver was killed is still saving, and can be taken over in a moment.
+        if not self._plan.should_wait and all(map(self._directory.is_in_use, others)):
+            if others:
+                self._tell(f"nothing is left to start; another driver has {names}")
+            return True
+        if others and others != self._waits_for:
             self._waits_for = others
-            names = ", ".join(f"trial-{number}" for number in others)
             self._tell(f"waiting for trials of another driver: {names}")
-        return not running
+        return not others
 
     def _take_next(self) -> tuple[FrozenTrial, Lock, bool] | None:
         """Return a trial that is ours now, and whether it had been started; None if there is none.
@@ -282,24 +269,32 @@ class Driver:
             num_retries: how often it may be started again.
             is_resumed: whether it had been started before.
         """
-        run = self._directory.get_run(number)
-        log = self._directory.get_log(number)
         overrides = self._space.build_overrides(self._journal.get_trial(number).params)
-        metrics = [goal.metric for goal in (*self._objectives, *self._plan.constraints)]
-        settings = TrialSettings(str(self._directory.path), number, metrics, self._plan.pruner)
-        job = Job(
-            number,
-            self._program.build_command(overrides, run.path),
-            describe_variables(settings),
-            log,
-            run.path,
-            tuple(overrides),
-        )
-        log_size = log.stat().st_size if log.exists() else 0
-        num_attempts = run.num_attempts
+        job = self._make_job(number, overrides)
+        log_size = job.log.stat().st_size if job.log.exists() else 0
+        num_attempts = self._directory.get_run(number).num_attempts
         started = self._executor.start(job)
         self._active.append(
             _ActiveTrial(number, lock, started, num_attempts, log_size, num_retries, is_resumed)
+        )
+
+    def _make_job(self, number: int, overrides: list[str]) -> Job:
+        """Return what an executor starts for a trial.
+
+        Args:
+            number: of the trial.
+            overrides: its arguments.
+        """
+        run_dir = self._directory.get_run(number).path
+        metrics = [goal.metric for goal in (*self._objectives, *self._plan.constraints)]
+        settings = TrialSettings(str(self._directory.path), number, metrics, self._plan.pruner)
+        return Job(
+            number,
+            self._program.build_command(overrides, run_dir),
+            describe_variables(settings),
+            self._directory.get_log(number),
+            run_dir,
+            tuple(overrides),
         )
 
     def _collect(self, is_stopping: bool) -> None:
@@ -324,7 +319,8 @@ class Driver:
                 self._start(active.number, active.lock, active.num_retries - 1, is_resumed=True)
                 continue
             else:
-                self._fail(active.number, self._find_error(active, code))
+                log = self._directory.get_log(active.number)
+                self._fail(active.number, describe_failure(log, active.log_size, code))
             active.lock.release()
 
     def _should_retry(self, active: _ActiveTrial, code: int) -> bool:
@@ -373,17 +369,6 @@ class Driver:
         self._journal.set_attribute(number, ERROR, message)
         self._journal.study.tell(number, state=TrialState.FAIL)
         self._tell(f"trial-{number} failed: {message}")
-
-    def _find_error(self, active: _ActiveTrial, code: int) -> str:
-        """Return why a trial failed, as it printed it.
-
-        Args:
-            active: the trial.
-            code: its exit code.
-        """
-        line = find_error_line(self._directory.get_log(active.number), active.log_size)
-        description = describe_code(code)
-        return f"{line} ({description})" if line else description
 
 
 def _as_json(metrics: dict[str, float]) -> dict[str, float | str]:

@@ -1,7 +1,7 @@
 """Where trials run: an executor starts a command, and hands out something to wait for."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +113,15 @@ class Executor(Protocol):
     """
 
     num_slots: int
+
+    def check(self, samples: Sequence[Job]) -> None:
+        """Raise a `ConfigurationError` if trials cannot run here; called before the first of them.
+
+        Args:
+            samples: jobs that are not started, with each choice of the search space, and with the
+                smallest and the largest of each range.
+        """
+        del samples
 
     def open(self, folder: Path, tell: Callable[[str], None]) -> AbstractContextManager[None]:
         """Return what holds all that trials need: it is entered before the first of them starts,

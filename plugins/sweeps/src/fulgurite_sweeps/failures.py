@@ -13,6 +13,19 @@ _TAIL = 20_000
 _ERROR_LINE = re.compile(r"error: |[\w.]*(Error|Exception|RESOURCE_EXHAUSTED)\b")
 
 
+def describe_failure(log: Path, start: int, code: int) -> str:
+    """Return why a trial failed, as it printed it, and its exit code.
+
+    Args:
+        log: what it printed.
+        start: where this start of the trial begins in it, in bytes.
+        code: the exit code.
+    """
+    line = find_error_line(log, start)
+    description = describe_code(code)
+    return f"{line} ({description})" if line else description
+
+
 def find_error_line(log: Path, start: int) -> str:
     """Return the line of a log that tells best what went wrong.
 

@@ -8,11 +8,12 @@ from typing import Any
 import optuna
 from fulgurite.errors import ConfigurationError
 
-from fulgurite_sweeps.driver import Driver, Plan
+from fulgurite_sweeps.driver import Driver
 from fulgurite_sweeps.executors import Executor, LocalExecutor
 from fulgurite_sweeps.journal import START, SweepDirectory
 from fulgurite_sweeps.methods import GRID, check_search
 from fulgurite_sweeps.objectives import Constraint, Objective
+from fulgurite_sweeps.plan import Plan
 from fulgurite_sweeps.program import Program
 from fulgurite_sweeps.space import Space
 from fulgurite_sweeps.summary import write_summary
@@ -118,6 +119,7 @@ class Sweep:
         executor: Executor | None = None,
         seed: int = 0,
         num_retries: int = 3,
+        should_wait: bool = True,
         tell: Callable[[str], None] = print,
     ) -> list[int]:
         """Run trials until there are `num_trials` in all, those of earlier starts included.
@@ -134,6 +136,8 @@ class Sweep:
             executor: where trials run; None for one at a time on this machine.
             seed: of the sampler.
             num_retries: how often a trial is started again whose process was killed.
+            should_wait: whether it waits for trials that other processes run when it has nothing
+                left to start, to take over those whose process dies.
             tell: gets a line for each thing that happens.
 
         Returns:
@@ -143,7 +147,12 @@ class Sweep:
             ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
         """
         plan = self.plan(
-            num_trials, sampler=sampler, pruner=pruner, seed=seed, num_retries=num_retries
+            num_trials,
+            sampler=sampler,
+            pruner=pruner,
+            seed=seed,
+            num_retries=num_retries,
+            should_wait=should_wait,
         )
         return self._drive(plan, executor, tell)
 
@@ -155,6 +164,7 @@ class Sweep:
         pruner: str | None = None,
         seed: int = 0,
         num_retries: int = 3,
+        should_wait: bool = True,
     ) -> Plan:
         """Return how `run` drives the sweep with these arguments; of a grid, all points are in line
         then.
@@ -165,6 +175,7 @@ class Sweep:
             pruner: its name, or None.
             seed: of the sampler.
             num_retries: how often a trial is started again whose process was killed.
+            should_wait: whether it waits for trials that other processes run.
 
         Raises:
             ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
@@ -175,7 +186,15 @@ class Sweep:
         elif num_trials is None:
             raise ConfigurationError("how many trials? Only a grid has an end: give --trials N")
         check_search(sampler, pruner, self._space, len(self._objectives))
-        return Plan(num_trials, sampler, pruner, seed, num_retries, self._constraints)
+        return Plan(
+            num_trials,
+            sampler,
+            pruner,
+            seed,
+            num_retries,
+            self._constraints,
+            should_wait=should_wait,
+        )
 
     def _drive(
         self, plan: Plan, executor: Executor | None, tell: Callable[[str], None]
