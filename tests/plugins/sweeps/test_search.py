@@ -49,15 +49,6 @@ def test_a_grid_has_exactly_the_points_of_the_product_in_order(tmp_path: Path) -
     )
 
 
-def test_a_sampler_that_learns_comes_close_to_the_best_value(tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path, {"lr": "float(-5,5)"})
-    executor = InstantExecutor(lambda arguments: {"test/loss": (float(arguments["lr"]) - 2) ** 2})
-    run(sweep, 20, executor=executor)
-    assert sweep.best is not None
-    assert abs(sweep.best.params["lr"] - 2) < 0.3
-    assert sweep.best.values == [(sweep.best.params["lr"] - 2) ** 2]
-
-
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -330,7 +321,7 @@ def test_another_sweep_in_the_same_directory_is_an_error(tmp_path: Path) -> None
         ({"sampler": "tqe"}, "Did you mean 'tpe'?"),
         ({"sampler": "tpe(n_startup=5)"}, "tpe has no argument 'n_startup'"),
         ({"sampler": "tpe(5)"}, "write NAME or NAME(key=value)"),
-        ({"sampler": "cmaes(popsize=2)"}, "a generation has four trials at least"),
+        ({"sampler": "cmaes(popsize=2)"}, "popsize is 2; a generation has"),
         ({"sampler": "cmaes"}, "this space has 1 that no condition rules out"),
         ({"sampler": "grid"}, "lr may be any number of float(0.01,0.9,log)"),
         ({"pruner": "ahsa"}, "Did you mean 'asha'?"),

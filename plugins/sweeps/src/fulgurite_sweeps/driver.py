@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fulgurite.errors import CheckpointError
 from fulgurite_cli import note_signals
 from fulgurite_runs import Lock
 from optuna.trial import FrozenTrial, TrialState
 
 from fulgurite_sweeps.executors import Executor, Job, RunningJob
 from fulgurite_sweeps.failures import describe_code, describe_failure
-from fulgurite_sweeps.journal import ABANDONED, Journal, SweepDirectory
+from fulgurite_sweeps.journal import ABANDONED, FIXED, START, Journal, SweepDirectory
 from fulgurite_sweeps.methods import GRID, make_sampler
 from fulgurite_sweeps.objectives import Objective
 from fulgurite_sweeps.plan import Plan
@@ -31,8 +30,6 @@ METRICS = "metrics"
 """The attribute of a trial that holds its metrics."""
 STEP = "step"
 """The attribute of a trial that holds its last step."""
-_FIXED = "fixed_params"
-"""Where Optuna keeps the values of a trial that was put in line."""
 _POLL = 0.05
 """Seconds between two looks whether a trial has ended."""
 _LOOK = 1.0
@@ -110,10 +107,11 @@ class Driver:
         is_open = self._executor.open(self._directory.path, self._tell)
         with is_open, _note_signals() as received, self._leaving_on_error():
             while True:
-                for number in received[num_handled:]:
+                new = received[num_handled:]  # more may arrive while these are handed on
+                num_handled += len(new)
+                for number in new:
                     for active in self._active:
                         active.job.stop(number)
-                num_handled = len(received)
                 self._collect(is_stopping=bool(received))
                 is_over = not received and self._fill()
                 if not self._active and (received or is_over):
@@ -201,7 +199,7 @@ class Driver:
     def _abandon(self, trial: FrozenTrial) -> None:
         """End a trial whose driver was killed before all its values were known. It does not count,
         and if it was in line, it is put there again."""
-        point = trial.system_attrs.get(_FIXED)
+        point = trial.system_attrs.get(FIXED)
         if point is not None and not self._is_in_line(point):
             self._journal.study.enqueue_trial(point)
         self._journal.set_attribute(trial.number, ABANDONED, True)
@@ -209,7 +207,7 @@ class Driver:
 
     def _is_in_line(self, point: dict[str, Any]) -> bool:
         waiting = self._list_trials(TrialState.WAITING)
-        return any(trial.system_attrs.get(_FIXED) == point for trial in waiting)
+        return any(trial.system_attrs.get(FIXED) == point for trial in waiting)
 
     def _ask(self) -> tuple[FrozenTrial, Lock, bool] | None:
         """Return a new trial, unless there are as many as planned."""
@@ -221,18 +219,18 @@ class Driver:
         sampler = self._plan.sampler
         if sampler == GRID and not waiting:
             return None
+        # Optuna gives the first in line, or else a new one.
+        number = min((trial.number for trial in waiting), default=len(trials))
+        self._directory.check_unbegun(number)
         if isinstance(sampler, str):
-            sampler = make_sampler(sampler, self._plan.seed, len(trials))
+            sampler = make_sampler(sampler, self._plan.seed, number)
         self._journal.study.sampler = sampler
         new_trial = self._journal.study.ask()
+        assert new_trial.number == number
         self._space.suggest(new_trial)
-        lock = self._directory.claim(new_trial.number)
-        if lock is None:
-            raise CheckpointError(
-                f"trial-{new_trial.number} in {self._directory.path} is in use, and begins only "
-                "now: runs of an earlier sweep are in this directory, choose another one"
-            )
-        return self._journal.get_trial(new_trial.number), lock, False
+        lock = self._directory.claim(number)
+        assert lock is not None  # whoever asks has the lock of the sweep
+        return self._journal.get_trial(number), lock, False
 
     def _list_running(self) -> list[FrozenTrial]:
         """Return the trials that have begun and not ended, of those that this driver may run."""
@@ -255,6 +253,12 @@ class Driver:
             self._finish(trial.number, result)
             lock.release()
             return
+        if START not in trial.user_attrs:
+            start = {
+                "program": self._program.path,
+                "fit_options": list(self._program.fit_options),
+            }
+            self._journal.set_attribute(trial.number, START, start)
         overrides = self._space.build_overrides(trial.params)
         verb = "resuming" if is_resumed else "starting"
         self._tell(f"{verb} trial-{trial.number}: {' '.join(overrides)}")
