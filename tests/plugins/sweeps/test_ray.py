@@ -45,9 +45,14 @@ def test_a_machine_has_room_for_as_many_trials_as_its_scarcest_resource() -> Non
         ("ray(cpu=1)", "has no argument 'cpu'. Did you mean 'cpus'"),
         ("ray(slots=0)", "give positive numbers"),
         ("ray(2)", "there are no workers"),
+        ("ray(cpus=0.00001)", "cpus=1e-05 is less than Ray can count, which is 0.0001"),
+        ("slurm:gpu", "slurm:gpu submits jobs that choose their trials"),
+        ("population:4(exakt=true)", "has no argument 'exakt'. Did you mean 'exact'?"),
+        ("population:4(exact=1)", "exact is 1: give true or false"),
+        ("local:2(cpus=1)", "local has no argument 'cpus'"),
     ],
 )
-def test_ray_workers_that_are_written_wrong_are_an_error(text: str, message: str) -> None:
+def test_workers_that_are_written_wrong_are_an_error(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_executor(text)
     assert message in str(caught.value)

@@ -111,15 +111,18 @@ def _add_chart(section: Element, sweep: Sweep, indices: Indices) -> None:
         sweep: it.
         indices: of the runs.
     """
-    trials = [trial for trial in sweep.trials if trial.state in ("complete", "pruned")]
-    trials = trials[-_MOST_TRIALS:]
-    if not trials:
+    ended = [trial for trial in sweep.trials if trial.state in ("complete", "pruned")]
+    if not ended:
         return
+    best = [trial for trial in ended[:-_MOST_TRIALS] if trial.run == sweep.best]
+    trials = best + ended[-_MOST_TRIALS:]
     add(section, "h3", "Parallel coordinates")
     note = (
         "A line for each trial, the stronger the better; the best one is thick, pruned ones are "
         "dashed. Better values of a metric are at the top. Point at a line to read it."
     )
+    if len(trials) < len(ended):
+        note += f" Of {len(ended)} trials these are the best and the newest."
     add(section, "p", note, class_="note")
     axes = [*sweep.axes, *_build_metric_axes(sweep, trials)]
     width = 2 * _MARGIN + _SPACING * (len(axes) - 1)

@@ -1,5 +1,6 @@
 """Where trials run: an executor starts a command, and hands out something to wait for."""
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -193,7 +194,9 @@ def find_devices() -> list[str]:
     """Return the names of the GPUs that this process may use, without starting any of them."""
     visible = os.environ.get(DEVICES)
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        # CUDA hides the first invalid one, for which people write -1, and all behind it.
+        return list(itertools.takewhile(lambda name: not name.startswith("-"), names))
     return [str(index) for index, _ in enumerate(_NVIDIA.iterdir())] if _NVIDIA.is_dir() else []
 
 
