@@ -2,11 +2,16 @@
 its address. Each line of its input removes the oldest machine at once, as if it had lost its power,
 and adds a new one; it ends with its input.
 
-The head has no room for trials, the two machines for one each.
+The head has no room for trials, the two machines for one each. Tests start it by `start_cluster`.
 """
 
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,47 @@ HEALTH = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 2,
 }
+
+
+class RayCluster:
+    """A cluster that runs in another process.
+
+    Args:
+        process: of this program.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.address = self._read_line()
+        assert self.address, "there is no cluster"
+
+    def replace_machine(self) -> None:
+        """Remove the oldest machine at once, and add a new one."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("replace\n")
+        self._process.stdin.flush()
+        assert self._read_line() == "replaced"
+
+    def _read_line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@contextmanager
+def start_cluster() -> Iterator[RayCluster]:
+    """Have a cluster of two machines within the block."""
+    folder = tempfile.mkdtemp(prefix="fg-ray-")  # Ray needs a short path
+    process = subprocess.Popen(
+        [sys.executable, __file__, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield RayCluster(process)
+    finally:
+        process.communicate(timeout=120)
+        shutil.rmtree(folder)
 
 
 def run_cluster(folder: str) -> None:

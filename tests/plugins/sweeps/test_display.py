@@ -2,9 +2,11 @@
 
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
+from fulgurite_runs import dumps
 from fulgurite_sweeps import Sweep
 from fulgurite_sweeps.display import View, choose_trials, read_progress, show_sweep
 from fulgurite_sweeps.journal import SweepDirectory
@@ -53,6 +55,15 @@ def test_the_progress_of_a_trial_is_read_from_the_end_of_its_records(tmp_path: P
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records) + '{"kind": "sc')
     assert read_progress(path, {"test/loss"}) == (6, {"test/loss": 1.0})
+    # A loss that diverges is the newest value, and integers are values, too.
+    path.write_text(
+        dumps({"step": 1, "source": "test", "values": {"loss": 1.0, "errors": 3}})
+        + "\n"
+        + dumps({"step": 2, "source": "test", "values": {"loss": math.nan}})
+        + "\n"
+    )
+    step, values = read_progress(path, {"test/loss", "test/errors"})
+    assert step == 2 and math.isnan(values["test/loss"]) and values["test/errors"] == 3
     assert read_progress(tmp_path / "nothing", {"test/loss"}) == (None, {})
 
 

@@ -11,7 +11,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_cli import load_experiment
 from fulgurite_runs import RunDirectory, loads
-from fulgurite_sweeps import list_trials
+from fulgurite_sweeps import Sweep, list_trials
 from fulgurite_sweeps.members import take_values
 from fulgurite_sweeps.population import build_member, check_is_seen, find_variation
 from fulgurite_sweeps.population_executor import PopulationExecutor, format_numbers
@@ -154,7 +154,7 @@ def test_a_population_whose_driver_is_killed_is_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_a_population_and_what_it_cannot_train_has_failed(tmp_path: Path) -> None:
+def test_ctrl_c_saves_a_population(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.mkdir()
     arguments = ["lr=0.1,0.05", "--sampler", "grid", "--workers", "population:2"]
@@ -167,7 +167,19 @@ def test_ctrl_c_saves_a_population_and_what_it_cannot_train_has_failed(tmp_path:
     (hold / "go").touch()
     output = run_sweep(tmp_path, *arguments, program=INJECTED)
     assert "resuming trial-1" in output and population.num_attempts == 2
-    arguments = ["steps=4,6", "--sampler", "grid", "--workers", "population:2"]
-    run_sweep(tmp_path / "other", *arguments, program=INJECTED, code=1)
-    for trial in list_trials(tmp_path / "other" / "sweep"):
-        assert "in the settings of its engine" in str(trial.error)
+
+
+@pytest.mark.full
+def test_what_a_population_cannot_train_is_refused_before_the_first_trial(tmp_path: Path) -> None:
+    arguments = ["lr=0.1,0.05", "steps=int(4,6)", "--trials", "2", "--workers", "population:2"]
+    output = run_sweep(tmp_path, *arguments, program=INJECTED, code=2)
+    assert "trials of this sweep cannot be members of one population" in output
+    assert "in the settings of its engine" in output and "Traceback" not in output
+    assert list_trials(tmp_path / "sweep") == []
+
+
+def test_a_pruner_is_refused_by_a_population_before_the_first_trial(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, INJECTED, {"lr": "log(0.01,0.1)"}, ["test/loss"])
+    with pytest.raises(ConfigurationError, match="end together: leave the pruner out"):
+        sweep.run(2, pruner="median", executor=PopulationExecutor(2))
+    assert sweep.trials == []

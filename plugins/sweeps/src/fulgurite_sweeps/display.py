@@ -1,7 +1,6 @@
 """A sweep in the terminal while it runs: a table of its trials, or, in a pipe, a line for each
 thing that happens."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fulgurite.plugins import as_printable
+from fulgurite_runs import loads
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -150,12 +150,12 @@ def read_progress(records: Path, metrics: set[str]) -> tuple[int | None, dict[st
     values: dict[str, float] = {}
     for line in reversed(_read_tail(records)):
         try:
-            record = json.loads(line)
+            record = loads(line)
             step = record["step"] if step is None else step
             for name, value in record["values"].items():
                 metric = f"{record['source']}/{name}"
-                if metric in metrics and type(value) is float:
-                    values.setdefault(metric, value)
+                if metric in metrics and type(value) in (int, float):
+                    values.setdefault(metric, float(value))
         except (ValueError, LookupError, TypeError, AttributeError):
             continue  # the first line of the tail, or the one that is being written
     return step, values

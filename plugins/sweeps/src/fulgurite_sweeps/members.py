@@ -8,6 +8,8 @@ VARIABLE = "FULGURITE_SWEEP_POPULATION"
 FILE = "members.json"
 """In the run directory of a population: how each member ended."""
 RECORDS = "records.jsonl"
+REFUSED = 2
+"""The exit code of the check of trials that cannot be members of one population."""
 
 
 @dataclass(frozen=True)

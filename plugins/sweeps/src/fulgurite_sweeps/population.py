@@ -70,16 +70,9 @@ def experiment(run_dir: str = "") -> Experiment:
     Raises:
         ConfigurationError: they differ in more than numbers.
     """
-    if VARIABLE not in os.environ:
-        raise ConfigurationError(
-            "this program is the one that `fulgurite sweep --workers population:N` starts"
-        )
-    settings = PopulationSettings(**json.loads(os.environ[VARIABLE]))
+    settings = read_settings()
     factory = load_experiment(settings.program)
-    members = [build_member(factory, overrides) for overrides in settings.overrides]
-    for path in list_changes(settings.overrides):
-        check_is_seen(factory, members[0], path)
-    vary = find_variation(members)
+    members, vary = build_members(factory, settings.overrides)
     if not vary:  # trials that may be the same, which a population refuses unless it is told so
         vary = {name: [value] * len(members) for name, value in members[0].hyperparameters.items()}
     seeds = [member.seed for member in members]
@@ -88,6 +81,37 @@ def experiment(run_dir: str = "") -> Experiment:
     with _add_plugins("sweep_population", "sweep_members"):
         built = build_experiment(factory, settings.overrides[0], run_dir=run_dir)
     return Experiment(built.engine, population.stack(members[0].model), built.data)
+
+
+def read_settings() -> PopulationSettings:
+    """Return what the executor says in the environment.
+
+    Raises:
+        ConfigurationError: there is no executor.
+    """
+    if VARIABLE not in os.environ:
+        raise ConfigurationError(
+            "this program is the one that `fulgurite sweep --workers population:N` starts"
+        )
+    return PopulationSettings(**json.loads(os.environ[VARIABLE]))
+
+
+def build_members(
+    factory: Callable[..., Any], overrides: Sequence[list[str]]
+) -> tuple[list[Member], dict[str, list[np.ndarray]]]:
+    """Return the experiments of trials, and what they differ in besides their seeds.
+
+    Args:
+        factory: the function of the program.
+        overrides: of each trial.
+
+    Raises:
+        ConfigurationError: they differ in more than a population can vary.
+    """
+    members = [build_member(factory, words) for words in overrides]
+    for change in list_changes(overrides):
+        check_is_seen(factory, members[0], change)
+    return members, find_variation(members)
 
 
 def build_member(factory: Callable[..., Any], overrides: list[str]) -> Member:

@@ -6,6 +6,7 @@ checkpoints of all. When it has ended, each trial gets a run directory with its 
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,11 +19,20 @@ from fulgurite_cli import SweptRun
 from fulgurite_runs import RunDirectory, dumps, loads
 
 from fulgurite_sweeps.executors import Executor, Job, is_in_use
-from fulgurite_sweeps.members import FILE, RECORDS, VARIABLE, PopulationSettings, take_record
+from fulgurite_sweeps.members import (
+    FILE,
+    RECORDS,
+    REFUSED,
+    VARIABLE,
+    PopulationSettings,
+    take_record,
+)
 from fulgurite_sweeps.results import TrialResult, write_result
 from fulgurite_sweeps.trial import VARIABLE as TRIAL_VARIABLE
 
 _PROGRAM = Path(__file__).with_name("population_program.py")
+_CHECK = "fulgurite_sweeps.population_check"
+"""The module that is started to compare trials: it imports jax, as the driver does not."""
 _TAIL = 20_000
 """How many bytes of what a population printed go to the log of each trial, if it failed."""
 
@@ -59,9 +69,21 @@ class PopulationExecutor(Executor):
         self._is_exact = exact
         self._group: _Group | None = None
 
+    def check(self, samples: Sequence[Job]) -> None:
+        """Raise a `ConfigurationError` if trials differ in more than a population can vary."""
+        _check_job(samples[0])
+        environment = os.environ | _describe_variables(samples, self._is_exact)
+        command = [sys.executable, "-P", "-m", _CHECK]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        # A program that fails with some values fails in the trials that have them.
+        if ended.returncode == REFUSED:
+            raise ConfigurationError(
+                f"trials of this sweep cannot be members of one population: "
+                f"{ended.stderr.strip().removeprefix('error: ')}"
+            )
+
     def start(self, job: Job) -> "PopulationJob":
         """Add a trial to the population that begins next."""
-        _check_job(job)
         if self._group is None or self._group.has_begun:
             self._group = _Group(self._is_exact)
         self._group.jobs.append(job)
@@ -168,13 +190,8 @@ class _Group:
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def _start(self) -> SweptRun:
-        settings = PopulationSettings(
-            program=_get_program(self.jobs[0]),
-            overrides=[list(job.overrides) for job in self.jobs],
-            is_exact=self._is_exact,
-        )
         command = [sys.executable, "-P", "-m", "fulgurite_cli", "fit", str(_PROGRAM)]
-        environment = {VARIABLE: json.dumps(asdict(settings))}
+        environment = _describe_variables(self.jobs, self._is_exact)
         return SweptRun([*command, "--run", str(self.folder)], self._log, environment)
 
     def _finish(self) -> dict[int, int]:
@@ -223,6 +240,21 @@ def _check_job(job: Job) -> None:
             "options of fulgurite fit are not for the trials of a population: leave out what "
             "stands behind --, or take local:N"
         )
+
+
+def _describe_variables(jobs: Sequence[Job], is_exact: bool) -> dict[str, str]:
+    """Return the environment variables of a population.
+
+    Args:
+        jobs: its members.
+        is_exact: whether they run one after the other.
+    """
+    settings = PopulationSettings(
+        program=_get_program(jobs[0]),
+        overrides=[list(job.overrides) for job in jobs],
+        is_exact=is_exact,
+    )
+    return {VARIABLE: json.dumps(asdict(settings))}
 
 
 def _get_program(job: Job) -> str:

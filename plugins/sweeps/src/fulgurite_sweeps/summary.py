@@ -1,5 +1,6 @@
 """What a report shows of a sweep, as a file in its directory: a report reads no journal."""
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,8 @@ def _find_distribution(texts: Sequence[str]) -> BaseDistribution:
     try:
         numbers = [float(text) for text in texts]
     except ValueError:
+        return CategoricalDistribution(tuple(dict.fromkeys(texts)))
+    if not all(map(math.isfinite, numbers)):
         return CategoricalDistribution(tuple(dict.fromkeys(texts)))
     low, high = min(numbers), max(numbers)
     return FloatDistribution(low, high, log=0 < _WIDE * low <= high)
