@@ -17,13 +17,7 @@ from fulgurite.plugins import (
 )
 from jaxtyping import Array, Bool, Shaped
 
-from fulgurite_replay.digests import (
-    as_plain,
-    as_words,
-    digest_state,
-    list_arrays,
-    list_paths,
-)
+from fulgurite_replay.digests import as_words, commit, digest_state, list_arrays, list_paths
 
 
 class CorruptionError(FulguriteError):
@@ -148,8 +142,8 @@ class SelfCheck(fg.Plugin):
             return
         batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
         # Nothing waits: the device has both steps to make while the batches after them are read.
-        state = _copy(run.unchecked_state)
-        result = _step(run, state, batch)
+        state, consumed = _copy_twice(run.unchecked_state)
+        result, _ = run.engine.step(consumed, batch)
         self._memory.repetition = _Repetition(state, batch, result)
 
     def _compare(self, run: fg.Run) -> fg.ReplaceState | None:
@@ -162,7 +156,7 @@ class SelfCheck(fg.Plugin):
         path = _find_difference(state, repetition.result)
         if path is None:
             return None
-        third = _step(run, repetition.state, repetition.batch)
+        third, _ = run.engine.step(repetition.state, repetition.batch)
         digests = [digest_state(result) for result in (state, repetition.result, third)]
         if digests[2] not in digests[:2]:
             raise CorruptionError(run.step, path)
@@ -177,29 +171,28 @@ class SelfCheck(fg.Plugin):
         return fg.ReplaceState(third) if is_wrong else None
 
 
-def _step(run: fg.Run, state: fg.TrainState, batch: Any) -> fg.TrainState:
-    """Return the state after a step, as the engine makes it; the state before it stays usable."""
-    result, _ = run.engine.step(_copy(state), batch)
-    return result
-
-
-def _copy(state: fg.TrainState) -> fg.TrainState:
-    """Return a state with a copy of each array, made by one program."""
+def _copy_twice(state: fg.TrainState) -> tuple[fg.TrainState, fg.TrainState]:
+    """Return two states with copies of each array, made by one program."""
     leaves, structure = jax.tree.flatten(state)
-    copies = iter(_copy_all([leaf for leaf in leaves if isinstance(leaf, jax.Array)]))
-    leaves = [next(copies) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-    return jax.tree.unflatten(structure, leaves)
+    arrays = [commit(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
+
+    def replace_arrays(copies: list[Array]) -> fg.TrainState:
+        rest = iter(copies)
+        new_leaves = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        return jax.tree.unflatten(structure, new_leaves)
+
+    first, second = _copy_all_twice(arrays)
+    return replace_arrays(first), replace_arrays(second)
 
 
 @jax.jit
-def _copy_all(arrays: list[Array]) -> list[Array]:
-    return [jnp.copy(array) for array in arrays]
+def _copy_all_twice(arrays: list[Array]) -> tuple[list[Array], list[Array]]:
+    return [jnp.copy(array) for array in arrays], [jnp.copy(array) for array in arrays]
 
 
 def _find_difference(first: fg.TrainState, second: fg.TrainState) -> str | None:
     """Return the path of the first array whose bits differ; None if there is none."""
-    arrays = [list(map(as_plain, list_arrays(state))) for state in (first, second)]
-    is_different = np.asarray(_compare_all(*arrays))
+    is_different = np.asarray(_compare_all(list_arrays(first), list_arrays(second)))
     if not is_different.any():
         return None
     return list_paths(first)[int(np.argmax(is_different))]
