@@ -25,7 +25,8 @@ def fork(
     """Train a new run that begins with the state that another one had at a step.
 
     Where that step was not saved, it is trained again from the checkpoint before it, as the run
-    did. `origin.json` of the new run names the other one and the step, and `fulgurite compare`
+    did; from its beginning if its data cannot continue from a checkpoint. `origin.json` of the new
+    run names the other one and the step, and `fulgurite compare`
     shows them. A fork that was killed is continued by the same call.
 
     Args:
@@ -55,7 +56,13 @@ def fork(
         _check_is_same_fork(recorded, step, changed, skipped)
     if directory.list_checkpoints():
         return changed.engine.fit(changed.model, changed.run_data, resume="auto")
-    start = recorded.find_start(step)
+    if skipped and changed.restarts_data:
+        raise ConfigurationError(
+            "no batch can be left out of this data: it begins again where a run resumes "
+            "(DataSource(resume='restart')), and so does a fork"
+        )
+    saved_steps = {saved for saved, _ in recorded.checkpoints.list_checkpoints()}
+    start = step if step in saved_steps else recorded.find_start(step)
     with tempfile.TemporaryDirectory(prefix="fulgurite-fork-") as folder:
         path = recorded.checkpoints.path
         look = _Look(steps)

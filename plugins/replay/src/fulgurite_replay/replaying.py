@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool
 from fulgurite_replay.capture_files import read_capture, read_state
 from fulgurite_replay.examining import Examination, count_batch, examine
 from fulgurite_replay.proof import Difference, Proof, compare_records
-from fulgurite_replay.rerun import Observer, Recorded, train_again
+from fulgurite_replay.rerun import NEVER, Observer, Recorded, train_again
 from fulgurite_replay.rows import describe_batch, describe_example
 
 
@@ -97,8 +97,10 @@ def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool 
         checks_indices: whether to look for indices outside of arrays as well, which make no NaN.
 
     Raises:
-        CheckpointError: no step after the newest checkpoint fails.
+        CheckpointError: no step after the newest checkpoint fails; the run is a fork, and has no
+            checkpoint to begin at.
         ConfigurationError: the run does not reach that step.
+        DataError: the data cannot be read again from where the run is trained again.
     """
     if step is None:
         step = _find_failing_step(recorded)
@@ -186,7 +188,7 @@ def save_batch(batch: Any, path: Path) -> None:
 
 def _find_failing_step(recorded: Recorded) -> int:
     """Return the first step after the newest checkpoint that is not finite."""
-    start = max((step for step, _ in recorded.checkpoints.list_checkpoints()), default=None)
+    start = recorded.find_start(NEVER)
     try:
         end = train_again(recorded, start, Observer({}))
     except NonFiniteError as error:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.plugins import RegisteredPlugin
+from fulgurite.errors import CheckpointError, ConfigurationError, DataError
+from fulgurite.plugins import RegisteredPlugin, get_split
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_runs import RunDirectory, describe_plugins, read_origin
 
 from fulgurite_replay.skipping import SkippedBatches, read_skipped
 
-_NEVER = 10**11
+NEVER = 10**11
 """A step that no run has."""
 Observe = Callable[[fg.Run], None]
 """Looks at a running fit between two steps."""
@@ -70,16 +70,32 @@ class Recorded:
         skipped = self.skipped_batches
         return SkippedBatches(self.data, skipped) if skipped else self.data
 
+    @property
+    def restarts_data(self) -> bool:
+        """Whether the data begins again where a run resumes, so that steps after a checkpoint get
+        other batches than they did."""
+        data = get_split(self.data, "train")
+        return isinstance(data, fg.DataSource) and data.resume == "restart"
+
     def find_start(self, step: int) -> int | None:
-        """Return the step of the newest checkpoint that is not after a step; None for the begin of
-        the run.
+        """Return the step from which the run is trained again up to a step: that of the newest
+        checkpoint that is not after it; None for the begin of the run, also where the data could
+        not continue from a checkpoint.
 
         Raises:
-            CheckpointError: there is none, and the run is a fork, which began with the state of
+            CheckpointError: it is the begin, and the run is a fork, which began with the state of
                 another run.
         """
-        steps = [saved for saved, _ in self.checkpoints.list_checkpoints() if saved <= step]
         origin = read_origin(self.directory.path)
+        if self.restarts_data:
+            if origin:
+                raise CheckpointError(
+                    f"{self.path} is a fork of {origin.get('run')}, and its data begins again where "
+                    "a run resumes (DataSource(resume='restart')): its steps cannot be made again. "
+                    "Train with Capture() to replay a step without the data"
+                )
+            return None
+        steps = [saved for saved, _ in self.checkpoints.list_checkpoints() if saved <= step]
         if origin and not steps:
             others = "".join(f" --skip-batch {number}" for number in self.skipped_batches)
             raise CheckpointError(
@@ -175,6 +191,13 @@ def train_again(
         except _Stopped:
             assert observer.stop is not None
             return observer.stop
+        except DataError as error:
+            error.add_note(
+                f"the run is trained again from step {start or 0} on, and needs the data from "
+                "there. Where it cannot be read twice, train with Capture(): a replay of what that "
+                "has written needs no data"
+            )
+            raise
         return int(result.state.step)
 
 
@@ -203,7 +226,7 @@ def _make_engine(
     plugins = [_take_part(plugin, kind) for plugin in _list_needed_plugins(engine)]
     if _find_checkpointer(engine) is None:
         # Something must open the directory, and there may be checkpoints from before.
-        plugins.append(kind(every=fg.At(_NEVER), on_exception=False))
+        plugins.append(kind(every=fg.At(NEVER), on_exception=False))
     with tempfile.TemporaryDirectory(prefix="fulgurite-replay-") as folder:
         copy = object.__new__(type(engine))
         fg.Engine.__init__(
@@ -250,7 +273,7 @@ def _take_part(plugin: RegisteredPlugin, kind: type[Checkpointer]) -> Any:
     if not isinstance(checkpointer, Checkpointer):
         return checkpointer
     options = {field.name: getattr(checkpointer, field.name) for field in fields(Checkpointer)}
-    options |= {"directory": None, "every": fg.At(_NEVER), "on_exception": False}
+    options |= {"directory": None, "every": fg.At(NEVER), "on_exception": False}
     return kind(**options)
 
 
