@@ -43,8 +43,8 @@ class Replay:
         batch: the batch of the step.
         records: the exact records of the step, as far as anything is logged there.
         capture: the folder that `Capture` has written, if the step was replayed from it.
-        source: where the data has the batch and the example that is concerned, as sentences; of a
-            capture, none.
+        source: where the data has the batch and the example that is concerned, as sentences; none
+            where it does not know.
         difference: what of the records of the steps before it is not as the run has recorded it, so
             that the step may not have been in the same state.
     """
@@ -165,7 +165,11 @@ def replay_capture(
         # Only then is it of interest whether the compiled step is finite, too.
         after, _ = engine.step(state, batch)
         failed = int(after.nonfinite.step) == step
-    return Replay(step, step - 1, examination, failed, batch, capture=path)
+    source = [] if captured.place is None else [captured.place]
+    example = _get_example(examination, batch)
+    if example is not None and example < len(captured.examples):
+        source.append(f"the example is {captured.examples[example]}")
+    return Replay(step, step - 1, examination, failed, batch, capture=path, source=source)
 
 
 def save_batch(batch: Any, path: Path) -> None:
@@ -221,10 +225,17 @@ def _look_at_next_step(run: fg.Run, result: Replay, *, checks_indices: bool) -> 
         checks_indices=checks_indices,
     )
     lines = [describe_batch(run, item)]
-    example = result.examination.example
-    if example is not None and example[1] == count_batch(result.batch):
-        lines.append(describe_example(run, item, example[0]))
+    example = _get_example(result.examination, result.batch)
+    if example is not None:
+        lines.append(describe_example(run, item, example))
     result.source = [line for line in lines if line is not None]
+
+
+def _get_example(examination: Examination, batch: Any) -> int | None:
+    """Return the index in the batch of the example that is concerned; None without one, and where
+    it is one of a part of the batch."""
+    example = examination.example
+    return example[0] if example is not None and example[1] == count_batch(batch) else None
 
 
 def _find_due(engine: EngineView, step: int, step_range: fg.StepRange) -> Bool[Array, " names"]:

@@ -90,8 +90,9 @@ class Recorded:
         if self.restarts_data:
             if origin:
                 raise CheckpointError(
-                    f"{self.path} is a fork of {origin.get('run')}, and its data begins again where "
-                    "a run resumes (DataSource(resume='restart')): its steps cannot be made again. "
+                    f"{self.path} is a fork of {origin.get('run')}, and its data begins again "
+                    "where a run resumes (DataSource(resume='restart')): its steps cannot be made "
+                    "again. "
                     "Train with Capture() to replay a step without the data"
                 )
             return None
