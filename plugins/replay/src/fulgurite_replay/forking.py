@@ -90,6 +90,30 @@ def fork(
         return _continue(path, step, changed, data, takes_hyperparameters)
 
 
+def count_steps(recorded: Recorded, changed: Recorded, skipped_steps: Sequence[int]) -> int | None:
+    """Return how many steps a fork takes that leaves batches out and is as long as a number of
+    epochs; None where it leaves none out, is counted in steps, or its epochs have no known length.
+
+    Args:
+        recorded: the other run.
+        changed: the new run.
+        skipped_steps: as of `fork`.
+    """
+    before = recorded.skipped_batches
+    skipped = {*before, *find_batch_numbers(skipped_steps, before)}
+    epochs = changed.engine.epochs
+    length = _find_epoch_length(changed.data)
+    if not skipped or epochs is None or length is None:
+        return None
+    num_batches = epochs * length
+    return num_batches - sum(number <= num_batches for number in skipped)
+
+
+def _find_epoch_length(data: Any) -> int | None:
+    with BatchIterator(get_split(data, "train"), seed=0) as batches:
+        return batches.epoch_length
+
+
 class _Look:
     """Notes where the data of a run is, and refuses batches that it does not come to.
 
@@ -167,8 +191,7 @@ def _check_epoch_continues(
     """
     if not skipped or not position["batch"]:
         return
-    with BatchIterator(get_split(changed.data, "train"), seed=0) as batches:
-        length = batches.epoch_length
+    length = _find_epoch_length(changed.data)
     if length is None:
         return
     last = num_batches + length - position["batch"]
