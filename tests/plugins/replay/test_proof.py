@@ -25,8 +25,20 @@ from fulgurite_runs import dumps
 from fulgurite_testing import TinyModel, tiny_data
 
 
+class Shift:
+    """Changes the bias at step 6, which is digested, after all others."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("shift", fg.At(6), self.shift)]
+
+    def shift(self, run: fg.Run) -> fg.ReplaceState:
+        bias = run.state.module.linear.bias + 1
+        return fg.ReplaceState(eqx.tree_at(lambda state: state.module.linear.bias, run.state, bias))
+
+
 def make_engine(run_dir: Path) -> fg.Engine:
-    """Return an engine for 12 steps that saves, logs, digests and averages."""
+    """Return an engine for 12 steps that saves, logs, digests, averages and changes the state."""
     return fg.Engine(
         steps=12,
         log_every=2,
@@ -37,6 +49,7 @@ def make_engine(run_dir: Path) -> fg.Engine:
             "jsonl",
             StateDigest(every=3),
             Average(EMA(0.9)),
+            Shift(),
         ],
     )
 
