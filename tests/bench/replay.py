@@ -50,8 +50,9 @@ def measure_step(engine: fg.Engine, state: Any, data: Any, cpu_seconds: list[flo
     before, cpu_before = perf_counter(), process_time()
     result = engine.fit(data=data, state=state, resume="never")
     jax.block_until_ready(eqx.filter(result.module, eqx.is_array))
-    cpu_seconds.append((process_time() - cpu_before) / engine.steps)
-    return (perf_counter() - before) / engine.steps
+    num_steps = int(result.state.step)
+    cpu_seconds.append((process_time() - cpu_before) / num_steps)
+    return (perf_counter() - before) / num_steps
 
 
 def measure_costs(name: str, steps: int, repeats: int, folder: Path) -> dict[str, Spread]:
