@@ -116,7 +116,7 @@ def test_another_batch_order_is_found_at_the_first_step_that_was_recorded(run_di
 
 
 def test_steps_that_the_run_does_not_have_are_refused(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the steps 8:8 are none"):
+    with pytest.raises(ConfigurationError, match="there are no steps 8:8"):
         verify(make_recorded(run_dir), 8, 8)
     with pytest.raises(CheckpointError, match="holds no checkpoint: name the last step"):
         verify(make_recorded(tmp_path / "none"))

@@ -157,16 +157,16 @@ def read_capture(path: Path) -> Captured:
             raise ValueError(f"its format is {content['format']!r}, and this reads {_FORMAT}")
         step, reason = content["step"], content["reason"]
         if type(step) is not int or step < 1 or not isinstance(reason, str):
-            raise ValueError("its step or its reason is none")
+            raise ValueError("its step is not a number from 1 on, or its reason not a string")
         step_range = fg.StepRange.from_json(content["step_range"])
         numbers = [step_range.start, step_range.stop, *step_range.epoch_ends]
         if any(type(number) is not int for number in numbers if number is not None):
-            raise ValueError("its range of steps is none")
+            raise ValueError("its range of steps does not consist of numbers")
         place, examples = content.get("place"), content.get("examples", [])
         if not isinstance(place, str | None) or not isinstance(examples, list):
             raise ValueError("it does not say where the data has its batch")
         if not all(isinstance(example, str) for example in examples):
-            raise ValueError("the names of its examples are none")
+            raise ValueError("the names of its examples are not strings")
         batch = _build(content["batch"])
         if total_size(batch)[1] > _MAX_BATCH_BYTES:
             raise ValueError(f"its batch has more than {_MAX_BATCH_BYTES:,} bytes")

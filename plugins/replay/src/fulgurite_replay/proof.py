@@ -94,12 +94,12 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
     Raises:
         CheckpointError: the run has no checkpoint where one is needed, or there is nothing to
             compare with.
-        ConfigurationError: the steps are none.
+        ConfigurationError: there are no such steps.
     """
     last = find_last_step(recorded) if last is None else last
     if not 0 <= first < last:
         raise ConfigurationError(
-            f"the steps {first}:{last} are none: give A:B with 0 <= A < B; the newest checkpoint "
+            f"there are no steps {first}:{last}: give A:B with 0 <= A < B; the newest checkpoint "
             "is the last step by default"
         )
     start = recorded.find_start(first)

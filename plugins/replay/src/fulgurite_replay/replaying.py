@@ -105,7 +105,7 @@ def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool 
     if step is None:
         step = _find_failing_step(recorded)
     if step < 1:
-        raise ConfigurationError(f"step {step} is none: the first step is 1")
+        raise ConfigurationError(f"there is no step {step}: the first step is 1")
     start = recorded.find_start(step - 1)
     result = Replay(step, start or 0)
     observer = Observer(
