@@ -26,11 +26,11 @@ from fulgurite_testing import TinyModel, tiny_data
 
 
 class Shift:
-    """Changes the bias at step 6, which is digested, after all others."""
+    """Changes the bias at step 6, which is digested, and at step 8, which is saved."""
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        return [fg.ScheduledAction("shift", fg.At(6), self.shift)]
+        return [fg.ScheduledAction("shift", fg.At(6, 8), self.shift)]
 
     def shift(self, run: fg.Run) -> fg.ReplaceState:
         bias = run.state.module.linear.bias + 1

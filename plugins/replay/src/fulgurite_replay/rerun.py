@@ -13,6 +13,7 @@ from fulgurite.plugins import RegisteredPlugin, get_split
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_runs import RunDirectory, describe_plugins, read_origin
 
+from fulgurite_replay.digests import schedule_digest
 from fulgurite_replay.skipping import SkippedBatches, read_skipped
 
 NEVER = 10**11
@@ -126,14 +127,21 @@ class Observer(fg.Plugin):
         observe_at: what is called, by step.
         stop: where the fit ends; by default it continues to its own end.
         saves: whether the state is saved there.
+        look_at: what is called, by step, before anything else is done there.
     """
 
     plugin_name = "replay_observer"
 
     def __init__(
-        self, observe_at: dict[int, Observe], stop: int | None = None, *, saves: bool = False
+        self,
+        observe_at: dict[int, Observe],
+        stop: int | None = None,
+        *,
+        saves: bool = False,
+        look_at: dict[int, Observe] | None = None,
     ) -> None:
         self.observe_at = observe_at
+        self.look_at = look_at or {}
         self.stop = stop
         self.saves = saves
         self.records: list[fg.Record] = []
@@ -141,10 +149,14 @@ class Observer(fg.Plugin):
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Observe last, where the state is as the next step gets it."""
+        actions = []
+        if self.look_at:
+            actions.append(schedule_digest("look", fg.At(*sorted(self.look_at)), self._look))
         steps = {*self.observe_at, *([] if self.stop is None else [self.stop])} - {0}
-        if not steps:
-            return []
-        return [fg.ScheduledAction("observe", fg.At(*sorted(steps)), self._observe, stage="save")]
+        if steps:
+            trigger = fg.At(*sorted(steps))
+            actions.append(fg.ScheduledAction("observe", trigger, self._observe, stage="save"))
+        return actions
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -156,6 +168,9 @@ class Observer(fg.Plugin):
         """Keep the records that the run must have, too."""
         if record.stream == "exact":
             self.records.append(record)
+
+    def _look(self, run: fg.Run) -> None:
+        self.look_at[run.step](run)
 
     def _observe(self, run: fg.Run) -> None:
         observe = self.observe_at.get(run.step)
