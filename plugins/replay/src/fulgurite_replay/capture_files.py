@@ -113,10 +113,9 @@ def write_capture(run: Path, captured: Captured) -> tuple[Path, int]:
     folder = get_folder(run, FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{captured.step}"
+    for leftover in folder.glob(".step-*.*"):  # of a process that was killed
+        shutil.rmtree(leftover)
     temporary = folder / f".step-{captured.step}.new"
-    for former in (temporary, path):
-        if former.exists():
-            shutil.rmtree(former)
     temporary.mkdir()
     state = _add_batch(captured.state, arrays)
     save_state(state, temporary / _STATE)
@@ -125,21 +124,26 @@ def write_capture(run: Path, captured: Captured) -> tuple[Path, int]:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(temporary)
+    if path.exists():
+        path.rename(folder / f".step-{captured.step}.old")  # until the new one is in its place
     temporary.rename(path)
     sync_folder(folder)
+    shutil.rmtree(folder / f".step-{captured.step}.old", ignore_errors=True)
     return path, total_size(state)[1]
 
 
 def remove_oldest(run: Path, max_to_keep: int) -> None:
-    """Remove captures of the earliest steps, so that at most so many are left.
+    """Remove the captures that were written first, so that at most so many are left.
+
+    Their steps do not tell: a run may begin again, or go back, and then captures an earlier step.
 
     Args:
         run: the directory of the run.
         max_to_keep: how many stay.
     """
-    captures = list_captures(run)
-    for step in sorted(captures)[: max(len(captures) - max_to_keep, 0)]:
-        shutil.rmtree(captures[step])
+    paths = sorted(list_captures(run).values(), key=lambda path: path.stat().st_mtime_ns)
+    for path in paths[: max(len(paths) - max_to_keep, 0)]:
+        shutil.rmtree(path)
 
 
 def read_capture(path: Path) -> Captured:
@@ -239,6 +243,11 @@ def _describe(tree: Any) -> Any:
             f"fg.Batch, not of {type(tree).__name__}: without pickle no other can be read again"
         )
     array = jnp.asarray(tree)
+    if _DTYPE.fullmatch(str(array.dtype)) is None:
+        raise ConfigurationError(
+            f"a batch that is captured consists of numbers, not of {array.dtype}: let the data "
+            "yield jax.random.key_data(keys)"
+        )
     return {"shape": list(array.shape), "dtype": str(array.dtype)}
 
 

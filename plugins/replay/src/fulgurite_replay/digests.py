@@ -75,7 +75,7 @@ def start_digest(state: fg.TrainState, paths: list[str] | None = None) -> Pendin
 def list_arrays(state: fg.TrainState) -> list[jax.Array]:
     """Return the arrays of a state that make the next one, of random keys the numbers."""
     leaves = jax.tree.leaves(_get_parts(state))
-    return [_as_plain(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
+    return [as_plain(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
 
 
 def list_paths(state: fg.TrainState) -> list[str]:
@@ -257,7 +257,7 @@ def _is_integer(array: Shaped[Array, "..."]) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.integer))
 
 
-def _as_plain(leaf: jax.Array) -> jax.Array:
+def as_plain(leaf: jax.Array) -> jax.Array:
     """Return the numbers of a random key, and any other array as it is, committed to its device."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return commit(jax.random.key_data(leaf) if is_key else leaf)

@@ -163,7 +163,7 @@ def replay_capture(
     failed = examination.culprit is not None
     if examination.is_clean:
         # Only then is it of interest whether the compiled step is finite, too.
-        after, _ = engine.step(state, batch)
+        after, _ = engine.step(state, batch, step_range=captured.step_range)
         failed = int(after.nonfinite.step) == step
     source = [] if captured.place is None else [captured.place]
     example = _get_example(examination, batch)

@@ -8,16 +8,24 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import FulguriteError
+from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite.plugins import (
     as_trigger,
     get_device_arrays,
     hide_constructor_frames,
+    is_exact,
     leaves_with_paths,
 )
 from jaxtyping import Array, Bool, Shaped
 
-from fulgurite_replay.digests import as_words, commit, digest_state, list_arrays, list_paths
+from fulgurite_replay.digests import (
+    as_plain,
+    as_words,
+    commit,
+    digest_state,
+    list_arrays,
+    list_paths,
+)
 
 
 class CorruptionError(FulguriteError):
@@ -116,15 +124,19 @@ class SelfCheck(fg.Plugin):
     _memory = fg.PerFit(_Memory)
 
     def __post_init__(self) -> None:
-        as_trigger(self.every)
+        if not is_exact(as_trigger(self.every)):
+            raise ConfigurationError(
+                f"SelfCheck: every is {self.every!r}, which depends on the clock, and a step is "
+                "repeated before it is known how long it takes: give an interval in steps"
+            )
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Make a step beforehand, and compare once the fit has made it: first of all, so that
-        nothing is logged or saved of a wrong one."""
+        nothing is logged or saved of a wrong one, and no other action has changed it."""
         trigger = as_trigger(self.every)
         return [
-            fg.ScheduledAction("compare", trigger, self._compare, stage="evaluate"),
+            fg.ScheduledAction("compare", trigger, self._compare, stage="evaluate", before=("*",)),
             fg.ScheduledAction("repeat", _Before(trigger), self._repeat, stage="save"),
         ]
 
@@ -143,7 +155,7 @@ class SelfCheck(fg.Plugin):
         batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
         # Nothing waits: the device has both steps to make while the batches after them are read.
         state, consumed = _copy_twice(run.unchecked_state)
-        result, _ = run.engine.step(consumed, batch)
+        result, _ = run.engine.step(consumed, batch, step_range=run.step_range)
         self._memory.repetition = _Repetition(state, batch, result)
 
     def _compare(self, run: fg.Run) -> fg.ReplaceState | None:
@@ -156,7 +168,7 @@ class SelfCheck(fg.Plugin):
         path = _find_difference(state, repetition.result)
         if path is None:
             return None
-        third, _ = run.engine.step(repetition.state, repetition.batch)
+        third, _ = run.engine.step(repetition.state, repetition.batch, step_range=run.step_range)
         digests = [digest_state(result) for result in (state, repetition.result, third)]
         if digests[2] not in digests[:2]:
             raise CorruptionError(run.step, path)
@@ -212,7 +224,7 @@ def _iter_devices(path: str, first: fg.TrainState, second: fg.TrainState) -> Ite
     arrays = [dict(leaves_with_paths(state))[path] for state in (first, second)]
     if not all(isinstance(array, jax.Array) for array in arrays):
         return
-    shards = zip(*(array.addressable_shards for array in arrays), strict=True)
+    shards = zip(*(as_plain(array).addressable_shards for array in arrays), strict=True)
     for left, right in shards:
         if np.asarray(left.data).tobytes() != np.asarray(right.data).tobytes():
             yield str(left.device)
