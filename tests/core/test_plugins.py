@@ -872,11 +872,16 @@ def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     assert note.endswith(f"), hook {hook}, step 3")
 
 
+def replace_state(run: fg.Run) -> fg.ReplaceState:
+    return fg.ReplaceState(run.state)
+
+
 # The step at which an event of the fit below is called first.
 EVENT_STEPS = {
     "on_fit_start": 0,
     "on_compile": 0,
     "on_epoch_end": 2,
+    "on_replace_state": 3,
     "on_evaluate_end": 3,
     "on_fit_end": 4,
 }
@@ -901,6 +906,7 @@ def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str) -> None:
         engine(
             culprit,
             Act(fg.At(3), evaluate, "evaluate"),
+            Act(fg.At(3), replace_state, instance="replacing"),
             plugin("test", **EVALUATOR),
             steps=4,
             steps_per_execution=1,

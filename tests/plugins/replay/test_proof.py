@@ -25,8 +25,20 @@ from fulgurite_runs import dumps
 from fulgurite_testing import TinyModel, tiny_data
 
 
+class Shift:
+    """Changes the bias at step 6, which is digested, and at step 8, which is saved."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("shift", fg.At(6, 8), self.shift)]
+
+    def shift(self, run: fg.Run) -> fg.ReplaceState:
+        bias = run.state.module.linear.bias + 1
+        return fg.ReplaceState(eqx.tree_at(lambda state: state.module.linear.bias, run.state, bias))
+
+
 def make_engine(run_dir: Path) -> fg.Engine:
-    """Return an engine for 12 steps that saves, logs, digests and averages."""
+    """Return an engine for 12 steps that saves, logs, digests, averages and changes the state."""
     return fg.Engine(
         steps=12,
         log_every=2,
@@ -37,6 +49,7 @@ def make_engine(run_dir: Path) -> fg.Engine:
             "jsonl",
             StateDigest(every=3),
             Average(EMA(0.9)),
+            Shift(),
         ],
     )
 
@@ -103,7 +116,7 @@ def test_another_batch_order_is_found_at_the_first_step_that_was_recorded(run_di
 
 
 def test_steps_that_the_run_does_not_have_are_refused(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the steps 8:8 are none"):
+    with pytest.raises(ConfigurationError, match="there are no steps 8:8"):
         verify(make_recorded(run_dir), 8, 8)
     with pytest.raises(CheckpointError, match="holds no checkpoint: name the last step"):
         verify(make_recorded(tmp_path / "none"))

@@ -8,7 +8,13 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.plugins import Program, TrainStep, as_model_init, leaves_with_paths
+from fulgurite.plugins import (
+    Program,
+    TrainStep,
+    UnboundedRange,
+    as_model_init,
+    leaves_with_paths,
+)
 from jaxtyping import Array, Bool
 
 from fulgurite_replay.culprits import Culprit, IndexFault
@@ -77,7 +83,7 @@ def examine_step(
     """
     model_init = as_model_init((state.module, state.model_state))
     program = Program(engine.services, model_init, (batch,), None)
-    update_rule = program.update_rule.for_step(int(state.step), fg.StepRange(0))
+    update_rule = program.update_rule.for_step(int(state.step), UnboundedRange(0))
     due = jnp.zeros(len(engine.services.due_names), bool)
     return examine(engine.services, update_rule, state, batch, due, checks_indices=checks_indices)
 

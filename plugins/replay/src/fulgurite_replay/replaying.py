@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool
 from fulgurite_replay.capture_files import read_capture, read_state
 from fulgurite_replay.examining import Examination, count_batch, examine
 from fulgurite_replay.proof import Difference, Proof, compare_records
-from fulgurite_replay.rerun import Observer, Recorded, train_again
+from fulgurite_replay.rerun import NEVER, Observer, Recorded, train_again
 from fulgurite_replay.rows import describe_batch, describe_example
 
 
@@ -43,8 +43,8 @@ class Replay:
         batch: the batch of the step.
         records: the exact records of the step, as far as anything is logged there.
         capture: the folder that `Capture` has written, if the step was replayed from it.
-        source: where the data has the batch and the example that is concerned, as sentences; of a
-            capture, none.
+        source: where the data has the batch and the example that is concerned, as sentences; none
+            where it does not know.
         difference: what of the records of the steps before it is not as the run has recorded it, so
             that the step may not have been in the same state.
     """
@@ -97,13 +97,15 @@ def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool 
         checks_indices: whether to look for indices outside of arrays as well, which make no NaN.
 
     Raises:
-        CheckpointError: no step after the newest checkpoint fails.
+        CheckpointError: no step after the newest checkpoint fails; the run is a fork, and has no
+            checkpoint to begin at.
         ConfigurationError: the run does not reach that step.
+        DataError: the data cannot be read again from where the run is trained again.
     """
     if step is None:
         step = _find_failing_step(recorded)
     if step < 1:
-        raise ConfigurationError(f"step {step} is none: the first step is 1")
+        raise ConfigurationError(f"there is no step {step}: the first step is 1")
     start = recorded.find_start(step - 1)
     result = Replay(step, start or 0)
     observer = Observer(
@@ -161,9 +163,13 @@ def replay_capture(
     failed = examination.culprit is not None
     if examination.is_clean:
         # Only then is it of interest whether the compiled step is finite, too.
-        after, _ = engine.step(state, batch)
+        after, _ = engine.step(state, batch, step_range=captured.step_range)
         failed = int(after.nonfinite.step) == step
-    return Replay(step, step - 1, examination, failed, batch, capture=path)
+    source = [] if captured.place is None else [captured.place]
+    example = _get_example(examination, batch)
+    if example is not None and example < len(captured.examples):
+        source.append(f"the example is {captured.examples[example]}")
+    return Replay(step, step - 1, examination, failed, batch, capture=path, source=source)
 
 
 def save_batch(batch: Any, path: Path) -> None:
@@ -186,7 +192,7 @@ def save_batch(batch: Any, path: Path) -> None:
 
 def _find_failing_step(recorded: Recorded) -> int:
     """Return the first step after the newest checkpoint that is not finite."""
-    start = max((step for step, _ in recorded.checkpoints.list_checkpoints()), default=None)
+    start = recorded.find_start(NEVER)
     try:
         end = train_again(recorded, start, Observer({}))
     except NonFiniteError as error:
@@ -219,10 +225,17 @@ def _look_at_next_step(run: fg.Run, result: Replay, *, checks_indices: bool) -> 
         checks_indices=checks_indices,
     )
     lines = [describe_batch(run, item)]
-    example = result.examination.example
-    if example is not None and example[1] == count_batch(result.batch):
-        lines.append(describe_example(run, item, example[0]))
+    example = _get_example(result.examination, result.batch)
+    if example is not None:
+        lines.append(describe_example(run, item, example))
     result.source = [line for line in lines if line is not None]
+
+
+def _get_example(examination: Examination, batch: Any) -> int | None:
+    """Return the index in the batch of the example that is concerned; None without one, and where
+    it is one of a part of the batch."""
+    example = examination.example
+    return example[0] if example is not None and example[1] == count_batch(batch) else None
 
 
 def _find_due(engine: EngineView, step: int, step_range: fg.StepRange) -> Bool[Array, " names"]:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.plugins import RegisteredPlugin
+from fulgurite.errors import CheckpointError, ConfigurationError, DataError
+from fulgurite.plugins import RegisteredPlugin, get_split
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_runs import RunDirectory, describe_plugins, read_origin
 
+from fulgurite_replay.digests import schedule_digest
 from fulgurite_replay.skipping import SkippedBatches, read_skipped
 
-_NEVER = 10**11
+NEVER = 10**11
 """A step that no run has."""
 Observe = Callable[[fg.Run], None]
 """Looks at a running fit between two steps."""
@@ -70,16 +71,33 @@ class Recorded:
         skipped = self.skipped_batches
         return SkippedBatches(self.data, skipped) if skipped else self.data
 
+    @property
+    def restarts_data(self) -> bool:
+        """Whether the data begins again where a run resumes, so that steps after a checkpoint get
+        other batches than they did."""
+        data = get_split(self.data, "train")
+        return isinstance(data, fg.DataSource) and data.resume == "restart"
+
     def find_start(self, step: int) -> int | None:
-        """Return the step of the newest checkpoint that is not after a step; None for the begin of
-        the run.
+        """Return the step from which the run is trained again up to a step: that of the newest
+        checkpoint that is not after it; None for the begin of the run, also where the data could
+        not continue from a checkpoint.
 
         Raises:
-            CheckpointError: there is none, and the run is a fork, which began with the state of
+            CheckpointError: it is the begin, and the run is a fork, which began with the state of
                 another run.
         """
-        steps = [saved for saved, _ in self.checkpoints.list_checkpoints() if saved <= step]
         origin = read_origin(self.directory.path)
+        if self.restarts_data:
+            if origin:
+                raise CheckpointError(
+                    f"{self.path} is a fork of {origin.get('run')}, and its data begins again "
+                    "where a run resumes (DataSource(resume='restart')): its steps cannot be made "
+                    "again. "
+                    "Train with Capture() to replay a step without the data"
+                )
+            return None
+        steps = [saved for saved, _ in self.checkpoints.list_checkpoints() if saved <= step]
         if origin and not steps:
             others = "".join(f" --skip-batch {number}" for number in self.skipped_batches)
             raise CheckpointError(
@@ -109,14 +127,21 @@ class Observer(fg.Plugin):
         observe_at: what is called, by step.
         stop: where the fit ends; by default it continues to its own end.
         saves: whether the state is saved there.
+        look_at: what is called, by step, before anything else is done there.
     """
 
     plugin_name = "replay_observer"
 
     def __init__(
-        self, observe_at: dict[int, Observe], stop: int | None = None, *, saves: bool = False
+        self,
+        observe_at: dict[int, Observe],
+        stop: int | None = None,
+        *,
+        saves: bool = False,
+        look_at: dict[int, Observe] | None = None,
     ) -> None:
         self.observe_at = observe_at
+        self.look_at = look_at or {}
         self.stop = stop
         self.saves = saves
         self.records: list[fg.Record] = []
@@ -124,10 +149,14 @@ class Observer(fg.Plugin):
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Observe last, where the state is as the next step gets it."""
+        actions = []
+        if self.look_at:
+            actions.append(schedule_digest("look", fg.At(*sorted(self.look_at)), self._look))
         steps = {*self.observe_at, *([] if self.stop is None else [self.stop])} - {0}
-        if not steps:
-            return []
-        return [fg.ScheduledAction("observe", fg.At(*sorted(steps)), self._observe, stage="save")]
+        if steps:
+            trigger = fg.At(*sorted(steps))
+            actions.append(fg.ScheduledAction("observe", trigger, self._observe, stage="save"))
+        return actions
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -139,6 +168,9 @@ class Observer(fg.Plugin):
         """Keep the records that the run must have, too."""
         if record.stream == "exact":
             self.records.append(record)
+
+    def _look(self, run: fg.Run) -> None:
+        self.look_at[run.step](run)
 
     def _observe(self, run: fg.Run) -> None:
         observe = self.observe_at.get(run.step)
@@ -175,6 +207,13 @@ def train_again(
         except _Stopped:
             assert observer.stop is not None
             return observer.stop
+        except DataError as error:
+            error.add_note(
+                f"the run is trained again from step {start or 0} on, and needs the data from "
+                "there. Where it cannot be read twice, train with Capture(): a replay of what that "
+                "has written needs no data"
+            )
+            raise
         return int(result.state.step)
 
 
@@ -203,7 +242,7 @@ def _make_engine(
     plugins = [_take_part(plugin, kind) for plugin in _list_needed_plugins(engine)]
     if _find_checkpointer(engine) is None:
         # Something must open the directory, and there may be checkpoints from before.
-        plugins.append(kind(every=fg.At(_NEVER), on_exception=False))
+        plugins.append(kind(every=fg.At(NEVER), on_exception=False))
     with tempfile.TemporaryDirectory(prefix="fulgurite-replay-") as folder:
         copy = object.__new__(type(engine))
         fg.Engine.__init__(
@@ -250,7 +289,7 @@ def _take_part(plugin: RegisteredPlugin, kind: type[Checkpointer]) -> Any:
     if not isinstance(checkpointer, Checkpointer):
         return checkpointer
     options = {field.name: getattr(checkpointer, field.name) for field in fields(Checkpointer)}
-    options |= {"directory": None, "every": fg.At(_NEVER), "on_exception": False}
+    options |= {"directory": None, "every": fg.At(NEVER), "on_exception": False}
     return kind(**options)
 
 
