@@ -124,7 +124,9 @@ def test_batch_that_is_left_out_is_as_never_there(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("killed_at", [7, 10, 14])
+@pytest.mark.parametrize(
+    "killed_at", [10, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 14))]
+)
 def test_fork_that_was_killed_continues_to_leave_it_out(
     trained: Recorded, tmp_path: Path, killed_at: int
 ) -> None:
