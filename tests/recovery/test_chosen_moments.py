@@ -20,18 +20,18 @@ def test_a_checkpoint_waits_for_slow_records(tmp_path: Path) -> None:
 
 
 def test_windows_and_evaluations_across_a_kill_and_a_stop(tmp_path: Path) -> None:
-    """Logged every 7, saved every 10; killed at 13 and resumed, stopped by SIGTERM at 24 and resumed:
-    one result of the start, one of the end."""
-    arguments = {"steps": 30, "log": 7, "save": 10, "evaluate": 1000}
+    """Logged every 7, saved every 20; killed at 37, when the records of 28 are written, and resumed;
+    stopped by SIGTERM at 44 and resumed: one result of the start, one of the end."""
+    arguments = {"steps": 60, "log": 7, "save": 20, "evaluate": 1000, "async_save": False}
 
     def evaluated(run: Path) -> list[int]:
         return [record["step"] for record in records(run) if record["source"] == "test"]
 
     whole, run = undisturbed(tmp_path / "whole", **arguments), tmp_path / "run"
-    assert attempt(run, arguments, Kill("step", 13, 0.0)) == -signal.SIGKILL
-    assert attempt(run, arguments, Kill("step", 24, 0.0, signal.SIGTERM)) == 143
-    assert [step for step, _ in RunDirectory(run).list_checkpoints()][-1] in (24, 25)
+    assert attempt(run, arguments, Kill("step", 37, 0.0)) == -signal.SIGKILL
+    assert attempt(run, arguments, Kill("step", 44, 0.0, signal.SIGTERM)) == 143
+    assert [step for step, _ in RunDirectory(run).list_checkpoints()][-1] in (44, 45)
     assert evaluated(run) == [0]
     assert attempt(run, arguments) == 0
-    assert evaluated(run) == [0, 30]
+    assert evaluated(run) == [0, 60]
     compare(Left.of(run), whole)

@@ -36,7 +36,9 @@ def failures(
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", f"--junitxml={report}"]
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     here = [item for item in request.session.items if item.path == Path(__file__)]
-    tests = [item.callspec.params["test"] for item in here if isinstance(item, pytest.Function)]
+    tests = [
+        str(item.callspec.params["test"]) for item in here if isinstance(item, pytest.Function)
+    ]
     run = subprocess.run([*command, *tests], capture_output=True, text=True, env=environment)
     assert run.returncode in (0, 1), run.stdout + run.stderr
     failed: dict[str, list[str]] = {}
