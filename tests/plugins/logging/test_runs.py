@@ -100,7 +100,6 @@ def test_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
 # --- once -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_repeatedly_killed_run_leaves_the_same_files(
     tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
