@@ -211,7 +211,9 @@ def test_every_bucket_of_a_run_with_kills_is_what_the_run_did(tmp_path: Path) ->
     check_bucket(report, "data", 31 * batch, 31)
     check_bucket(report, "evaluation", evaluation, 1)
     check_bucket(report, "save", taken["save"], 2)
-    check_bucket(report, "restore", taken["restore"], 2)
+    # The step is compiled while the arrays are read, and that time is counted as such.
+    compiled = sum(attempt.seconds["compile"] for attempt in report.attempts[1:])
+    check_bucket(report, "restore", taken["restore"] - compiled, 2)
     check_bucket(report, "down", down, 2)
     assert report.wall == pytest.approx(wall, rel=0.1)
     assert report.goodput == report.seconds["steps"] / report.wall
