@@ -107,7 +107,7 @@ def test_metrics_of_one_structure_are_of_its_steps_alone() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("stop", [5, 11])
+@pytest.mark.parametrize("stop", [11, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_run_over_two_structures_resumes_exactly(stop: int) -> None:
     whole = fg.Engine(steps=24, log_every=4, autoload=False).fit(TwoTasks, DATA)
     memory = InMemoryCheckpointer()

@@ -134,8 +134,10 @@ def test_small_steps_alone_get_the_memory_optimized_schedule(
     assert options == [small]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "steps_per_execution",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.full)],
+)
 def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(
     steps_per_execution: int,
 ) -> None:
@@ -202,8 +204,10 @@ def test_continued_fit_compiles_nothing(model: Any) -> None:
     assert len(events.compiled) == 1
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize(
+    "steps_per_execution",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.full)],
+)
 def test_no_tracer_outlives_its_trace(steps_per_execution: int) -> None:
     """One would keep the whole trace alive."""
 
@@ -526,7 +530,7 @@ engine.evaluate(engine.fit(Model, data).module, data)
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_directory_keeps_steps_evaluations_and_what_makes_the_model(tmp_path: Any) -> None:
     """The second process compiles nothing that is not there."""
     sizes = []

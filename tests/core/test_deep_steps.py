@@ -85,7 +85,7 @@ def count_instructions(program: str) -> int:
 @pytest.mark.parametrize(
     "num_layers",
     [
-        pytest.param(100, marks=pytest.mark.full, id="600 arrays"),
+        pytest.param(100, marks=pytest.mark.slow, id="600 arrays"),
         pytest.param(833, marks=pytest.mark.slow, id="5,000 arrays"),
     ],
 )

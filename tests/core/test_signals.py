@@ -303,7 +303,7 @@ def test_a_loop_of_fits_ends_where_the_next_one_begins(number: int, code: int) -
         # It came after the last step: the fit has its planned end, and the program is to end.
         ("late", ["0 None", "ended in fold 1"]),
         # A program that catches it has been told.
-        ("catch", ["0 SIGINT", "ended in fold 1", "2 None"]),
+        pytest.param("catch", ["0 SIGINT", "ended in fold 1", "2 None"], marks=pytest.mark.slow),
         ("forget", ["0 SIGINT", "1 None", "2 None"]),
     ],
 )

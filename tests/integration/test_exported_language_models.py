@@ -29,9 +29,12 @@ def predict(model: Any, batch: Any, ctx: fg.Context) -> Any:
     return jax.vmap(model)(batch["tokens"])
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
-    ("model_class", "config"), [(GPT2, GPT2_CONFIG), (Llama, LLAMA_CONFIG)], ids=["gpt2", "llama"]
+    ("model_class", "config"),
+    [
+        pytest.param(GPT2, GPT2_CONFIG, id="gpt2", marks=pytest.mark.slow),
+        pytest.param(Llama, LLAMA_CONFIG, id="llama", marks=pytest.mark.full),
+    ],
 )
 def test_a_language_model_is_exported_for_texts_of_any_length(
     tmp_path: Path, model_class: Any, config: Any

@@ -109,9 +109,9 @@ def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
     "answer",
     [
         lambda: future(error=OSError("disk full")),
-        pytest.param(lambda: 1 / 0, marks=pytest.mark.full),
-        pytest.param(lambda: None, marks=pytest.mark.full),
-        pytest.param(lambda: future(object()), marks=pytest.mark.full),
+        pytest.param(lambda: 1 / 0, marks=pytest.mark.slow),
+        pytest.param(lambda: None, marks=pytest.mark.slow),
+        pytest.param(lambda: future(object()), marks=pytest.mark.slow),
     ],
 )
 def test_logger_without_a_position_prevents_a_checkpoint_only_if_required(
@@ -218,8 +218,8 @@ def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
     "phase",
     [
         "evaluate",
-        pytest.param("act", marks=pytest.mark.full),
-        pytest.param("save", marks=pytest.mark.full),
+        pytest.param("act", marks=pytest.mark.slow),
+        pytest.param("save", marks=pytest.mark.slow),
     ],
 )
 def test_actions_after_one_that_saves_are_not_lost(tmp_path: Path, phase: Any) -> None:

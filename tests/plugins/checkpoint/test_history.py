@@ -28,7 +28,7 @@ def test_a_history_of_many_scalars_is_read_back_without_its_oldest_records() -> 
     assert decoded == records[-len(decoded) :]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_history_of_many_small_values_is_read_back_without_its_oldest_records() -> None:
     values = {"counts": [0] * 10_000}
     records = [fg.Record("scalars", "train", step, values) for step in range(1_000)]

@@ -20,7 +20,10 @@ def list_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("resume", [None, "auto", "never", 2])
+@pytest.mark.parametrize(
+    "resume",
+    ["auto", *(pytest.param(choice, marks=pytest.mark.slow) for choice in (None, "never", 2))],
+)
 def test_a_run_leaves_the_checkpoints_of_another_alone_and_names_it(
     resume: Any, tmp_path: Path
 ) -> None:

@@ -337,7 +337,7 @@ def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.Capture
     ("number", "code", "options"),
     [
         (signal.SIGINT, 130, []),
-        (signal.SIGTERM, 143, []),
+        pytest.param(signal.SIGTERM, 143, [], marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 85, ["--preempted-exit-code", "85"], marks=pytest.mark.full),
         pytest.param(signal.SIGINT, 130, ["--preempted-exit-code=85"], marks=pytest.mark.slow),
     ],
@@ -379,7 +379,8 @@ def test_closed_standard_error_does_not_change_the_exit_code(monkeypatch: pytest
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow)],
 )
 def test_a_second_signal_ends_the_program_at_once(
     tmp_path: Path, number: signal.Signals, code: int

@@ -431,7 +431,7 @@ def test_errors_say_what_to_do():
         merge(model)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_adapters_of_a_sharded_transformer_resume_with_the_same_bits(tmp_path: Path):
     """Acceptance 2: killed after a checkpoint, on two devices."""
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}

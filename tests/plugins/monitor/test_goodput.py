@@ -209,7 +209,7 @@ def check_bucket(report: GoodputReport, bucket: str, seconds: float, num_parts: 
     assert report.seconds[bucket] <= 1.1 * seconds + DELAY * num_parts, bucket
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_one_kill_loses_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
     report, wall, down = run_attempts(tmp_path, [15], 2.0, [0.1, 0, 0, 0, 0], 20)
     check_bucket(report, "lost", 0.5, 5)
@@ -221,21 +221,23 @@ def test_one_kill_loses_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_every_bucket_of_a_run_with_kills_is_what_the_run_did(tmp_path: Path) -> None:
-    step, save, evaluation, batch, restore = 0.2, 2.0, 1.5, 0.1, 2.0
+    step, save, evaluation, batch, restore = 0.1, 1.0, 1.5, 0.05, 2.0
     durations = [step, save, evaluation, batch, restore]
-    report, wall, down = run_attempts(tmp_path, [15, 24, 31], 2.0, durations, 40)
-    assert len(report.attempts) == 4
+    report, wall, down = run_attempts(tmp_path, [15, 16], 1.0, durations, 20)
+    assert len(report.attempts) == 3
     taken = read_measured(tmp_path)
     # The last save of the run finds that all is saved already.
-    assert taken["save"] >= 4 * save and taken["restore"] >= 3 * restore
-    # 15, 14, 11 and 10 steps were taken; the run has kept 40 of these 50.
-    check_bucket(report, "steps", 40 * step, 40)
-    check_bucket(report, "lost", 10 * step, 10)
-    check_bucket(report, "data", 50 * batch, 50)
-    check_bucket(report, "evaluation", 2 * evaluation, 2)
-    check_bucket(report, "save", taken["save"], 4)
-    check_bucket(report, "restore", taken["restore"], 3)
-    check_bucket(report, "down", down, 3)
+    assert taken["save"] >= 2 * save and taken["restore"] >= 2 * restore
+    # 15, 6 and 10 steps were taken; the run has kept 20 of these 31.
+    check_bucket(report, "steps", 20 * step, 20)
+    check_bucket(report, "lost", 11 * step, 11)
+    check_bucket(report, "data", 31 * batch, 31)
+    check_bucket(report, "evaluation", evaluation, 1)
+    check_bucket(report, "save", taken["save"], 2)
+    # The step is compiled while the arrays are read, and that time is counted as such.
+    compiled = sum(attempt.seconds["compile"] for attempt in report.attempts[1:])
+    check_bucket(report, "restore", taken["restore"] - compiled, 2)
+    check_bucket(report, "down", down, 2)
     assert report.wall == pytest.approx(wall, rel=0.1)
     assert report.goodput == report.seconds["steps"] / report.wall
     assert report.seconds["start"] > 0 and report.seconds["compile"] > 0

@@ -34,10 +34,14 @@ class Clipped(Net):
         return optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
 
 
-@pytest.mark.full
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("model", "plugins"), [(Net, ()), (Clipped, ()), (Net, (GradientClip(0.1),))]
+    ("model", "plugins"),
+    [
+        pytest.param(Net, (GradientClip(0.1),), marks=pytest.mark.full),
+        pytest.param(Net, (), marks=pytest.mark.slow),
+        pytest.param(Clipped, (), marks=pytest.mark.slow),
+    ],
 )
 def test_exact_members_have_the_bits_of_runs_of_their_own(model, plugins):
     seeds = (3, 1, 0, 7)
@@ -163,9 +167,11 @@ class Steep(fg.Module):
         return optax.sgd(1e-3)
 
 
-@pytest.mark.full
 @pytest.mark.optimized
-@pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "exact",
+    [pytest.param(True, marks=pytest.mark.full), pytest.param(False, marks=pytest.mark.slow)],
+)
 def test_a_member_skips_an_overflow_of_its_loss_scale_as_a_run_of_its_own(exact):
     batches = make_batches(20)
     options = {"on_nonfinite": "skip", "log_every": 5}

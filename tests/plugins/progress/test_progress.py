@@ -603,7 +603,12 @@ SAID = "said [red] by :smile: [/program], on more than one line of a terminal"
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"]
+    "act",
+    [
+        "os.kill(os.getpid(), signal.SIGINT)",
+        pytest.param("raise ValueError('broken')", marks=pytest.mark.slow),
+        pytest.param("input()", marks=pytest.mark.slow),
+    ],
 )
 def test_terminal_is_restored(act: str):
     """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end,

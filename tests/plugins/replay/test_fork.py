@@ -135,7 +135,9 @@ def test_steps_of_epochs_without_some_batches_are_counted(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("killed_at", [7, 10, 14])
+@pytest.mark.parametrize(
+    "killed_at", [10, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 14))]
+)
 def test_fork_that_was_killed_continues_to_leave_it_out(
     trained: Recorded, tmp_path: Path, killed_at: int
 ) -> None:

@@ -29,7 +29,7 @@ def resume_in_a_process(
     return subprocess.run(arguments, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_resumed_run_notices_another_executable_and_no_other_difference(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = resume_in_a_process(run, 4, "error")
