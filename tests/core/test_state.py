@@ -31,6 +31,21 @@ from models import (
 # --- whose arrays they are ------------------------------------------------------------------------
 
 
+def test_a_state_that_is_read_many_times_is_that_of_its_step_each_time() -> None:
+    """From the 33rd time on, a program puts the numbers of a state on the device."""
+    states: list[tuple[int, float, int]] = []
+
+    def note(run: fg.Run) -> None:
+        state = run.state
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+        states.append((int(state.step), float(state.module.weight), int(state.metric_window.count)))
+
+    engine = fg.Engine(steps=40, log_every=10, plugins=[Act(1, note)], autoload=False)
+    engine.fit(Counting, numbers([1.0]))
+
+    assert states == [(step, -step, (step - 1) % 10 + 1) for step in range(1, 41)]
+
+
 def test_the_module_passed_to_fit_stays_usable() -> None:
     model = Classifier(key=jax.random.key(0))
     before = jax.tree.map(np.array, eqx.filter(model, eqx.is_array))

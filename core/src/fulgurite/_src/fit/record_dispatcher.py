@@ -142,7 +142,9 @@ class RecordDispatcher:
         self.enqueue(arrays, finish)
 
     def enqueue(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
-        """Pass on a record once the values in it are computed.
+        """Pass on a record once the values in it are computed: one of values on the device at the
+        next `flush` at the earliest, because after an evaluation they are computed already, and the
+        device idles until it has the next steps.
 
         Args:
             arrays: on the device; they are copied to the host in the background.
@@ -159,7 +161,8 @@ class RecordDispatcher:
             array.copy_to_host_async()
         self._waiting.append((arrays, finish))
         self.num_records += 1
-        self.flush(wait=False)
+        if not arrays:
+            self.flush(wait=False)
 
     def validate(self, kind: str, source: str, values: Any) -> dict[str, Any] | None:
         """Return what a plugin logs as a record keeps it, whatever the plugin does with its own
