@@ -143,8 +143,10 @@ def test_trials_of_a_machine_that_is_lost_are_resumed_on_another(
     wait_for(lambda: len(list(hold.iterdir())) == 2)
     # They are on different machines.
     machines = {find_machine(int(path.name)) for path in hold.iterdir()}
-    assert len(machines) == 2 and None not in machines
-    cluster.replace_machine(machines.pop())
+    assert len(machines) == 2
+    machine = machines.pop()
+    assert machine is not None
+    cluster.replace_machine(machine)
     wait_for(lambda: len(list(hold.iterdir())) == 3)
     (hold / "go").touch()
     output, _ = driver.communicate(timeout=600)
