@@ -13,7 +13,14 @@ from fulgurite_sweeps import RayExecutor, list_trials
 from fulgurite_sweeps.ray_executor import LONGEST_FOLDER, count_trials
 from fulgurite_sweeps.workers import parse_executor
 from quadratic import HOLD
-from ray_cluster import VARIABLES, RayCluster, start_cluster
+from ray_cluster import (
+    VARIABLES,
+    RayCluster,
+    find_machine,
+    read_name,
+    read_parent,
+    start_cluster,
+)
 from sweep_processes import kill_started, read_records, run_sweep, start_sweep, wait_for
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the dependency group `ray`")
@@ -140,9 +147,11 @@ def test_trials_of_a_machine_that_is_lost_are_resumed_on_another(
     driver = start_sweep(tmp_path, *space, "--workers", f"ray:{cluster.address}")
     wait_for(lambda: len(list(hold.iterdir())) == 2)
     # They are on different machines.
-    raylets = {find_raylet(int(path.name)) for path in hold.iterdir()}
-    assert len(raylets) == 2
-    cluster.replace_machine()
+    machines = {find_machine(int(path.name)) for path in hold.iterdir()}
+    assert len(machines) == 2
+    machine = machines.pop()
+    assert machine is not None
+    cluster.replace_machine(machine)
     wait_for(lambda: len(list(hold.iterdir())) == 3)
     (hold / "go").touch()
     output, _ = driver.communicate(timeout=600)
@@ -156,13 +165,6 @@ def test_trials_of_a_machine_that_is_lost_are_resumed_on_another(
         assert read_records(trial.run_dir) == read_records(other.run_dir)
 
 
-def find_raylet(pid: int) -> int:
-    """Return the process of the machine of Ray on which a trial runs."""
-    while "raylet" not in read_name(pid):
-        pid = read_parent(pid)
-    return pid
-
-
 def list_descendants(pid: int) -> dict[int, str]:
     """Return the names of the processes that a process has started, and so on, by their numbers."""
     parents = {int(path.name): read_parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
@@ -172,20 +174,6 @@ def list_descendants(pid: int) -> dict[int, str]:
         if not more:
             return {child: read_name(child) for child in descendants - {pid}}
         descendants |= more
-
-
-def read_parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0  # it has ended
-
-
-def read_name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")[0]
-    except OSError:
-        return ""
 
 
 def list_listeners(processes: dict[int, str]) -> list[str]:

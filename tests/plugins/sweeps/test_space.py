@@ -122,6 +122,8 @@ def test_a_grid_is_the_product_with_the_last_axis_next_to_each_other() -> None:
     [
         (["lr=log(0,1)"], "lr=log(0,1) is not a search space"),
         (["lr=log(1)"], "is not a search space: write log(low,high)"),
+        (["lr=loguniform(1e-3,1)"], "is not a search space: write log(low,high)"),
+        (["lr=choice(1,2)"], "is not a search space: write the values with commas"),
         (["lr=float(0,x)"], "lr: 'x' is not a number"),
         (["width=int(1,2.5)"], "width: '2.5' is not an integer"),
         (["width=int(1,5,lgo)"], "is not a search space: write"),

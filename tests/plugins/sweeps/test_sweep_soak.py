@@ -14,7 +14,7 @@ import pytest
 from fulgurite_runs import RunDirectory
 from fulgurite_sweeps import list_trials
 from quadratic import PAUSE
-from ray_cluster import VARIABLES, RayCluster, start_cluster
+from ray_cluster import VARIABLES, RayCluster, find_machine, start_cluster
 from sweep_processes import kill_started, read_records, start_sweep, train_alone, wait_for
 
 NUM_KILLS = int(os.environ.get("FULGURITE_SWEEP_KILLS", "20"))
@@ -69,18 +69,18 @@ class Soak:
         Args:
             draw: what decides.
         """
-        training = self.list_training()
-        # Of two machines the oldest is lost, which may be the one without a trial.
-        kinds = ["driver", "trial", "machine"] if len(training) == 2 else ["driver", "trial"]
-        kind = draw.choice(kinds)
+        trial = draw.choice(self.list_training())
+        machine = find_machine(trial)
+        kind = draw.choice(["driver", "trial", "machine"])
         if kind == "driver":
             self.driver.kill()
             self.driver.communicate()
             self.driver = self._start_driver()
-        elif kind == "machine":
-            self._cluster.replace_machine()
+        elif kind == "machine" and machine is not None:
+            self._cluster.replace_machine(machine)
         else:
-            os.kill(draw.choice(training), signal.SIGKILL)
+            kind = "trial"
+            os.kill(trial, signal.SIGKILL)
         return kind
 
 
@@ -100,9 +100,7 @@ def test_a_sweep_survives_drivers_trials_and_machines_that_are_killed(
             while kills.total() < NUM_KILLS and not soak.is_over:
                 wait_for(lambda: soak.list_training() or soak.is_over)
                 time.sleep(draw.uniform(0, 3))
-                if not soak.list_training():
-                    continue
-                with suppress(ProcessLookupError):  # the trial has ended in this moment
+                with suppress(ProcessLookupError, IndexError):  # the trial has ended in this moment
                     kills[soak.kill(draw)] += 1
                 print(f"killed: {dict(kills)}", flush=True)
             output, _ = soak.driver.communicate(timeout=1800)

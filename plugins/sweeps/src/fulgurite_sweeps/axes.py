@@ -270,6 +270,10 @@ def _parse_unconditional(argument: str, *, is_axis: bool) -> Axis | None:
         call = parse_call(text) if len(paths) == 1 else None
         if call is not None and call.name in _NUMBERS:
             return Axis(paths[0], _parse_numbers(paths[0], call))
+        if call is not None and call.name in _ELSEWHERE:
+            raise ConfigurationError(
+                f"{argument} is not a search space: write {_ELSEWHERE[call.name]}"
+            )
         points = list(expand_axes([argument]).values())
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
@@ -389,6 +393,17 @@ def _convert(text: str, number: type[int] | type[float], name: str) -> Any:
         raise ConfigurationError(f"{name}: {text!r} is not {kind}") from error
 
 
+_ELSEWHERE = {
+    "uniform": "float(low,high)",
+    "quniform": "float(low,high,step=S)",
+    "loguniform": "log(low,high)",
+    "log_uniform": "log(low,high)",
+    "randint": "int(low,high), whose high is included",
+    "lograndint": "int(low,high,log), whose high is included",
+    "choice": "the values with commas between them, name=a,b",
+    "categorical": "the values with commas between them, name=a,b",
+}
+"""What other libraries call a search space, and how it is written here."""
 _NUMBERS: dict[str, tuple[Any, Any]] = {
     "log": (float, FloatDistribution),
     "float": (float, FloatDistribution),

@@ -10,6 +10,7 @@ from fulgurite.plugins import as_printable
 
 from fulgurite_sweeps.journal import AXES, SETTINGS, START, Journal, SweepDirectory
 from fulgurite_sweeps.objectives import Constraint, Objective
+from fulgurite_sweeps.progress import add_progress
 from fulgurite_sweeps.space import Space
 from fulgurite_sweeps.trials import Trial, find_best, find_front, read_trials
 
@@ -131,7 +132,9 @@ def _format_command(trial: Trial, space: Space, start: dict[str, Any]) -> str:
 
 def _format_table(standing: Standing) -> str:
     """Return a line for each trial."""
-    rows = build_rows(standing, standing.trials)
+    metrics = set(standing.metrics)
+    trials = [add_progress(trial, metrics) for trial in standing.trials]
+    rows = build_rows(standing, trials)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
