@@ -1,19 +1,33 @@
 """Trials as members of a population: the numbers of each, and what a population cannot train."""
 
+import functools
 import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_cli import load_experiment
+from fulgurite_cli import Experiment, load_experiment
+from fulgurite_population import Population
 from fulgurite_runs import RunDirectory, loads
 from fulgurite_sweeps import Sweep, list_trials
+from fulgurite_sweeps.comparison import find_difference
 from fulgurite_sweeps.members import take_values
-from fulgurite_sweeps.population import build_member, check_is_seen, find_variation
+from fulgurite_sweeps.population import (
+    build_member,
+    build_members,
+    check_is_seen,
+    find_variation,
+    name_an_array,
+)
 from fulgurite_sweeps.population_executor import PopulationExecutor, format_numbers
 from fulgurite_sweeps.workers import parse_executor
 from sweep_processes import kill_started, read_records, run_sweep, start_sweep, wait_for
@@ -89,6 +103,106 @@ def test_trials_that_differ_in_more_than_numbers_are_an_error(override: str, mes
         find_variation([first, build_member(factory, [override])])
         check_is_seen(factory, first, (f"{name}={default}", override))
     assert message in str(caught.value) and "take local:N" in str(caught.value)
+
+
+sgd = optax.inject_hyperparams(optax.sgd)
+
+
+class Pair(fg.Module):
+    """Two numbers with the losses x²/2 and y²/2, random keys, and one of several optimizers."""
+
+    x: jax.Array
+    y: jax.Array
+    key: jax.Array
+    lr: float
+    optimizer: str
+
+    def __init__(self, lr: float, optimizer: str, noise: int) -> None:
+        self.x, self.y = jnp.ones(()), jnp.ones(())
+        self.key = jax.random.key(noise)
+        self.lr = lr
+        self.optimizer = optimizer
+
+    def training_step(self, batch: Any, ctx: Any) -> fg.Output:
+        return fg.Output((self.x**2 + self.y**2) / 2 * batch["x"].mean())
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        if self.optimizer == "schedule":
+            return sgd(optax.linear_schedule(self.lr, 0.0, 10))
+        if self.optimizer == "chain":
+            return optax.chain(sgd(self.lr), sgd(self.lr / 10))
+        parts = {"a": sgd(self.lr), "b": sgd(self.lr / 10)}
+        return optax.multi_transform(parts, label_pair)
+
+
+def label_pair(pair: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "a" if path[0].name == "x" else "b", pair
+    )
+
+
+def make_pair(
+    lr: float = 0.1, optimizer: str = "parts", noise: int = 0, seed: int = 0
+) -> Experiment:
+    engine = fg.Engine(steps=2, seed=seed, autoload=False)
+    data = [{"x": np.ones(2, np.float32)}] * 2
+    return Experiment(engine, lambda key: Pair(lr, optimizer, noise), data)
+
+
+def test_rates_of_several_optimizers_vary_each_for_itself() -> None:
+    """By hand: the numbers shrink by 1 - lr and by 1 - lr/10 at each of two steps."""
+    members, vary = build_members(make_pair, [["lr=0.1"], ["lr=0.2"]])
+    assert sorted(vary) == ["a/learning_rate", "b/learning_rate"]
+    population = Population(seeds=[0, 0], vary=vary)
+    built = make_pair()
+    engine = fg.Engine(steps=2, plugins=[population], autoload=False)
+    module = engine.fit(population.stack(members[0].model), built.data).module.members
+    np.testing.assert_allclose(module.x, [0.9**2, 0.8**2], rtol=1e-6)
+    np.testing.assert_allclose(module.y, [0.99**2, 0.98**2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["optimizer=chain", "lr=0.2"], "several hyperparameters 'learning_rate' that are not eq"),
+        (["optimizer=schedule", "lr=0.2"], "computes 'learning_rate' by a schedule"),
+        (["optimizer=parts", "noise=1"], "the random keys in the module.key differ"),
+    ],
+)
+def test_what_a_population_cannot_tell_apart_is_an_error(words: list[str], message: str) -> None:
+    members = [build_member(make_pair, words[:1]), build_member(make_pair, words)]
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        find_variation(members)
+    assert "take local:N" in str(caught.value)
+
+
+def test_trials_that_are_the_same_or_differ_in_seeds_are_members_whatever_computes_a_rate() -> None:
+    for seeds in ((0, 0), (0, 1)):
+        overrides = [["optimizer=schedule", f"seed={seed}"] for seed in seeds]
+        members, vary = build_members(make_pair, overrides)
+        assert vary == {}
+    vary = name_an_array(members)
+    assert vary == {"x": [1.0, 1.0]}
+    stacked: Any = Population(seeds=(0, 0), vary=vary).stack(members[0].model)(key=None)
+    assert stacked.members.x.tolist() == [1.0, 1.0]
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def apply(self, x: Any) -> Any:
+        return x * self.factor
+
+
+def test_a_function_that_is_made_again_is_the_same() -> None:
+    one = Scaled(2.0)
+    assert find_difference(one.apply, one.apply, []) is None
+    assert find_difference(one.apply, Scaled(2.0).apply, []) is not None
+    gelu = [functools.partial(jax.nn.gelu, approximate=flag) for flag in (False, False, True)]
+    assert find_difference(gelu[0], gelu[1], []) is None
+    assert find_difference(gelu[0], gelu[2], []) == "the module.keywords['approximate']"
+    assert find_difference(gelu[0], functools.partial(jax.nn.relu), []) == "the module.func"
 
 
 OF_ALL = ("batch_loss", "loss_average")
