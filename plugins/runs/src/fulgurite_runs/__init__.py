@@ -43,6 +43,7 @@ from fulgurite_runs.manifest import (
 from fulgurite_runs.opening import RunPlugin, get_run_directory, open_run
 from fulgurite_runs.origin import make_origin, read_origin, write_origin
 from fulgurite_runs.program import describe_program, format_commit, format_program
+from fulgurite_runs.replacing import replace_file
 from fulgurite_runs.waiting import call_abandonable, start_thread
 
 __all__ = [  # noqa: RUF022 - by subject
@@ -93,6 +94,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "hash_commit",
     "is_link",
     "list_superseded",
+    "replace_file",
     "supersede",
     "sync_folder",
     # Threads that a disk that hangs does not stop.
