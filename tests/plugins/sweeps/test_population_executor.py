@@ -14,13 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_cli import Experiment, load_experiment
 from fulgurite_population import Population
-from fulgurite_runs import RunDirectory, loads
-from fulgurite_sweeps import Sweep, list_trials
+from fulgurite_runs import RunDirectory, dumps, loads
+from fulgurite_sweeps import (
+    Job,
+    Sweep,
+    TrialResult,
+    TrialSettings,
+    list_trials,
+    population_executor,
+    read_result,
+)
 from fulgurite_sweeps.comparison import find_difference
-from fulgurite_sweeps.members import take_values
+from fulgurite_sweeps.members import VARIABLE, format_numbers, take_values
 from fulgurite_sweeps.population import (
     build_member,
     build_members,
@@ -28,7 +36,8 @@ from fulgurite_sweeps.population import (
     find_variation,
     name_an_array,
 )
-from fulgurite_sweeps.population_executor import PopulationExecutor, format_numbers
+from fulgurite_sweeps.population_executor import PopulationExecutor
+from fulgurite_sweeps.trial import describe_variables
 from fulgurite_sweeps.workers import parse_executor
 from sweep_processes import kill_started, read_records, run_sweep, start_sweep, wait_for
 
@@ -58,17 +67,26 @@ def test_populations_are_called_by_the_numbers_of_their_trials() -> None:
 
 
 def test_a_member_has_its_values_without_those_of_the_others_and_of_all() -> None:
-    values = {
-        "loss": 2.0,
-        "loss/std": 1.0,
-        "loss[0]": 1.0,
-        "loss[1]": 3.0,
-        "loss[10]": 9.0,
-        "rate/default": [0.1, 0.2],
-        "frozen": 0.0,
-        "batch_loss": 2.0,
-    }
-    assert take_values(values, 1) == {"loss": 3.0, "rate/default": 0.2}
+    """In the form in which records hold them, with the mean of a metric of two numbers."""
+    line = dumps(
+        {
+            "loss": 2.0,
+            "loss/std": 1.0,
+            "loss[0]": 1.0,
+            "loss[1]": 3.0,
+            "loss[10]": 9.0,
+            "recall": np.array([0.5, 0.7]),
+            "recall[0]": np.array([0.4, 0.6]),
+            "recall[1]": np.array([0.6, 0.8]),
+            "learning_rate/default": np.array([0.1, 0.2]),
+            "learning_rate/other": 0.5,
+            "frozen": 0.0,
+            "batch_loss": 2.0,
+        }
+    )
+    part = take_values(loads(line), 1)
+    assert part.pop("recall").tolist() == [0.6, 0.8]
+    assert part == {"loss": 3.0, "learning_rate/default": 0.2, "learning_rate/other": 0.5}
 
 
 def test_trials_vary_in_numbers_of_the_optimizer_arrays_and_seeds() -> None:
@@ -203,6 +221,124 @@ def test_a_function_that_is_made_again_is_the_same() -> None:
     assert find_difference(gelu[0], gelu[1], []) is None
     assert find_difference(gelu[0], gelu[2], []) == "the module.keywords['approximate']"
     assert find_difference(gelu[0], functools.partial(jax.nn.relu), []) == "the module.func"
+
+
+def make_jobs(folder: Path, *rates: float) -> list[Job]:
+    """Return trials 0, 1 and so on with these rates."""
+    settings = TrialSettings(str(folder), 0, ["test/loss"])
+    jobs = []
+    for number, rate in enumerate(rates):
+        run_dir = folder / f"trial-{number}"
+        words = [f"lr={rate}"]
+        command = ["python", "-m", "fulgurite_cli", "fit", "pair.py", *words, "--run", str(run_dir)]
+        environment = describe_variables(settings)
+        log = folder / f"trial-{number}.log"
+        jobs.append(Job(number, command, environment, log, run_dir, tuple(words)))
+    return jobs
+
+
+def write_population(folder: Path, results: list[dict[str, Any]] | None) -> None:
+    """Write what a population of trials 0 and 1 leaves, which has ended if there are results."""
+    settings = {
+        "program": "pair.py",
+        "numbers": [0, 1],
+        "overrides": [["lr=0.1"], ["lr=0.2"]],
+        "is_exact": True,
+    }
+    (folder / "population-0-1.json").write_text(json.dumps(settings))
+    run = RunDirectory(folder / "population-0-1")
+    with run.lock():
+        run.start_attempt(dumps({"configuration": {}}))
+        if results is not None:
+            records = [
+                {"kind": "scalars", "source": "test", "step": step, "values": {"loss[1]": 1 / step}}
+                for step in (2, 4, 6)
+            ]
+            (run.path / "records.jsonl").write_text("".join(dumps(r) + "\n" for r in records))
+            (run.path / "members.json").write_text(dumps(results))
+            run.mark_complete()
+
+
+ENDED: dict[str, Any] = {
+    "step": 6,
+    "metrics": {"test/loss": 1 / 6},
+    "error": None,
+    "configuration": {"lr": 0.2},
+}
+
+
+def poll_once(executor: PopulationExecutor, job: Job) -> int | None:
+    return executor.start(job).poll()
+
+
+def test_a_trial_whose_population_has_ended_gets_what_it_left_there(tmp_path: Path) -> None:
+    """However many members a population of this driver has, and if the others were told before."""
+    write_population(tmp_path, [ENDED, ENDED])
+    job = make_jobs(tmp_path, 0.1, 0.2)[1]
+    assert poll_once(PopulationExecutor(4), job) == 0
+    assert read_result(job.run_dir) == TrialResult(6, {"test/loss": 1 / 6})
+    assert RunDirectory(job.run_dir).is_complete
+    steps = [json.loads(line)["step"] for line in read_records(job.run_dir)]
+    assert steps == [2, 4, 6] and not (tmp_path / "trial-0").exists()
+
+
+def test_a_member_that_failed_is_not_trained_again(tmp_path: Path) -> None:
+    """It has begun a run, as a trial alone has, with the records from before it failed."""
+    failed = ENDED | {"step": 4, "error": "NonFiniteError: not finite at step 4"}
+    write_population(tmp_path, [ENDED, failed])
+    job = make_jobs(tmp_path, 0.1, 0.2)[1]
+    assert poll_once(PopulationExecutor(2), job) == 1
+    run = RunDirectory(job.run_dir)
+    assert run.num_attempts == 1 and not run.is_complete
+    assert [json.loads(line)["step"] for line in read_records(job.run_dir)] == [2]
+    assert job.log.read_text() == "error: NonFiniteError: not finite at step 4\n"
+
+
+def test_a_population_that_was_cut_off_is_resumed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[list[str], Any]] = []
+
+    class Running:
+        def __init__(self, command: list[str], log: Path, environment: dict[str, str]) -> None:
+            started.append((command, json.loads(environment[VARIABLE])))
+
+        def poll(self) -> None:
+            return None
+
+    monkeypatch.setattr(population_executor, "SweptRun", Running)
+    write_population(tmp_path, None)
+    jobs = make_jobs(tmp_path, 0.1, 0.2, 0.3, 0.4)
+    executor = PopulationExecutor(3)
+    # The last of them is started before the one that was put in line.
+    running = [executor.start(jobs[number]) for number in (1, 3, 2)]
+    assert [job.poll() for job in running] == [None] * 3
+    assert [command[-1] for command, _ in started] == [
+        str(tmp_path / "population-0-1"),
+        str(tmp_path / "population-2-3"),
+    ]
+    assert [settings["overrides"] for _, settings in started] == [
+        [["lr=0.1"], ["lr=0.2"]],
+        [["lr=0.3"], ["lr=0.4"]],
+    ]
+    assert [settings["is_exact"] for _, settings in started] == [True, False]
+    # The driver of the last two is killed: they are in that population from now on.
+    assert PopulationExecutor(1).start(jobs[3]).poll() is None
+    assert started[2] == started[1]
+
+
+def test_what_is_left_of_a_population_and_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+    write_population(tmp_path, [ENDED, ENDED])
+    (job,) = make_jobs(tmp_path, 0.5)
+    with pytest.raises(CheckpointError, match="has trained a trial-0 with lr=0.1.*earlier sweep"):
+        PopulationExecutor(2).start(job)
+    (tmp_path / "population-0-1" / "members.json").write_bytes(b"")
+    jobs = make_jobs(tmp_path, 0.1, 0.2)
+    with pytest.raises(CheckpointError, match=r"members.json cannot be read .*Delete .*-0-1: its"):
+        poll_once(PopulationExecutor(2), jobs[0])
+    (tmp_path / "population-0-1.json").write_bytes(b"{")
+    with pytest.raises(CheckpointError, match=r"population-0-1.json cannot be read"):
+        PopulationExecutor(2).start(jobs[0])
 
 
 OF_ALL = ("batch_loss", "loss_average")

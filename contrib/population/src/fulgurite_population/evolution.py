@@ -5,7 +5,7 @@ Source: Jaderberg et al., Population Based Training of Neural Networks (2017).
 
 import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -260,11 +260,6 @@ def copy_members(
             frozen_at = jnp.where(is_copy, -1, frozen_at)
         return replace(module, members=members, frozen_at=frozen_at)
 
-    def copy_kept(part: Any) -> Any:
-        if isinstance(part, Members):
-            return copy_module(part)
-        return copy(part) if np.ndim(part) > 0 else part  # a count is of all members
-
     # What is the path of an array is not a hyperparameter of the same name.
     names = factors.keys() - set(list_paths(state.module.members))
 
@@ -273,20 +268,40 @@ def copy_members(
         return copy(leaf) if name is None else _multiply(copy(leaf), factors[name])
 
     opt_state = jax.tree_util.tree_map_with_path(copy_hyperparameter, state.opt_state)
-    plugin_states = dict(state.plugin_states)
-    for name, plugin_state in state.plugin_states.items():
-        if name in PLUGINS_WITHIN:
-            plugin_states[name] = jax.tree.map(copy, plugin_state)
-        elif _get_kind(name) in _COPIED:
-            plugin_states[name] = jax.tree.map(
-                copy_kept, plugin_state, is_leaf=lambda node: isinstance(node, Members)
-            )
+    plugin_states = {
+        name: _copy_kept(name, plugin_state, copy, copy_module)
+        for name, plugin_state in state.plugin_states.items()
+    }
     return state.replace(
         module=copy_module(state.module),
         model_state=jax.tree.map(copy, state.model_state),
         opt_state=opt_state,
         plugin_states=plugin_states,
     )
+
+
+def _copy_kept(
+    name: str, plugin_state: PyTree, copy: Callable[[Any], Any], copy_module: Callable[[Any], Any]
+) -> PyTree:
+    """Return the state of a plugin, with what it keeps of each member copied.
+
+    Args:
+        name: of the plugin.
+        plugin_state: its state.
+        copy: what to do with an array of all members.
+        copy_module: what to do with a module of all members.
+    """
+
+    def copy_part(part: Any) -> Any:
+        if isinstance(part, Members):
+            return copy_module(part)
+        return copy(part) if np.ndim(part) > 0 else part  # a count is of all members
+
+    if name in PLUGINS_WITHIN:
+        return jax.tree.map(copy, plugin_state)
+    if _get_kind(name) in _COPIED:
+        return jax.tree.map(copy_part, plugin_state, is_leaf=lambda part: isinstance(part, Members))
+    return plugin_state
 
 
 def check_plugin_states(state: fg.TrainState) -> None:

@@ -182,8 +182,8 @@ def convert_values(name: str, values: Any, leaf: Array) -> Array:
 
 def _is_held(values: np.ndarray, dtype: Any) -> bool:
     """Return whether numbers are the same in a dtype, but for rounding to floating-point ones."""
-    if not jnp.issubdtype(dtype, jnp.number) and dtype != bool:
-        return False  # such as random keys
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return False
     if np.iscomplexobj(values) and not jnp.issubdtype(dtype, jnp.complexfloating):
         return False
     converted = values.astype(dtype)

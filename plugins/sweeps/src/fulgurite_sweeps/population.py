@@ -24,7 +24,7 @@ from fulgurite_population import (
     list_scheduled,
     make_init_key,
 )
-from fulgurite_runs import RunPlugin, describe_plugins, dumps, loads
+from fulgurite_runs import RunPlugin, describe_plugins, dumps, loads, replace_file
 
 from fulgurite_sweeps.comparison import find_difference
 from fulgurite_sweeps.members import FILE, VARIABLE, PopulationSettings, take_values
@@ -192,7 +192,7 @@ def get_number(member: Member, name: str) -> np.ndarray:
         name: of the hyperparameter.
 
     Raises:
-        ConfigurationError: several have the name, and they are not equal, or a schedule computes it.
+        ConfigurationError: several have the name and are not equal, or a schedule computes it.
     """
     label = f"{' '.join(member.overrides)}: the optimizer"
     number, *others = member.hyperparameters[name]
@@ -347,16 +347,14 @@ class SweepMembers(RunPlugin):
             )
             results.append(
                 {
-                    "step": run.step,
+                    "step": frozen.get(index, run.step),
                     "metrics": metrics,
                     "error": error,
                     "configuration": member.configuration,
                 }
             )
         run.run_dir.assert_locked()
-        path = run.run_dir.path / f"{FILE}.new"
-        path.write_text(dumps(results), encoding="utf-8")
-        path.replace(run.run_dir.path / FILE)
+        replace_file(run.run_dir.path / FILE, dumps(results))
 
 
 def make_sweep_population() -> Population:
