@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_cli import Experiment, load_experiment
+from fulgurite_cli import IN_USE, Experiment, load_experiment, run
 from fulgurite_population import Population
 from fulgurite_runs import RunDirectory, dumps, loads
 from fulgurite_sweeps import (
@@ -39,6 +39,7 @@ from fulgurite_sweeps.population import (
 from fulgurite_sweeps.population_executor import PopulationExecutor
 from fulgurite_sweeps.trial import describe_variables
 from fulgurite_sweeps.workers import parse_executor
+from instant_executor import PROGRAM, InstantExecutor
 from sweep_processes import kill_started, read_records, run_sweep, start_sweep, wait_for
 
 INJECTED = Path(__file__).with_name("injected.py")
@@ -149,7 +150,7 @@ class Pair(fg.Module):
             return sgd(optax.linear_schedule(self.lr, 0.0, 10))
         if self.optimizer == "chain":
             return optax.chain(sgd(self.lr), sgd(self.lr / 10))
-        parts = {"a": sgd(self.lr), "b": sgd(self.lr / 10)}
+        parts: dict[Hashable, Any] = {"a": sgd(self.lr), "b": sgd(self.lr / 10)}
         return optax.multi_transform(parts, label_pair)
 
 
@@ -339,6 +340,40 @@ def test_what_is_left_of_a_population_and_cannot_be_used_is_an_error(tmp_path: P
     (tmp_path / "population-0-1.json").write_bytes(b"{")
     with pytest.raises(CheckpointError, match=r"population-0-1.json cannot be read"):
         PopulationExecutor(2).start(jobs[0])
+
+
+@pytest.mark.parametrize(("code", "num_starts"), [(1, 1), (IN_USE, 4)])
+def test_a_resumed_trial_that_fails_is_started_again_only_if_its_directory_was_in_use(
+    tmp_path: Path, code: int, num_starts: int
+) -> None:
+    """It has failed before it had begun, as a member of a population does and a program that cannot
+    be imported."""
+
+    class Killed(InstantExecutor):
+        def start(self, job: Job) -> Any:
+            raise KeyboardInterrupt
+
+    sweep = Sweep(tmp_path, PROGRAM, {"lr": "0.1,0.2"}, ["test/loss"])
+    messages: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(1, sampler="grid", executor=Killed(lambda arguments: 0), tell=messages.append)
+    executor = InstantExecutor(lambda arguments: code)
+    sweep.run(1, sampler="grid", executor=executor, tell=messages.append)
+    assert len(executor.jobs) == num_starts
+    assert messages[-1] == f"trial-0 failed: exit code {code}"
+
+
+def test_a_run_whose_directory_is_in_use_ends_with_a_code_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make() -> Experiment:
+        built = make_pair()
+        engine = fg.Engine(steps=1, run_dir=tmp_path, plugins=["jsonl"], autoload=False)
+        return Experiment(engine, built.model, built.data)
+
+    with RunDirectory(tmp_path).lock(), pytest.raises(SystemExit) as ended:
+        run(make, [])
+    assert ended.value.code == 75 and "is in use by" in capsys.readouterr().err
 
 
 OF_ALL = ("batch_loss", "loss_average")

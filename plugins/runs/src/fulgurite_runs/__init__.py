@@ -32,7 +32,7 @@ from fulgurite_runs.json_codec import (
     estimate_memory as estimate_json_memory,
     loads,
 )
-from fulgurite_runs.lock import Lock, Owner, read_owner
+from fulgurite_runs.lock import InUseError, Lock, Owner, read_owner
 from fulgurite_runs.loggers import flush_loggers, rewind_loggers
 from fulgurite_runs.manifest import (
     SETTINGS as MANIFEST_SETTINGS,
@@ -59,6 +59,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "read_origin",
     "write_origin",
     # Who writes.
+    "InUseError",
     "Lock",
     "Owner",
     "read_owner",

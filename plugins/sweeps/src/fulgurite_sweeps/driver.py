@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite_cli import note_signals
+from fulgurite_cli import IN_USE, note_signals
 from fulgurite_runs import Lock
 from optuna.trial import FrozenTrial, TrialState
 
@@ -324,12 +324,10 @@ class Driver:
             active.lock.release()
 
     def _should_retry(self, active: _ActiveTrial, code: int) -> bool:
-        """Return whether a trial is started again: its process was killed, or the one before it,
-        which was about to end, still had its directory."""
-        was_killed = code < 0 or code == self._program.preempted_exit_code
-        has_begun = self._directory.get_run(active.number).num_attempts > active.num_attempts
-        was_in_use = active.is_resumed and not has_begun
-        return active.num_retries > 0 and (was_killed or was_in_use)
+        """Return whether a trial is started again: its process was killed, or it found that an
+        earlier one, which was about to end, still had its directory."""
+        may_succeed = code < 0 or code in (self._program.preempted_exit_code, IN_USE)
+        return active.num_retries > 0 and may_succeed
 
     def _read_result(self, number: int) -> TrialResult | None:
         """Return how a trial ended; None if it did not reach its end."""

@@ -316,7 +316,7 @@ def list_arrays(module: Any) -> dict[str, np.ndarray]:
 
 def is_key(leaf: Any) -> bool:
     """Return whether an array holds random keys."""
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 class SweepMembers(RunPlugin):
