@@ -74,7 +74,7 @@ class Population(fg.Plugin):
         vary: what else differs, one value for each member: by the name of a hyperparameter of
             `optax.inject_hyperparams`, or by the path of an array of the module, such as
             `temperature` or `net.layers[0].bias`. Of several optimizers, `g/learning_rate` is that
-            of the one called `g`.
+            of the one called `g`, and `learning_rate` that of each.
         exact: whether members run one after the other, each with the bits of a run of its own; on
             a CPU, convolutions differ in the last bit all the same. Otherwise they run together,
             which is faster and differs from single runs by rounding.
@@ -189,8 +189,7 @@ class Population(fg.Plugin):
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Refuse what moves members that stay as they are, and check that members can be compared,
-        if they are to evolve."""
+        """Refuse what would move frozen members; check that members can be compared to evolve."""
         _check_lookahead(run)
         if not run.is_resumed:
             self._set_reported(self.list_frozen(run.state))
@@ -366,8 +365,7 @@ class Population(fg.Plugin):
 
 
 def _check_lookahead(run: fg.Run) -> None:
-    """Raise a ConfigurationError if `Lookahead` would move a member that is frozen, or that leaves
-    a step out: it moves all of them at once, after the update."""
+    """Raise a ConfigurationError if `Lookahead`, which moves all members, may move a frozen one."""
     kinds = {name.partition(":")[0] for name in run.state.plugin_states}
     if "lookahead" in kinds and run.engine.on_nonfinite != "ignore":
         raise ConfigurationError(
