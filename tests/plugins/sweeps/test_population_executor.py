@@ -215,9 +215,9 @@ class Scaled:
 
 
 def test_a_function_that_is_made_again_is_the_same() -> None:
-    one = Scaled(2.0)
-    assert find_difference(one.apply, one.apply, []) is None
-    assert find_difference(one.apply, Scaled(2.0).apply, []) is not None
+    scaled = Scaled(2.0)
+    assert find_difference(scaled.apply, scaled.apply, []) is None
+    assert find_difference(scaled.apply, Scaled(2.0).apply, []) is not None
     gelu = [functools.partial(jax.nn.gelu, approximate=flag) for flag in (False, False, True)]
     assert find_difference(gelu[0], gelu[1], []) is None
     assert find_difference(gelu[0], gelu[2], []) == "the module.keywords['approximate']"

@@ -61,12 +61,12 @@ def list_hyperparameters(opt_state: PyTree) -> dict[str, list[Array]]:
         opt_state: of a run of its own.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(opt_state)
-    found: dict[str, list[Array]] = {}
+    numbers: dict[str, list[Array]] = {}
     for path, leaf in leaves:
         names = list_names(path)
         if names:
-            found.setdefault(names[0], []).append(leaf)
-    return found
+            numbers.setdefault(names[0], []).append(leaf)
+    return numbers
 
 
 def list_scheduled(opt_state: PyTree) -> set[str]:
