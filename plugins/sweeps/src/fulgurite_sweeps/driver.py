@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fulgurite_cli import note_signals
+from fulgurite_cli import IN_USE, note_signals
 from fulgurite_runs import Lock
 from optuna.trial import FrozenTrial, TrialState
 
@@ -44,19 +44,15 @@ class _ActiveTrial:
         number: of the trial.
         lock: keeps other drivers from it.
         job: its process.
-        num_attempts: of its run before this start.
         log_size: how much it had printed before this start, in bytes.
         num_retries: how often it may still be started again.
-        is_resumed: whether it had been started before.
     """
 
     number: int
     lock: Lock
     job: RunningJob
-    num_attempts: int
     log_size: int
     num_retries: int
-    is_resumed: bool
 
 
 class Driver:
@@ -262,25 +258,21 @@ class Driver:
         overrides = self._space.build_overrides(trial.params)
         verb = "resuming" if is_resumed else "starting"
         self._tell(f"{verb} trial-{trial.number}: {' '.join(overrides)}")
-        self._start(trial.number, lock, self._plan.num_retries, is_resumed)
+        self._start(trial.number, lock, self._plan.num_retries)
 
-    def _start(self, number: int, lock: Lock, num_retries: int, is_resumed: bool) -> None:
+    def _start(self, number: int, lock: Lock, num_retries: int) -> None:
         """Start the process of a trial.
 
         Args:
             number: of the trial.
             lock: keeps other drivers from it.
             num_retries: how often it may be started again.
-            is_resumed: whether it had been started before.
         """
         overrides = self._space.build_overrides(self._journal.get_trial(number).params)
         job = self._make_job(number, overrides)
         log_size = job.log.stat().st_size if job.log.exists() else 0
-        num_attempts = self._directory.get_run(number).num_attempts
         started = self._executor.start(job)
-        self._active.append(
-            _ActiveTrial(number, lock, started, num_attempts, log_size, num_retries, is_resumed)
-        )
+        self._active.append(_ActiveTrial(number, lock, started, log_size, num_retries))
 
     def _make_job(self, number: int, overrides: list[str]) -> Job:
         """Return what an executor starts for a trial.
@@ -320,7 +312,7 @@ class Driver:
                 self._tell(f"trial-{active.number} is saved as far as it got")
             elif self._should_retry(active, code):
                 self._tell(f"trial-{active.number} was cut off ({describe_code(code)}): resuming")
-                self._start(active.number, active.lock, active.num_retries - 1, is_resumed=True)
+                self._start(active.number, active.lock, active.num_retries - 1)
                 continue
             else:
                 log = self._directory.get_log(active.number)
@@ -328,12 +320,10 @@ class Driver:
             active.lock.release()
 
     def _should_retry(self, active: _ActiveTrial, code: int) -> bool:
-        """Return whether a trial is started again: its process was killed, or the one before it,
-        which was about to end, still had its directory."""
-        was_killed = code < 0 or code == self._program.preempted_exit_code
-        has_begun = self._directory.get_run(active.number).num_attempts > active.num_attempts
-        was_in_use = active.is_resumed and not has_begun
-        return active.num_retries > 0 and (was_killed or was_in_use)
+        """Return whether a trial is started again: its process was killed, or it found that an
+        earlier one, which was about to end, still had its directory."""
+        may_succeed = code < 0 or code in (self._program.preempted_exit_code, IN_USE)
+        return active.num_retries > 0 and may_succeed
 
     def _read_result(self, number: int) -> TrialResult | None:
         """Return how a trial ended; None if it did not reach its end."""

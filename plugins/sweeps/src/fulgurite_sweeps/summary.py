@@ -1,13 +1,12 @@
 """What a report shows of a sweep, as a file in its directory: a report reads no journal."""
 
 import math
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
-from fulgurite_runs import dumps
+from fulgurite_runs import dumps, replace_file
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -36,10 +35,8 @@ def write_summary(directory: SweepDirectory, journal: Journal) -> None:
         directory: of the sweep.
         journal: its memory.
     """
-    path = directory.summary
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(dumps(describe(read_standing(directory, journal), journal)), "utf-8")
-    temporary.replace(path)
+    text = dumps(describe(read_standing(directory, journal), journal))
+    replace_file(directory.summary, text)
 
 
 def describe(standing: Standing, journal: Journal) -> dict[str, Any]:
