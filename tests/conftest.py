@@ -107,6 +107,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test that only vary one of them, as the test's mark `variants` says.
+
+    The first case without a mark of its own stays in the fast selection, and stands for the others.
+    """
+    represented: set[str] = set()
+    for item in items:
+        variants = item.get_closest_marker("variants")
+        is_left_out = any(map(item.get_closest_marker, left_out))
+        if variants is None or is_left_out:
+            continue
+        function_id = item.nodeid.partition("[")[0]
+        if function_id in represented:
+            item.add_marker(variants.args[0])
+        represented.add(function_id)
+
+
 # What the marks select, and the time that it takes, for who runs it.
 SELECTIONS = {
     "not slow and not full": (

@@ -55,6 +55,7 @@ def test_an_error_of_the_compiler_in_a_loop_of_steps_leaves_the_state(compiler: 
     assert int(state.step) == 1
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("is_waited_for", [True, False])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_fit_whose_first_step_compiles(

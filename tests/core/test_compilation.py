@@ -233,6 +233,7 @@ def test_splitting_a_dispatch_compiles_nothing() -> None:
     assert len(events.compiled) == 1
 
 
+@pytest.mark.full
 def test_on_compile_gets_cost_memory_and_the_batch() -> None:
     events, observed = Events(), []
 
@@ -476,6 +477,7 @@ def test_programs_of_dropped_models_are_garbage_collected() -> None:
     assert len(references) == 20 and sum(reference() is not None for reference in references) <= 16
 
 
+@pytest.mark.full
 def test_changed_structure_of_the_batch_is_an_error_naming_the_step() -> None:
     x = np.zeros((2, 4), np.float32)
     labelled = {"x": x, "label": np.zeros(2, np.int32)}

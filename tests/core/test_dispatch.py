@@ -147,6 +147,7 @@ def test_batches_before_the_one_that_fails_are_trained_on() -> None:
     assert engine.explain().startswith("steps_per_execution: 16")
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("triggers", "steps"),
     [

@@ -30,6 +30,7 @@ class Weighted(Linear):
         )
 
 
+@pytest.mark.full
 def test_totals_over_many_steps_are_those_of_one_evaluation_and_of_numpy() -> None:
     # 9 batches: the last has five examples, and three of these are padding.
     arrays = dict(regression(69).arrays)

@@ -106,6 +106,7 @@ def test_around_fit_encloses_the_start_of_a_fit_even_if_it_fails() -> None:
     assert events == [("enter", [], {}), ("leave", 1)]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("hook", ["on_fit_end", "fit_context", "around_fit"])
 def test_what_fails_after_the_last_step_names_its_plugin_and_hands_the_result_on(hook: str) -> None:
     """An error of a step before stays as it is."""

@@ -130,6 +130,7 @@ def test_step_returns_further_fields_of_the_output_where_asked_B17_K30() -> None
         engine.step(state, batch, returns=("media",))
 
 
+@pytest.mark.full
 def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
     data = classes(48, shuffle=True)
     plain = fg.Engine(steps=30, log_every=None).fit(Classifier, data)
@@ -453,6 +454,7 @@ def test_a_moving_average_is_carried_across_windows(log: int) -> None:
     np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
 def test_a_window_is_exact_over_uneven_batches(remainder: Any, steps_per_execution: int) -> None:

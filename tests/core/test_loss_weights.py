@@ -112,6 +112,7 @@ def test_what_is_no_weighted_loss_is_an_error(loss: Loss, message: str, unchecke
         fit(loss, [X])
 
 
+@pytest.mark.full
 def test_a_term_added_from_inside_a_step_may_be_a_mean() -> None:
     """5 tokens of 1 in the first batch, 1 of 7 in the second, beside a loss over examples."""
 
@@ -206,6 +207,7 @@ def test_both_numbers_of_a_trial_are_those_by_hand() -> None:
         evaluate(mean_of_tokens, [X, X])
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     "loss",
     [

@@ -55,6 +55,7 @@ def normal(key: Any) -> Any:
     return jax.random.normal(key)
 
 
+@pytest.mark.full
 def test_each_call_draws_another_key_by_name_and_order_K29() -> None:
     def draw_twice(batch: Any) -> Any:
         return normal(fg.make_rng()), normal(fg.make_rng("default"))

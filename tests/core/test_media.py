@@ -124,6 +124,7 @@ def test_plugins_show_media_of_what_is_there_after_the_update(steps_per_executio
     assert "gradients/weight" not in result.metrics["train"]
 
 
+@pytest.mark.full
 def test_an_evaluation_shows_the_media_of_its_first_batch():
     MADE.clear()
 

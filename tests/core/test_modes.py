@@ -341,6 +341,7 @@ class WithPart(fg.Module):
         return optax.sgd(0.5)
 
 
+@pytest.mark.full
 def test_losses_are_added_from_a_submodule() -> None:
     batch = np.asarray([[1, 0], [3, 2]], np.float32)
     engine = fg.Engine(steps=1)
@@ -406,6 +407,7 @@ def test_training_with_added_losses_alone() -> None:
     assert float(result.module.weight) == -3 and result.metrics["train"]["loss"] == 2 - 1
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("place", ["bare", "loss", "losses", "add_loss", "plugin"])
 def test_a_loss_that_is_an_array_is_averaged_with_a_warning_G4(place: str) -> None:
     """One rule for every way in which a loss comes: the mean of w + [1, 3] at w = 0."""
@@ -823,6 +825,7 @@ class Optional(TypedDict):
 WRONG = np.ones((4, 3), np.float32)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("hint", "right", "wrong", "leaf"),
     [

@@ -100,6 +100,7 @@ class Late(Saver):
                 self.refused.append(error)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("model", "term"),
@@ -398,6 +399,7 @@ def test_skip_counts_in_the_step_loop_too() -> None:
     assert_same_bits(state.module, engine.fit(Root, batches()).module)
 
 
+@pytest.mark.full
 def test_a_skipped_step_does_not_fail_later_ones() -> None:
     state = fg.Engine(steps=6, on_nonfinite="skip").fit(Root, batches()).state
     engine = fg.Engine(steps=2)

@@ -180,6 +180,7 @@ def test_epoch_and_durations_are_values_G21() -> None:
     assert len(result.timings.step_durations) == 4 and min(result.timings.step_durations) > 0
 
 
+@pytest.mark.full
 def test_metrics_of_training_begin_anew_G21() -> None:
     """The window of steps 1 to 4 holds steps 3 and 4 alone."""
     batches = BATCHES
@@ -227,6 +228,7 @@ class Reader:
         self.seen.append(list(run.shared["writer"]["steps"]))
 
 
+@pytest.mark.full
 def test_plugins_share_what_survives_a_resume_G20(tmp_path: Path) -> None:
     def fit(steps: int) -> Reader:
         reader = Reader()

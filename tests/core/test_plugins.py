@@ -182,6 +182,7 @@ def replaced(module: Any, plugin_state: Any, weight: float = 7.0) -> Any:
     return eqx.tree_at(lambda module: module.weight, module, jnp.float32(weight)), plugin_state
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("kind", [OfAClass, MarkedOutside, Static, Jitted, OfEquinox])
 def test_marked_methods_of_every_kind_are_called(kind: Any) -> None:
     assert float(engine(kind(), steps=2).fit(Counting(), numbers([0])).module.weight) == 7

@@ -158,6 +158,7 @@ def list_accumulated_weights(gradients: list[float], n: int) -> list[float]:
     return weights[1:]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.hook("after_finalize")
 @pytest.mark.parametrize("num_steps", [8, 10])
 @pytest.mark.parametrize("n", [2, 4])
@@ -349,6 +350,7 @@ def test_statistics_are_averaged_with_microbatches_too() -> None:
     assert np.isfinite(averaged).all() and np.abs(averaged - running).min() > 1e-4
 
 
+@pytest.mark.full
 def test_averages_of_complex_weights() -> None:
     """The gradient by a number of its real part times `3 - 4j` is `3 + 4j`."""
 

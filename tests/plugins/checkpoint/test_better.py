@@ -45,6 +45,7 @@ def load_best_step(run: Path) -> int:
     return -int(load(run, step="best", model=Counting()).weight)
 
 
+@pytest.mark.full
 def test_each_checkpoint_records_the_best_by_a_comparison_of_all_before(tmp_path: Path) -> None:
     result = train(tmp_path, SCORES, keep_period=1)
     commits = [entry.commit for entry in list_entries(tmp_path)]

@@ -135,6 +135,7 @@ class BlockingLogger:
             time.sleep(99)
 
 
+@pytest.mark.full
 def test_a_logger_that_blocks_gets_no_more_records(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="gets no more records"):
         result = train(tmp_path, ZEROS, BlockingLogger())

@@ -250,6 +250,7 @@ class Pages:
         self.page, self.line = state
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("promises", [("exact",), ("restart",), ("exact", "restart")])
 @pytest.mark.parametrize("lengths", [(2, 4, 1), pytest.param((3, 1, 2), marks=pytest.mark.full)])
 def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(

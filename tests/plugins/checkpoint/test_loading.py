@@ -78,6 +78,7 @@ def test_the_model_of_a_run_is_loaded_with_its_state_bit_for_bit(tmp_path: Path)
         load(tmp_path, model=result.module)
 
 
+@pytest.mark.full
 def test_the_best_checkpoint_is_loaded_by_its_metric(tmp_path: Path) -> None:
     def measure(state: fg.TrainState, step: int) -> dict[str, Any]:
         return {"score": {1: 0.5, 2: 3.0, 3: 1.0}[step]}
@@ -182,6 +183,7 @@ def test_a_checkpointer_without_an_interval_saves_at_the_end_and_monitors_nothin
         Checkpointer(monitor="test/loss")
 
 
+@pytest.mark.full
 def test_home_in_paths_of_checkpoints_is_expanded_and_steps_of_numpy_are_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

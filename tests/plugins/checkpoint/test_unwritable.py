@@ -71,6 +71,7 @@ def test_failed_background_save_is_reported_when_training_fails_too(
     assert steps_in(tmp_path) == [1, 2]
 
 
+@pytest.mark.full
 def test_full_disk_is_reported_and_saving_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_last_write_of_the_lock_that_fails_is_a_warning(
     assert RunDirectory(tmp_path).is_complete
 
 
+@pytest.mark.full
 def test_a_last_save_that_cannot_begin_leaves_the_result_in_hand(tmp_path: Path) -> None:
     """Of a host state that JSON cannot hold, and of a run whose lock is lost."""
     states: list[Any] = []

@@ -36,6 +36,7 @@ def make_net() -> Net:
     return Net(eqx.nn.MLP(3, 2, 4, 2, key=jax.random.key(0)))
 
 
+@pytest.mark.full
 def test_layers_of_a_model_that_knows_nothing_of_it() -> None:
     model = make_net()
     inputs = jnp.ones((5, 3))

@@ -183,6 +183,7 @@ def test_median_of_few_values_is_exact(n: int) -> None:
     np.testing.assert_array_equal(jax.jit(lambda metric: metric.compute())(merged), on_host)
 
 
+@pytest.mark.full
 def test_median_of_many_or_repeated_values_is_close() -> None:
     values = np.random.default_rng(0).exponential(size=20_000).astype("f4")
     parts = [

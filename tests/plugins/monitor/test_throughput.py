@@ -55,6 +55,7 @@ def count_step(model: Any, data: Any, *plugins: Any, **settings: Any) -> float:
     return flops
 
 
+@pytest.mark.full
 def test_model_flops_of_a_training_step_are_its_products_alone() -> None:
     batch = {"x": np.zeros((128, 784), np.float32), "label": np.zeros(128, np.int32)}
     layers = [784 * 256, 256 * 256, 256 * 10]
@@ -161,6 +162,7 @@ def test_error_in_a_count_names_what_was_counted() -> None:
     assert "while Throughput counted the tokens of a batch" in caught.value.__notes__
 
 
+@pytest.mark.full
 def test_padding_of_data_on_the_device_is_not_counted() -> None:
     records, _ = fit(Throughput(), make_rows(11, remainder="pad", on_device=True))
     for values in records.values:

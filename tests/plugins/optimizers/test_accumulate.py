@@ -128,6 +128,7 @@ def test_nonfinite_remainder_is_not_applied() -> None:
         np.testing.assert_allclose(result.module.place, expected)
 
 
+@pytest.mark.full
 def test_remainder_is_an_ordinary_update() -> None:
     """It obeys constraints, a plateau has made it smaller, and evaluations of whatever kind come
     after it."""
@@ -211,6 +212,7 @@ class Centred(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 def test_microbatch_of_padding_leaves_the_model_state_alone() -> None:
     """The second batch is 5 and padding: its second microbatch has no example, and the mean of
     nothing is NaN."""
@@ -340,6 +342,7 @@ def test_microbatches_take_a_fraction_of_the_memory() -> None:
     assert memory[1] < 0.35 * memory[0], memory
 
 
+@pytest.mark.full
 def test_microbatches_draw_distinct_numbers_and_carry_the_model_state() -> None:
     class Counted(fg.Module):
         weight: jax.Array
@@ -384,6 +387,7 @@ def test_phases_accumulate_separately() -> None:
     assert result.history["train/min/updates"].tolist() == [0, 1]
 
 
+@pytest.mark.full
 def test_one_microbatch_is_the_plain_step() -> None:
     start = Linear(jnp.ones(8), optax.adam(0.1))
     plain, single = (

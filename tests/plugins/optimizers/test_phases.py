@@ -41,6 +41,7 @@ def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg
 # --- by hand --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [Game, Apart])
 def test_alternating_phases_see_the_update_before(kind: Any) -> None:
     """x: 1 - (1 + 2)/2 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x: -0.5 - 0.875/2 = -0.9375, y: 1.375 -
@@ -65,6 +66,7 @@ def test_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
         assert played(result) == expected
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("kind", [Game, Apart])
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.full)])
@@ -436,6 +438,7 @@ def test_running_metrics_rest_while_their_phase_does_not_run_G8() -> None:
         assert tuple(history[f"train/{name}"][1:]) == values
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("kind", [Game, Apart])
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 def test_batch_loss_and_its_average_of_each_phase_G8(kind: Any, order: Any) -> None:
@@ -449,6 +452,7 @@ def test_batch_loss_and_its_average_of_each_phase_G8(kind: Any, order: Any) -> N
         assert history[f"train/{phase}/loss_average"] == pytest.approx(means, rel=1e-6)
 
 
+@pytest.mark.full
 def test_aux_of_a_step_with_several_optimizers_leaves_it_where_asked() -> None:
     class WithAux(Game):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -571,6 +575,7 @@ def test_media_come_from_a_phase_that_runs_every_step(order: Any) -> None:
     np.testing.assert_allclose(show.numbers("x"), expected)
 
 
+@pytest.mark.full
 def test_idle_phase_still_shows_its_media() -> None:
     """y is 2 until the phase `max` runs with the second update, where x is 0.25: 2 - 0.25 * (2 +
     0.75)."""

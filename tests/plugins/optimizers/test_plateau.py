@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, dict[str, float], list[float], list[float]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_plateau_is_found_in_both_modes_and_for_values_of_either_sign() -> None:
     def measure(state: fg.TrainState, step: int) -> dict[str, float]:
         return {name: values[step - 1] for name, (_, _, values, _) in CASES.items()}

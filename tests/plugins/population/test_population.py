@@ -215,6 +215,7 @@ def test_best_says_what_it_needs():
     assert population.best(accurate, "test/accuracy").index == 1
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("monitor", "log_every", "message"),
     [

@@ -316,6 +316,7 @@ def test_dtypes_of_parameters_computation_and_output(mode: Any) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_loss_of_a_task_is_computed_in_float32() -> None:
     dtypes: list[Any] = []
 
@@ -334,6 +335,7 @@ def test_the_loss_of_a_task_is_computed_in_float32() -> None:
     assert module.model.layers[0].weight.dtype == jnp.float32
 
 
+@pytest.mark.full
 def test_parameters_may_have_another_dtype() -> None:
     task = fg.Task(
         eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0)),

@@ -67,6 +67,7 @@ def test_an_untouched_run_is_equal_and_stays_as_it_is(run_dir: Path) -> None:
     assert list_files(run_dir) == before
 
 
+@pytest.mark.full
 def test_an_altered_record_and_a_flipped_bit_are_found_with_their_steps(
     run_dir: Path, tmp_path: Path
 ) -> None:

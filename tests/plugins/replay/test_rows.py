@@ -57,6 +57,7 @@ def list_steps(data: Any, row: int) -> list[int]:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("on_device", [False, True])
 def test_row_of_shuffled_arrays_is_named_with_the_steps_that_have_it_again(on_device: bool) -> None:
     data = fg.ArrayData(ARRAYS, 4, shuffle=True, on_device=on_device)
@@ -82,6 +83,7 @@ def test_row_of_a_pipeline_is_that_of_its_source() -> None:
     assert example == f"the example is example {find_row(x)} of Arrays"
 
 
+@pytest.mark.full
 def test_row_of_data_without_some_batches_is_that_of_the_data() -> None:
     data = fg.ArrayData(ARRAYS, 4, shuffle=True)
     batch, example, x = describe(SkippedBatches(data, (2,)))

@@ -67,6 +67,7 @@ def scale(factor: float, step: Any) -> Any:
 ADAM = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "eps_root": 0.0, "nesterov": False}
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

@@ -160,6 +160,7 @@ def test_a_lock_whose_end_cannot_be_noted_hides_no_error_and_is_free(tmp_path: P
         pass
 
 
+@pytest.mark.full
 def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
     def within(run: fg.Run) -> None:
         fg.Engine(steps=1, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False).fit(
@@ -363,6 +364,7 @@ def test_a_lock_file_that_was_deleted_or_replaced_is_lost(
     assert path.exists() == (replacement is not None)
 
 
+@pytest.mark.full
 def test_a_run_begun_where_another_was_deleted_is_no_takeover(
     tmp_path: Path, holder: Callable[..., Any]
 ):

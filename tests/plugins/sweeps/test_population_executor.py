@@ -57,6 +57,7 @@ def test_a_member_has_its_values_without_those_of_the_others_and_of_all() -> Non
     assert take_values(values, 1) == {"loss": 3.0, "rate/default": 0.2}
 
 
+@pytest.mark.full
 def test_trials_vary_in_numbers_of_the_optimizer_arrays_and_seeds() -> None:
     factory = load_experiment(str(INJECTED))
     members = [

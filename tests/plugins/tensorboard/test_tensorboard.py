@@ -464,6 +464,7 @@ def test_fresh_start_sets_all_files_aside(tmp_path: Path):
     assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4]
 
 
+@pytest.mark.full
 def test_fit_from_the_state_of_an_earlier_one_continues_after_it(tmp_path: Path):
     engine = fg.Engine(
         steps=4,
@@ -503,6 +504,7 @@ def test_file_unknown_to_the_checkpoint_is_an_error(change: Any, message: str, t
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     "position",
     [
