@@ -256,6 +256,7 @@ def test_on_compile_gets_cost_memory_and_the_batch() -> None:
     assert observed == [(False, "step", True)]  # `step` and `fit` run the same program
 
 
+@pytest.mark.full
 def test_the_fourth_shape_is_one_too_many() -> None:
     events, shapes = Events(), numbers([0], [0, 0], [0, 0, 0], [0], [0] * 4)
     with pytest.raises(CompilationError) as caught:
@@ -270,6 +271,7 @@ def test_the_fourth_shape_is_one_too_many() -> None:
     )
 
 
+@pytest.mark.full
 def test_three_shapes_are_allowed_however_often() -> None:
     events = Events()
     result = fg.Engine(steps=9, max_compilations=3, plugins=[events]).fit(
@@ -382,6 +384,7 @@ def test_another_engine_of_the_same_program_compiles_nothing() -> None:
     assert not compilations
 
 
+@pytest.mark.full
 def test_an_engine_whose_program_differs_in_one_number_compiles_its_own() -> None:
     def train(factor: float) -> float:
         class Scaled(Counting):
@@ -499,6 +502,7 @@ def test_changed_structure_among_fused_steps_is_an_error_naming_the_step() -> No
             fg.Engine(steps=4, steps_per_execution=4).fit(Classifier, [labelled, labelled, changed])
 
 
+@pytest.mark.full
 def test_changed_dtype_counts_as_another_shape() -> None:
     events = Events()
     with pytest.warns(UserWarning, match="step 2 has another dtype .*: it is int32, not float32"):

@@ -166,6 +166,7 @@ def test_trees_are_predicted() -> None:
     ]
 
 
+@pytest.mark.full
 def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> None:
     class Stepwise(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:

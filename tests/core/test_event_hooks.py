@@ -205,6 +205,7 @@ def test_on_compile_gets_cost_and_memory() -> None:
         assert "dot_general" in program
 
 
+@pytest.mark.full
 def test_on_compile_has_no_run_outside_of_a_fit() -> None:
     listener = Compilations()
     stepping = engine(listener, steps=2)

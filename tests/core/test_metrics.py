@@ -186,6 +186,7 @@ def test_accuracy_of_one_logit_for_two_classes_G11():
         Accuracy.from_binary_logits(probabilities, jnp.array([1, 0]))
 
 
+@pytest.mark.full
 def test_metrics_without_values():
     for nothing in (jnp.zeros(0), jnp.zeros((0, 3))):
         assert math.isnan(Mean.from_values(nothing).compute())
@@ -337,6 +338,7 @@ def test_accuracy_of_integer_and_one_hot_labels(top_k: int):
         )
 
 
+@pytest.mark.full
 def test_accuracy_of_equal_logits_nan_and_invalid_labels():
     def right(logits: list[float], label: int, top_k: int = 1) -> bool:
         return bool(
@@ -356,6 +358,7 @@ def test_accuracy_of_equal_logits_nan_and_invalid_labels():
     assert right([-INF, -INF, -INF], 0)
 
 
+@pytest.mark.full
 def test_accuracy_of_small_integers_and_many_classes():
     labels = jnp.array([0, 200], jnp.uint8)
     assert Accuracy.from_logits(jax.nn.one_hot(labels, 300), labels).compute() == 1

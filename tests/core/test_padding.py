@@ -119,6 +119,7 @@ def test_a_source_without_any_padding_is_not_tried() -> None:
     assert fg.Engine(steps=1).fit(make("bare"), pad(8)).messages == []
 
 
+@pytest.mark.full
 def test_a_metric_in_which_padding_counts_is_told() -> None:
     (message,) = fg.Engine(steps=1).fit(make("bare_metric"), pad()).messages
     assert "does not use ctx.mask for the metric 'plain'" in message
@@ -139,6 +140,7 @@ def test_a_training_step_of_an_engine_may_use_the_mask_itself_and_is_told_only()
     assert "does not use ctx.mask for the loss: the loss of 4 examples is" in message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_examples", [9, 10])
 def test_an_evaluation_in_which_padding_counts_is_told_once(num_examples: int) -> None:
     engine = fg.Engine()
@@ -151,6 +153,7 @@ def test_an_evaluation_in_which_padding_counts_is_told_once(num_examples: int) -
         fg.Engine().evaluate(make("masked"), pad(num_examples))
 
 
+@pytest.mark.full
 def test_masked_batches_of_any_source_are_tried() -> None:
     rows = {name: array[:4] for name, array in ARRAYS.items()}
     batches = [fg.Batch(rows, np.array([True, True, True, False]))]

@@ -839,6 +839,7 @@ def test_every_method_of_a_sharding_strategy_names_its_plugin_on_failure() -> No
     assert methods == {*STRATEGY_METHODS}
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("hook", TRACED)
 def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     """Step 3 is the first with a batch of two, which is traced again."""

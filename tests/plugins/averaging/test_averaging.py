@@ -98,6 +98,7 @@ def test_stochastic_weight_averaging_by_hand() -> None:
     assert int(views["swa"].number) == 7
 
 
+@pytest.mark.full
 def test_a_mean_of_a_part_of_a_fit_holds_nothing_of_the_fit_before() -> None:
     """The weight is the number of the step."""
     rules = {
@@ -396,6 +397,7 @@ class Student(fg.Module):
         return fg.Output(jnp.mean((preds - batch["y"]) ** 2), model_state=state)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["ema", "batch"])
 def test_only_statistics_that_training_updates_are_recomputed(mode: Any) -> None:
     """The teacher has a mean of 7 and a variance of 4 after two updates, and its `eps` is 1e-5; the
@@ -455,6 +457,7 @@ class Deep(fg.Module):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["ema", "batch"])
 def test_padding_is_no_part_of_recomputed_statistics(mode: Any) -> None:
     """The last of the batches of 8 has 3 examples; the second layer sees what the first makes of each."""

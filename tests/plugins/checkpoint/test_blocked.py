@@ -83,6 +83,7 @@ def check_same_end(resumed: Path, whole: Path) -> None:
     assert records[0] == records[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_a_source_that_blocks_is_abandoned(prefetch: int, tmp_path: Path) -> None:
     result = train(tmp_path / "run", make_data(Blocking(17), prefetch))

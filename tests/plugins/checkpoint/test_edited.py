@@ -144,6 +144,7 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
     check()
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("name", "place", "new_value", "reason"),
     [

@@ -114,6 +114,7 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [Trying, TryingAtEpochs])
 @pytest.mark.parametrize("happen", [fail, pytest.param(terminate, marks=pytest.mark.full)])
 def test_an_interrupted_action_begins_from_the_state_before_it(

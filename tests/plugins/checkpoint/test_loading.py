@@ -97,6 +97,7 @@ def test_the_best_checkpoint_is_loaded_by_its_metric(tmp_path: Path) -> None:
     assert float(load(tmp_path, 2, model=Counting).weight) == -2
 
 
+@pytest.mark.full
 def test_another_head_keeps_what_the_model_makes_and_is_listed(run: Path) -> None:
     wide = partial(Head, width=3)
     with pytest.raises(
@@ -116,6 +117,7 @@ def test_another_head_keeps_what_the_model_makes_and_is_listed(run: Path) -> Non
     np.testing.assert_array_equal(head.body, np.zeros((1, 3)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_another_dtype_of_the_model_is_cast_and_listed_if_not_strict(run: Path, dtype: str) -> None:
     half = partial(Head, dtype=jnp.dtype(dtype))
@@ -162,6 +164,7 @@ def test_a_number_that_the_dtype_cannot_hold_is_an_error(tmp_path: Path) -> None
     assert np.asarray(cast.weight, np.float32).tolist() == [999424.0, -np.inf, 2.0]
 
 
+@pytest.mark.full
 def test_a_damaged_newest_checkpoint_is_replaced_by_the_one_before(tmp_path: Path) -> None:
     fg.Engine(steps=2, run_dir=tmp_path, plugins=[Checkpointer(1)]).fit(
         Counting, [(np.zeros(2, np.float32),)]

@@ -158,6 +158,7 @@ def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_pa
         counting(tmp_path / "other", resume=tmp_path / "installed")
 
 
+@pytest.mark.full
 def test_new_plugin_is_an_error_or_starts_with_fresh_state(run: Path, tmp_path: Path) -> None:
     class Slice:
         plugin_name = "slice"

@@ -64,6 +64,7 @@ def test_a_checkpoint_is_complete_when_fit_returns_and_not_saved_twice(tmp_path:
     assert (requested, steps_in(tmp_path)) == ([5], [5])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("background", [True, False])
 def test_later_save_of_the_same_step_replaces_the_earlier(tmp_path: Path, background: bool) -> None:
     """One before an action of the step, one after it: what the action changed must be in it."""

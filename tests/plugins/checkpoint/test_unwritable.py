@@ -122,6 +122,7 @@ def test_a_disk_that_takes_nothing_more_leaves_the_result_in_hand(
     assert f"{tmp_path / 'lock'} could not be updated" in notes and "File too large" in notes
 
 
+@pytest.mark.full
 def test_a_last_write_of_the_lock_that_fails_is_a_warning(
     tmp_path: Path, allow_no_bytes: Callable[..., None]
 ) -> None:
@@ -297,6 +298,7 @@ if __name__ == "__main__":
     read_only(Path(sys.argv[1]))
 
 
+@pytest.mark.full
 def test_a_run_in_use_is_said_before_its_checkpoints_are_read(tmp_path: Path) -> None:
     """Its owner deletes them meanwhile, which would look like damage."""
     counting(tmp_path, steps=3, max_to_keep=None)

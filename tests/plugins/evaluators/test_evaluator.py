@@ -66,6 +66,7 @@ def test_snapshot_holds_the_metrics_of_its_own_step() -> None:
         np.testing.assert_array_equal(accuracies, values)
 
 
+@pytest.mark.full
 def test_an_evaluation_at_step_i_sees_i_updates() -> None:
     logger = Logger()
     trigger = fg.AtStart() | fg.At(1) | fg.Every(3) | fg.AtEnd()
@@ -98,6 +99,7 @@ def test_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() -> None:
     assert logger.values("test", "updates") == [(0, 0), (600, 600)]
 
 
+@pytest.mark.full
 def test_no_result_at_the_end_before_the_planned_end() -> None:
     keeper, logger = Keeper(100), Logger()
     evaluator = Evaluator("test", ZERO, every=fg.AtEnd())
@@ -488,6 +490,7 @@ def test_nonfinite_state_is_not_a_failure_of_the_evaluator() -> None:
         engine(Evaluator("test", ZERO, 3, raise_on_error=False), steps=4).fit(Exploding, ZERO)
 
 
+@pytest.mark.full
 def test_interrupted_evaluation_is_not_a_failure_and_is_repeated_on_resume() -> None:
     @dataclass
     class Terminating:

@@ -241,6 +241,7 @@ def test_the_size_of_an_input_of_which_no_number_is_read_is_known(tmp_path: Path
     assert load(tmp_path / "model")({"x": X[:3]}).shape == (3,)
 
 
+@pytest.mark.full
 def test_a_task_with_dropout_takes_any_batch(tmp_path: Path) -> None:
     linear = eqx.nn.Linear(4, 3, key=jax.random.key(0))
     model = eqx.nn.Sequential([linear, eqx.nn.Dropout(0.5)])

@@ -141,6 +141,7 @@ def test_sown_values_have_names_beside_layers() -> None:
     assert (double == outs).all() and odd == outs[1]
 
 
+@pytest.mark.full
 def test_batch_norm_shows_its_output_without_its_state() -> None:
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
 

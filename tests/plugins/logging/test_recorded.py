@@ -443,6 +443,7 @@ def test_norms_before_and_after_clipping_are_both_shown(clip_first: bool) -> Non
     assert "train/norms/clipped_gradients" not in plain.names()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_norms_are_computed_only_at_log_steps(
     steps_per_execution: int, monkeypatch: pytest.MonkeyPatch
@@ -629,6 +630,7 @@ def test_lines_go_to_logging_B22(caplog: pytest.LogCaptureFixture) -> None:
     assert ("WARNING", ["step", "2", "note:", "half"]) in lines
 
 
+@pytest.mark.full
 def test_monitors_rename_what_they_measure_B22() -> None:
     monitor = NormMonitor(("gradients",), {"all": fg.select("**")}, rename=str.upper)
     history = engine(monitor, steps=2).fit(Line, data()).history

@@ -217,6 +217,7 @@ def test_a_layer_whose_matrix_is_zero_computes_what_the_base_does():
     assert (jax.vmap(changed)(X) != expected).any()
 
 
+@pytest.mark.full
 def test_adapters_of_rank_zero_train_nothing_but_a_head():
     model = Net(key=jax.random.key(0))
     lora = Lora("body", rank=0, train_too="head")
@@ -239,6 +240,7 @@ def test_merged_weights_compute_the_same():
         use_adapters(merged, "default")
 
 
+@pytest.mark.full
 def test_several_adapters_stand_side_by_side():
     model = Net(key=jax.random.key(0))
     module = set_up_matrices(add_adapters(model, rank=2, name="french", key=KEY))

@@ -151,6 +151,7 @@ def test_fewer_examples_than_the_sample_size() -> None:
     assert sample(SampledSet.from_values(np.zeros(0), np.zeros(0, int), size=2)) == []
 
 
+@pytest.mark.full
 def test_every_example_is_equally_likely() -> None:
     keys = jax.random.split(jax.random.key(0), 4000)
     ids = jnp.arange(8)

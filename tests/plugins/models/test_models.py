@@ -193,6 +193,7 @@ ROTATIONS = {
 }
 
 
+@pytest.mark.full
 def test_a_config_with_what_the_model_has_not_is_refused_by_its_name(tmp_path: Path) -> None:
     configs: list[Any] = [({key: value}, key) for key, value in REFUSED.items()]
     configs.append(({"head_dim": 3}, "a head of 3 numbers has no halves to turn"))
@@ -423,6 +424,7 @@ def test_what_are_no_tokens_of_one_example_is_an_error_that_says_so() -> None:
             gpt2(*arguments)
 
 
+@pytest.mark.full
 def test_compiling_does_not_take_longer_for_more_blocks() -> None:
     def count_lines(depth: int) -> int:
         config = LlamaConfig(16, 8, depth, 2, 1, 16)

@@ -114,6 +114,7 @@ def test_model_flops_do_not_depend_on_how_steps_are_dispatched(steps_per_executi
     assert count == LINE_FLOPS
 
 
+@pytest.mark.full
 def test_microbatches_of_a_step_all_count() -> None:
     four_of_eight_examples = count_step(Line, make_rows(64, 32), GradientAccumulation(4))
     assert four_of_eight_examples == 4 * LINE_FLOPS
@@ -171,6 +172,7 @@ def test_padding_of_data_on_the_device_is_not_counted() -> None:
         fit(Throughput(items={"rows": len}), make_rows(11, on_device=True))
 
 
+@pytest.mark.full
 def test_batches_of_two_shapes_count_each_with_its_own_flops() -> None:
     records, _ = fit(Throughput(), make_rows(12))  # batches of 8 and of 4
     for values in records.values:

@@ -54,6 +54,7 @@ class Linear(fg.Module):
 ONE = [np.zeros(1, np.float32)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_three_steps_for_one_update(steps_per_execution: int) -> None:
     """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the
@@ -427,6 +428,7 @@ def test_numbers_at_steps_are_checked() -> None:
         GradientAccumulation({0: 1, 5: 0})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_accumulation_over_more_steps_from_a_step_on(steps_per_execution: int) -> None:
     """The gradient is -1: updates at steps 1, 2, 3; then at 6, 9, and for the rest at 10."""
@@ -487,6 +489,7 @@ def test_phases_change_where_the_plugin_knows_the_steps() -> None:
         engine(MultiOptimizer(), steps=3).init_state(hidden(jnp.float32(1), jnp.float32(2)), ONE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_penalty_on_the_weights_goes_with_the_tokens_of_several_steps(n: int) -> None:
     """It does not depend on the batch, so that any weight is right; two steps have no token."""

@@ -108,6 +108,7 @@ def test_optimizers_whose_updates_have_other_dtypes_keep_their_precision() -> No
     assert result.module.bias.dtype == jnp.bfloat16
 
 
+@pytest.mark.full
 def test_what_one_optimizer_does_not_update_the_next_one_may() -> None:
     parts: Any = {True: optax.sgd(0.1), False: optax.set_to_zero()}
     bias_only = optax.partition(parts, fg.select("bias"))

@@ -87,6 +87,7 @@ def make_phases(order, rates=(0.1, 0.1)):
     return MultiOptimizer(order=order, g=Phase(sgd(rates[0]), "x"), d=Phase(sgd(rates[1]), "y"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 @pytest.mark.parametrize("model", [Two, pytest.param(TwoFunctions, marks=pytest.mark.full)])
 def test_several_optimizers_train_each_member_as_a_run_of_its_own(model, order):
@@ -211,6 +212,7 @@ def test_steps_that_all_members_skip_count_for_each():
     assert metrics["loss/std"] == 0
 
 
+@pytest.mark.full
 def test_members_that_nobody_looks_at_go_on():
     population = Population(seeds=(0, 1), vary={"p": [1.0, np.inf]})
     result = fit(Point, NUMBERS, 2, population, on_nonfinite="ignore")

@@ -168,6 +168,7 @@ def test_a_scheduled_hyperparameter_varies_by_a_scale():
         fit(Scheduled, NUMBERS, 1, Population(seeds=range(2), vary={"learning_rate": [0.1, 0.2]}))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "make_plugin",
     [

@@ -63,6 +63,7 @@ class Tiny(fg.Module):
         return optax.sgd(1e6)
 
 
+@pytest.mark.full
 def test_gradients_survive_and_losses_are_not_scaled() -> None:
     # Two of the six overflow: 2e4 times a scale of 32768 and more is infinite in float16.
     values = [1e-8, 1e-8, 2e4, 1e-8, 1e-8, 2e4]
@@ -169,6 +170,7 @@ class Offset(fg.Module):
         return optax.sgd(1e6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_first", [True, False], ids=["spikes_first", "precision_first"])
 def test_a_spike_of_the_loss_is_no_overflow_of_its_scale(is_first: bool) -> None:
     """Step 4 has a spike, and step 6 gradients that overflow."""
@@ -409,6 +411,7 @@ def test_a_scale_needs_an_engine_that_skips() -> None:
         engine.fit(Tiny(jnp.ones(())), [make_batch(1.0)])
 
 
+@pytest.mark.full
 def test_a_scaled_loss_leaves_complex_gradients_as_they_are() -> None:
     """Each step takes a fifth of the distance from 3 + 4j."""
 

@@ -312,6 +312,7 @@ def test_an_evaluation_has_a_line_and_variants_of_the_loss_are_hidden(
     assert any(line.startswith(f"step 10, test: {LONG} {loss}") for line in lines)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [10, 20])
 def test_a_pipe_gets_nothing_twice(
     step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -361,6 +362,7 @@ class Named(fg.Module):
 SECRET = "canary-in-a-name"
 
 
+@pytest.mark.full
 def test_a_registered_secret_in_a_name_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     register_secret(SECRET)
     evaluating = fg.LambdaPlugin(
@@ -575,6 +577,7 @@ def test_an_exception_ends_the_line(capsys: pytest.CaptureFixture[str], error: t
     assert not [thread for thread in threading.enumerate() if thread.name == "fulgurite progress"]
 
 
+@pytest.mark.full
 def test_the_line_of_a_step_that_was_not_finite_is_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

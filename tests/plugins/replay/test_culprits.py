@@ -65,6 +65,7 @@ def assert_is_in(function: Callable[..., Any], culprit: Culprit) -> None:
     assert frame.file == __file__ and first <= frame.line < first + len(lines)
 
 
+@pytest.mark.full
 def test_overflow_in_the_loss_is_named_and_not_what_it_becomes() -> None:
     def compute(net: Net, batch: Any) -> Any:
         powers = jnp.exp(100 * net.w)  # infinite in float32
@@ -164,6 +165,7 @@ def test_factor_of_a_derivative_in_a_loop_is_of_the_backward_pass() -> None:
     assert culprit.place.loops == ("scan iteration 1 of 3",)
 
 
+@pytest.mark.full
 def test_iteration_of_a_scan_is_named() -> None:
     def compute(net: Net, batch: Any) -> Any:
         def body(carry: Any, index: Any) -> Any:
@@ -178,6 +180,7 @@ def test_iteration_of_a_scan_is_named() -> None:
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_loops_conditions_and_checkpoints_are_taken_apart() -> None:
     @jax.checkpoint
     def shrink(value: Any) -> Any:
@@ -279,6 +282,7 @@ def test_path_of_the_layer_is_named(
     assert f"  in the layer {path}\n" in "\n".join(examination.describe())
 
 
+@pytest.mark.full
 def test_index_outside_of_an_embedding_layer_is_found_in_the_line_that_calls_it() -> None:
     def compute(net: Net, batch: Any) -> Any:
         embedding = eqx.nn.Embedding(weight=net.table)

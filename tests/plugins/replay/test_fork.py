@@ -170,6 +170,7 @@ def test_fork_of_a_fork_leaves_out_what_either_does(forked: Recorded, tmp_path: 
     assert read_origin(tmp_path / "new")["skipped_batches"] == [8, 12, 14]
 
 
+@pytest.mark.full
 def test_steps_of_a_fork_are_made_again_without_what_it_leaves_out(
     forked: Recorded, tmp_path: Path
 ) -> None:

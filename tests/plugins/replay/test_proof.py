@@ -103,6 +103,7 @@ def test_another_batch_order_is_found_at_the_first_step_that_was_recorded(run_di
     assert [difference.step for difference in proof.differences][:2] == [2, 3]
 
 
+@pytest.mark.full
 def test_steps_that_the_run_does_not_have_are_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="the steps 8:8 are none"):
         verify(make_recorded(run_dir), 8, 8)

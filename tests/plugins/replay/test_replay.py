@@ -49,6 +49,7 @@ def test_the_error_names_the_command_and_what_to_call(
     assert "step 38: the loss is not finite" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_replay_names_operation_line_numbers_and_example(
     failed_run: tuple[Path, NonFiniteError],
     tmp_path: Path,
@@ -114,6 +115,7 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_begin(
     assert [record.values for record in result.records] == recorded
 
 
+@pytest.mark.full
 def test_steps_that_are_not_as_recorded_are_told(failed_run: tuple[Path, NonFiniteError]) -> None:
     path, _ = failed_run
     recorded = build(path)

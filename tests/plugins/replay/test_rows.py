@@ -76,6 +76,7 @@ def test_row_of_shuffled_arrays_is_named_with_the_steps_that_have_it_again(on_de
     assert example is not None and example.endswith(f"again at step {later[0]}")
 
 
+@pytest.mark.full
 def test_row_of_a_pipeline_is_that_of_its_source() -> None:
     data = Arrays(ARRAYS).shuffle().batch(4, remainder="drop")
     batch, example, x = describe(data)

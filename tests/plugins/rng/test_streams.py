@@ -159,6 +159,7 @@ def test_keys_differ_between_steps_streams_phases_and_seeds():
     assert len({bits(key).tobytes() for key in keys}) == len(keys)
 
 
+@pytest.mark.full
 def test_n_steps_draw_the_keys_of_n_steps():
     result = trained("default", "dropout", steps=9, plugins=[Rng()])
     for name in ("default", "dropout"):
@@ -191,6 +192,7 @@ def test_keys_are_split_for_examples():
     )
 
 
+@pytest.mark.full
 def test_a_stream_that_is_not_per_step_draws_one_key():
     result = trained(
         "fixed", steps=3, plugins=[Rng(RngStream("fixed", train=True, per_step=False))]
@@ -389,6 +391,7 @@ def test_dropout_layer_draws_a_key_for_each_example_and_rests_in_evaluation_K29(
     assert 0 < np.mean(out.aux == 0) < 1
 
 
+@pytest.mark.full
 def test_seeds_that_differ_above_32_bits_are_different_seeds():
     streams = Rng().make_streams
     for seed in (0, 5, 2**31, 2**32 - 1):
@@ -488,6 +491,7 @@ def test_dropout_within_sequential_trains_and_the_context_gives_the_same_keys_ou
     assert_allclose(out.preds, expected, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_keys_outside_an_engine_are_those_of_its_streams_steps_and_phases():
     noise = RngStream("noise", train=True)
     with rng_context(7, noise, step=4):

@@ -98,6 +98,7 @@ def test_numbers_in_the_functions_of_an_optimizer_have_names(
     assert expected.items() <= section["program"].items()
 
 
+@pytest.mark.full
 def test_injected_numbers_are_in_the_state_and_scheduled_ones_in_the_program() -> None:
     section = describe(
         optax.inject_hyperparams(optax.adamw)(

@@ -111,6 +111,7 @@ def test_run_in_use_by_another_process_is_an_error_naming_it(
     assert owner[0].is_running(owner[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments", [(), pytest.param(("with a worker",), marks=pytest.mark.full)]
 )

@@ -239,6 +239,7 @@ def test_the_best_weights_by_a_metric_of_training_are_those_at_the_end_of_its_wi
     assert message is None or message in result.messages[0]
 
 
+@pytest.mark.full
 def test_a_window_without_an_update_is_no_check() -> None:
     engine = fg.Engine(
         steps=4,
@@ -330,6 +331,7 @@ def test_durations_are_read_from_strings() -> None:
     assert parse_duration(10) == parse_duration("10s") == 10
 
 
+@pytest.mark.full
 def test_the_time_is_counted_over_attempts() -> None:
     checkpoints = InMemoryCheckpointer()
     limit = TimeLimit(0.05)
@@ -418,6 +420,7 @@ def test_a_spike_is_told() -> None:
     assert float(result.module.weight) == 8
 
 
+@pytest.mark.full
 def test_the_update_of_a_spike_is_left_out() -> None:
     result = spiking("skip", on_nonfinite="skip")
     assert (int(result.state.step), float(result.module.weight)) == (8, 7.0)
