@@ -66,47 +66,50 @@ def some_metrics() -> list[Metric]:
     ]
 
 
-@pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
-def test_merging_with_the_identity_on_both_sides_changes_no_bit(metric: Metric):
-    merged = reduce(lambda a, b: a.merge(b), [metric, metric, metric])
-    for operand in (metric, merged, metric.empty()):
-        empty = operand.empty()
-        assert jax.tree.structure(empty) == jax.tree.structure(operand)
-        assert bits(operand.merge(empty)) == bits(operand)
-        assert bits(empty.merge(operand)) == bits(operand)
-        assert bits(jax.jit(lambda a, b: a.merge(b))(empty, operand)) == bits(operand)
+def test_merging_with_the_identity_on_both_sides_changes_no_bit() -> None:
+    merge = jax.jit(lambda a, b: a.merge(b))
+    for metric in some_metrics():
+        merged = reduce(lambda a, b: a.merge(b), [metric, metric, metric])
+        for operand in (metric, merged, metric.empty()):
+            empty = operand.empty()
+            assert jax.tree.structure(empty) == jax.tree.structure(operand)
+            assert bits(operand.merge(empty)) == bits(operand)
+            assert bits(empty.merge(operand)) == bits(operand)
+            assert bits(merge(empty, operand)) == bits(operand)
 
 
-@pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
-def test_merging_keeps_structure_shapes_and_dtypes(metric: Metric):
-    leaves = jax.tree.leaves(metric)
-    assert all(
-        isinstance(leaf, jax.Array) and leaf.shape == () and leaf.dtype == jnp.float32
-        for leaf in leaves
-    )
-    assert not any(
-        leaf.weak_type for leaf in jax.tree.leaves((metric, metric.empty(), metric.merge(metric)))
-    )
-    loop = jax.jit(
-        lambda initial: jax.lax.fori_loop(
-            0, 3, lambda _, merged: merged.merge(initial), initial.empty()
+def test_merging_keeps_structure_shapes_and_dtypes() -> None:
+    @jax.jit
+    def merge_three(metric: Metric) -> Metric:
+        return jax.lax.fori_loop(0, 3, lambda _, merged: merged.merge(metric), metric.empty())
+
+    for metric in some_metrics():
+        leaves = jax.tree.leaves(metric)
+        assert all(
+            isinstance(leaf, jax.Array) and leaf.shape == () and leaf.dtype == jnp.float32
+            for leaf in leaves
         )
-    )
-    assert jax.tree.structure(loop(metric)) == jax.tree.structure(metric)
-    assert bits(loop(metric)) == bits(reduce(lambda a, b: a.merge(b), [metric, metric, metric]))
-
-
-@pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
-def test_numpy_fields_are_computed_on_the_host_with_the_same_value(metric: Metric):
-    on_host = jax.tree.map(np.asarray, metric).compute()
-    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_host))
-    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(on_host))
-    for compute in (lambda m: m.compute(), jax.jit(lambda m: m.compute())):
-        jax.tree.map(
-            lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 1),
-            compute(metric),
-            on_host,
+        assert not any(
+            leaf.weak_type
+            for leaf in jax.tree.leaves((metric, metric.empty(), metric.merge(metric)))
         )
+        merged = merge_three(metric)
+        assert jax.tree.structure(merged) == jax.tree.structure(metric)
+        assert bits(merged) == bits(reduce(lambda a, b: a.merge(b), [metric, metric, metric]))
+
+
+def test_numpy_fields_are_computed_on_the_host_with_the_same_value() -> None:
+    compute_jitted = jax.jit(lambda metric: metric.compute())
+    for metric in some_metrics():
+        on_host = jax.tree.map(np.asarray, metric).compute()
+        assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_host))
+        assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(on_host))
+        for on_device in (metric.compute(), compute_jitted(metric)):
+            jax.tree.map(
+                lambda a, b: np.testing.assert_array_max_ulp(np.asarray(a), np.asarray(b), 1),
+                on_device,
+                on_host,
+            )
 
 
 def test_a_metric_of_metrics_is_merged_field_by_field():
