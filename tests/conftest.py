@@ -211,6 +211,15 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_each_file() -> Iterator[None]:
+    """What a file leaves behind in caches stays, as do imports: gigabytes, which a collection in a
+    later test would take seconds to look through."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 cells = count()
 
 
