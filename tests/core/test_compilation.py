@@ -237,6 +237,7 @@ def test_splitting_a_dispatch_compiles_nothing() -> None:
     assert len(events.compiled) == 1
 
 
+@pytest.mark.full
 def test_on_compile_gets_cost_memory_and_the_batch() -> None:
     events, observed = Events(), []
 
@@ -259,6 +260,7 @@ def test_on_compile_gets_cost_memory_and_the_batch() -> None:
     assert observed == [(False, "step", True)]  # `step` and `fit` run the same program
 
 
+@pytest.mark.full
 def test_the_fourth_shape_is_one_too_many() -> None:
     events, shapes = Events(), numbers([0], [0, 0], [0, 0, 0], [0], [0] * 4)
     with pytest.raises(CompilationError) as caught:
@@ -273,6 +275,7 @@ def test_the_fourth_shape_is_one_too_many() -> None:
     )
 
 
+@pytest.mark.full
 def test_three_shapes_are_allowed_however_often() -> None:
     events = Events()
     result = fg.Engine(steps=9, max_compilations=3, plugins=[events]).fit(
@@ -385,6 +388,7 @@ def test_another_engine_of_the_same_program_compiles_nothing() -> None:
     assert not compilations
 
 
+@pytest.mark.full
 def test_an_engine_whose_program_differs_in_one_number_compiles_its_own() -> None:
     def train(factor: float) -> float:
         class Scaled(Counting):
@@ -480,6 +484,7 @@ def test_programs_of_dropped_models_are_garbage_collected() -> None:
     assert len(references) == 20 and sum(reference() is not None for reference in references) <= 16
 
 
+@pytest.mark.full
 def test_changed_structure_of_the_batch_is_an_error_naming_the_step() -> None:
     x = np.zeros((2, 4), np.float32)
     labelled = {"x": x, "label": np.zeros(2, np.int32)}
@@ -501,6 +506,7 @@ def test_changed_structure_among_fused_steps_is_an_error_naming_the_step() -> No
             fg.Engine(steps=4, steps_per_execution=4).fit(Classifier, [labelled, labelled, changed])
 
 
+@pytest.mark.full
 def test_changed_dtype_counts_as_another_shape() -> None:
     events = Events()
     with pytest.warns(UserWarning, match="step 2 has another dtype .*: it is int32, not float32"):

@@ -48,6 +48,7 @@ def test_steps_that_are_not_in_a_loop_are_single() -> None:
     assert choice == (1, "large")
 
 
+@pytest.mark.full
 def test_small_steps_run_in_a_loop_unless_there_is_a_convolution_or_a_mesh() -> None:
     def convolve(x: Any) -> Any:
         kernel = jnp.ones((1, 1, 3))
@@ -104,6 +105,7 @@ def test_bytes_of_a_batch() -> None:
     assert count_batch_bytes(batch) == 4 * 3 * 4 + 4
 
 
+@pytest.mark.full
 def test_explanation_says_what_was_chosen() -> None:
     engine = fg.Engine(steps=4, log_every=2)
     assert engine.explain() == (
@@ -147,6 +149,7 @@ def test_batches_before_the_one_that_fails_are_trained_on() -> None:
     assert engine.explain().startswith("steps_per_execution: 16")
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("triggers", "steps"),
     [

@@ -106,6 +106,7 @@ def test_around_fit_encloses_the_start_of_a_fit_even_if_it_fails() -> None:
     assert events == [("enter", [], {}), ("leave", 1)]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("hook", ["on_fit_end", "fit_context", "around_fit"])
 def test_what_fails_after_the_last_step_names_its_plugin_and_hands_the_result_on(hook: str) -> None:
     """An error of a step before stays as it is."""
@@ -241,6 +242,7 @@ def test_on_compile_gets_cost_and_memory() -> None:
         assert "dot_general" in program
 
 
+@pytest.mark.full
 def test_on_compile_has_no_run_outside_of_a_fit() -> None:
     listener = Compilations()
     stepping = engine(listener, steps=2)

@@ -175,6 +175,7 @@ def test_a_state_has_these_arrays_as_xla_optimizes_for_users(
     test_a_state_has_the_arrays_of_the_function_called_by_hand(make)
 
 
+@pytest.mark.full
 def test_a_state_is_made_without_the_programs_that_make_random_bits_and_zeros(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_state_is_made_without_the_programs_that_make_random_bits_and_zeros(
     assert started == ["jit(_uniform)"] * 3
 
 
+@pytest.mark.full
 def test_python_runs_the_function_once_for_each_fit() -> None:
     calls = []
 

@@ -63,6 +63,7 @@ def compute_expected(batches: np.ndarray) -> dict[str, float]:
     return {**sums, **largest, "single": float(columns.mean())}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_each_of_many_metrics_is_computed_over_its_window_without_skipped_steps(
     steps_per_execution: int,

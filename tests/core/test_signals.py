@@ -81,6 +81,7 @@ NESTINGS: dict[str, Callable[[Probe], Any]] = {
 }
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_a_signal_in_an_inner_fit_stops_both_and_the_resumed_run_does_it_again(
     nesting: str,
@@ -113,6 +114,7 @@ def test_three_fits_within_each_other_stop_from_the_inside_out() -> None:
     assert order[0].startswith("3 at ") and order[1:] == ["2 at 2", "1 at 1", "1 returned SIGTERM"]
 
 
+@pytest.mark.full
 def test_an_inner_fit_outside_of_actions_returns_and_the_outer_one_stops() -> None:
     """At the start it is called again when the run resumes; at the end everything is saved."""
     inner: list[fg.FitResult] = []
@@ -139,6 +141,7 @@ def test_an_inner_fit_of_a_run_that_is_to_stop_takes_no_step() -> None:
     assert (inner[0].stop_reason, float(inner[0].module.weight)) == ("SIGTERM", 0)
 
 
+@pytest.mark.full
 def test_an_action_that_has_emitted_a_record_is_not_saved_half_done() -> None:
     """The run resumes from the previous checkpoint, with the records of an undisturbed one."""
     probe, memory = Probe(), InMemoryCheckpointer()

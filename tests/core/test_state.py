@@ -248,6 +248,7 @@ class Factored(Counting):
         return fg.Output(self.weight * self.factor)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("through", ["step", "fit"])
 def test_models_with_different_static_leaves_have_separate_programs(through: str) -> None:
     engine = fg.Engine(steps=2)
@@ -366,6 +367,7 @@ def test_a_step_that_drops_the_model_state_is_an_error() -> None:
     engine.fit(eqx.nn.make_with_state(Frozen), data)
 
 
+@pytest.mark.full
 def test_a_callable_may_give_a_module_and_its_state() -> None:
     data = regression(16, 8)
     result = fg.Engine(steps=2).fit(eqx.nn.make_with_state(Normalized), data)
@@ -465,6 +467,7 @@ def test_every_kind_of_leaf_survives_training(model: Any) -> None:
     assert int(again.state.step) == 4
 
 
+@pytest.mark.full
 def test_keys_of_another_implementation_keep_it() -> None:
     class Keyed(Counting):
         key: Any
@@ -508,6 +511,7 @@ def test_parameters_keep_their_dtype(dtype: Any) -> None:
     assert np.isfinite(result.metrics["train"]["loss"])
 
 
+@pytest.mark.full
 def test_numpy_leaves_become_parameters() -> None:
     class FromNumpy(Linear):
         offset: Any
@@ -525,6 +529,7 @@ def test_numpy_leaves_become_parameters() -> None:
     assert not model.weight.any()
 
 
+@pytest.mark.full
 def test_float64_leaves_and_data_become_float32() -> None:
     class Double(Linear):
         def __init__(self, *, key: Any = None) -> None:
@@ -538,6 +543,7 @@ def test_float64_leaves_and_data_become_float32() -> None:
     )
 
 
+@pytest.mark.full
 def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
     class Weak(Counting):
         scale: jax.Array

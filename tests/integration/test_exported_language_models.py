@@ -131,6 +131,7 @@ def check_generated(outputs: dict[str, np.ndarray], expected: Any) -> None:
     assert not outputs["tokens"][3:].any()
 
 
+@pytest.mark.full
 def test_what_cannot_be_generated_is_an_error_where_it_is_exported(tmp_path: Path) -> None:
     gpt2 = GPT2(GPT2_CONFIG, key=jax.random.key(0))
     call = make_generate_function(NEW)

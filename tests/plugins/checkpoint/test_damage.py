@@ -101,6 +101,7 @@ def test_damage_anywhere_is_detected(
             shutil.rmtree(run)
 
 
+@pytest.mark.full
 def test_truncation_is_detected_by_sizes(saved: Path, restore: Any, tmp_path: Path) -> None:
     for verify, damage in (("size", cut), ("size", remove)):
         run = tmp_path / damage.__name__
@@ -184,6 +185,7 @@ def test_every_format_is_in_the_table_of_the_documentation() -> None:
         assert f"| {number} | {writer} |" in lines
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "edit", "reason"),
     [

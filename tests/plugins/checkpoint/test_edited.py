@@ -144,6 +144,7 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
     check()
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("name", "place", "new_value", "reason"),
     [
@@ -250,6 +251,7 @@ class Pages:
         self.page, self.line = state
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("promises", [("exact",), ("restart",), ("exact", "restart")])
 @pytest.mark.parametrize("lengths", [(2, 4, 1), pytest.param((3, 1, 2), marks=pytest.mark.slow)])
 def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(

@@ -268,12 +268,14 @@ def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) 
     assert int(fit(5, "auto").state.step) == 15
 
 
+@pytest.mark.full
 def test_fast_dev_run_starts_from_the_checkpoint_of_the_run(tmp_path: Path) -> None:
     counting(tmp_path)
     trial = engine(tmp_path, Checkpointer(1), fast_dev_run=2).fit(Counting, ZEROS, resume="auto")
     assert (float(trial.module.weight), steps_in(tmp_path)) == (-7, [3, 4, 5])
 
 
+@pytest.mark.full
 def test_state_older_than_the_newest_checkpoint_is_an_error(tmp_path: Path) -> None:
     """The records of the steps that it takes again would be there twice."""
     first = counting(tmp_path, "jsonl", steps=3)

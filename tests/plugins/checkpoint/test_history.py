@@ -39,6 +39,7 @@ def test_a_history_of_many_small_values_is_read_back_without_its_oldest_records(
     assert decoded == records[-len(decoded) :]
 
 
+@pytest.mark.full
 def test_a_record_that_alone_is_too_large_is_left_out() -> None:
     record = fg.Record("scalars", "train", 1, {"text": "x" * MAX_SIZE})
     assert loads(HistoryEncoder().encode([record])) == {"records": []}

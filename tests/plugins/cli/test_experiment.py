@@ -249,6 +249,7 @@ def test_a_function_that_returns_no_experiment_is_an_error():
         build_experiment(experiment, [])
 
 
+@pytest.mark.full
 def test_main_trains_with_the_overrides():
     assert float(run(counting, []).module.weight) == -3
     assert float(run(counting, ["steps=5"]).module.weight) == -5
@@ -267,6 +268,7 @@ def test_imports_are_out_of_the_search_for_garbage_while_a_program_runs():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.full
 def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overrides(
     tmp_path: Path,
 ):

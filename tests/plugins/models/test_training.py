@@ -70,6 +70,7 @@ def test_a_divided_model_trains_and_writes_as_one_on_one_device(layout: str) -> 
     assert run.stdout.endswith("equal\n"), run.stderr
 
 
+@pytest.mark.full
 def test_a_larger_vocabulary_is_trained_from_what_fits(tmp_path: Path) -> None:
     theirs = GPT2(CONFIG, key=jax.random.key(7))
     save_pretrained(theirs, tmp_path / "gpt2")

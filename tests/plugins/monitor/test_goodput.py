@@ -62,6 +62,7 @@ def test_attempt_that_goes_back_before_others_loses_steps_of_each_of_them() -> N
     assert report.wall == 1 and report.attempts == (fresh,)
 
 
+@pytest.mark.full
 def test_fit_notes_its_times_and_logs_them_as_telemetry(tmp_path: Path) -> None:
     records = Records("goodput")
     plugins = [Goodput(interval=60), records]

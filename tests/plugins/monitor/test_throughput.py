@@ -55,6 +55,7 @@ def count_step(model: Any, data: Any, *plugins: Any, **settings: Any) -> float:
     return flops
 
 
+@pytest.mark.full
 def test_model_flops_of_a_training_step_are_its_products_alone() -> None:
     batch = {"x": np.zeros((128, 784), np.float32), "label": np.zeros(128, np.int32)}
     layers = [784 * 256, 256 * 256, 256 * 10]
@@ -113,6 +114,7 @@ def test_model_flops_do_not_depend_on_how_steps_are_dispatched(steps_per_executi
     assert count == LINE_FLOPS
 
 
+@pytest.mark.full
 def test_microbatches_of_a_step_all_count() -> None:
     four_of_eight_examples = count_step(Line, make_rows(64, 32), GradientAccumulation(4))
     assert four_of_eight_examples == 4 * LINE_FLOPS
@@ -161,6 +163,7 @@ def test_error_in_a_count_names_what_was_counted() -> None:
     assert "while Throughput counted the tokens of a batch" in caught.value.__notes__
 
 
+@pytest.mark.full
 def test_padding_of_data_on_the_device_is_not_counted() -> None:
     records, _ = fit(Throughput(), make_rows(11, remainder="pad", on_device=True))
     for values in records.values:
@@ -169,6 +172,7 @@ def test_padding_of_data_on_the_device_is_not_counted() -> None:
         fit(Throughput(items={"rows": len}), make_rows(11, on_device=True))
 
 
+@pytest.mark.full
 def test_batches_of_two_shapes_count_each_with_its_own_flops() -> None:
     records, _ = fit(Throughput(), make_rows(12))  # batches of 8 and of 4
     for values in records.values:

@@ -69,6 +69,7 @@ def test_each_hyperparameter_has_a_factor_of_its_own():
     assert (read_momentum(evolve(vary, factors, seed=1)) / 0.5).tolist() != momentum.tolist()
 
 
+@pytest.mark.full
 def test_arrays_of_the_module_that_are_not_trained_are_multiplied():
     vary = {"factor": [1.0] * 8, "kind": [3] * 8, "learning_rate": [1] * 8}
     state = evolve(vary, (1.25,))
@@ -90,6 +91,7 @@ class Signed(Point):
         return fg.Output(constant + 0 * self.p)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("log_every", "every"), [(2, 4), (4, 4)])
 def test_members_are_compared_by_the_window_that_ends_at_the_step(log_every, every):
     """The window before, and none before the first, would make the other member the best."""
@@ -126,6 +128,7 @@ def test_a_frozen_member_is_reported_once_when_the_metrics_tell_of_it(tmp_path):
     assert train(8, resume="auto") == [(6, "member 2 was not finite at ste")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_a_frozen_member_is_reported_before_it_is_trained_again(log_every):
     population = Population(
@@ -146,6 +149,7 @@ def test_frozen_members_are_reported_at_the_end_without_logging():
     assert len(result.messages) == 1
 
 
+@pytest.mark.full
 def test_members_are_compared_by_what_a_function_measures():
     """The function finds the last member the best, which by its loss is the worst."""
 

@@ -220,6 +220,7 @@ def test_a_scheduled_hyperparameter_varies_by_a_scale():
         fit(Scheduled, NUMBERS, 1, Population(seeds=range(2), vary={"learning_rate": [0.1, 0.2]}))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "make_plugin",
     [
@@ -267,6 +268,7 @@ def test_best_says_what_it_needs():
     assert population.best(accurate, "test/accuracy").index == 1
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("monitor", "log_every", "message"),
     [

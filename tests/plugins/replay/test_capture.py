@@ -76,6 +76,7 @@ def test_captured_are_the_batch_and_the_state_before_it(
     assert 0 < int(note.removeprefix(start).split()[0].replace(",", "")) < size
 
 
+@pytest.mark.full
 def test_replay_of_a_capture_finds_what_the_replay_of_the_run_finds(
     failed_run: tuple[Path, NonFiniteError],
 ) -> None:
@@ -111,6 +112,7 @@ def test_command_needs_no_data_and_no_checkpoint(
         assert batch["batch.weight"][BAD_EXAMPLE] == -1
 
 
+@pytest.mark.full
 def test_steps_that_a_function_of_the_metrics_wants_are_captured_and_few_kept(
     tmp_path: Path,
 ) -> None:
@@ -253,6 +255,7 @@ def test_byte_that_changed_in_an_array_is_noticed(tmp_path: Path) -> None:
         read_state(path, captured.batch, state)
 
 
+@pytest.mark.full
 def test_capture_that_could_write_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="captures nothing: give when="):
         Capture(on=None)
@@ -359,6 +362,7 @@ def test_the_captures_that_were_written_first_go(tmp_path: Path) -> None:
     assert len(list((tmp_path / "captures").iterdir())) == 2
 
 
+@pytest.mark.full
 def test_source_that_writes_into_the_same_arrays_is_noticed(tmp_path: Path) -> None:
     def iter_batches() -> Iterator[Any]:
         batch = {key: array[:4].copy() for key, array in tiny_data().arrays.items()}

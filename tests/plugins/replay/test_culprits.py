@@ -65,6 +65,7 @@ def assert_is_in(function: Callable[..., Any], culprit: Culprit) -> None:
     assert frame.file == __file__ and first <= frame.line < first + len(lines)
 
 
+@pytest.mark.full
 def test_overflow_in_the_loss_is_named_and_not_what_it_becomes() -> None:
     def compute(net: Net, batch: Any) -> Any:
         powers = jnp.exp(100 * net.w)  # infinite in float32
@@ -77,6 +78,7 @@ def test_overflow_in_the_loss_is_named_and_not_what_it_becomes() -> None:
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_gradient_of_where_and_sqrt_at_zero_is_the_division_in_the_backward_pass() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jnp.where(net.w > 0, jnp.sqrt(net.w), 0.0).sum()
@@ -91,6 +93,7 @@ def test_gradient_of_where_and_sqrt_at_zero_is_the_division_in_the_backward_pass
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_infinities_and_nan_that_nothing_uses_are_not_reported() -> None:
     def compute(net: Net, batch: Any) -> Any:
         masked = jnp.where(jnp.array([True, False, True]), net.w, -jnp.inf)
@@ -101,6 +104,7 @@ def test_infinities_and_nan_that_nothing_uses_are_not_reported() -> None:
     assert examine(compute, {"x": X}, w=(0.0, 1.0, 4.0)).is_clean
 
 
+@pytest.mark.full
 def test_attention_whose_mask_is_minus_infinity_is_not_reported() -> None:
     def attend_by_hand(x: Any) -> Any:
         logits = x @ x.T + jnp.where(jnp.tril(jnp.ones((3, 3), bool)), 0.0, -jnp.inf)
@@ -116,6 +120,7 @@ def test_attention_whose_mask_is_minus_infinity_is_not_reported() -> None:
     assert examine(compute, {"x": X}).is_clean
 
 
+@pytest.mark.full
 def test_a_row_that_is_masked_as_a_whole_is_reported_where_nan_is_made() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jax.nn.softmax(jnp.where(batch["x"] > 3, net.w, -jnp.inf), axis=1).sum()
@@ -126,6 +131,7 @@ def test_a_row_that_is_masked_as_a_whole_is_reported_where_nan_is_made() -> None
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit])
 def test_operation_that_the_loss_is_computed_with_is_of_the_forward_pass(wrap: Any) -> None:
     def compute(net: Net, batch: Any) -> Any:
@@ -146,6 +152,7 @@ def test_operation_that_the_loss_is_computed_with_is_of_the_forward_pass(wrap: A
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_factor_of_a_derivative_in_a_loop_is_of_the_backward_pass() -> None:
     def compute(net: Net, batch: Any) -> Any:
         def body(carry: Any, w: Any) -> Any:
@@ -158,6 +165,7 @@ def test_factor_of_a_derivative_in_a_loop_is_of_the_backward_pass() -> None:
     assert culprit.place.loops == ("scan iteration 1 of 3",)
 
 
+@pytest.mark.full
 def test_iteration_of_a_scan_is_named() -> None:
     def compute(net: Net, batch: Any) -> Any:
         def body(carry: Any, index: Any) -> Any:
@@ -172,6 +180,7 @@ def test_iteration_of_a_scan_is_named() -> None:
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_loops_conditions_and_checkpoints_are_taken_apart() -> None:
     @jax.checkpoint
     def shrink(value: Any) -> Any:
@@ -187,6 +196,7 @@ def test_loops_conditions_and_checkpoints_are_taken_apart() -> None:
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_optimizer_is_named_and_not_the_loss() -> None:
     examination = examine(
         lambda net, batch: jnp.sum(net.w * 0), {"x": X}, optimizer=optax.adam(1e-3, eps=0.0)
@@ -205,6 +215,7 @@ def test_nan_in_the_data_is_named_with_its_example() -> None:
     assert culprit.output == Operand("batch.x", "float32", (2, 3), 1.0, 6.0, num_nan=1)
 
 
+@pytest.mark.full
 def test_index_outside_of_an_embedding_is_found_where_indices_are_looked_at() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return net.table[batch["index"]].sum()
@@ -247,6 +258,7 @@ class Stack(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 @pytest.mark.parametrize(
     ("layer", "path", "part", "operation"),
@@ -270,6 +282,7 @@ def test_path_of_the_layer_is_named(
     assert f"  in the layer {path}\n" in "\n".join(examination.describe())
 
 
+@pytest.mark.full
 def test_index_outside_of_an_embedding_layer_is_found_in_the_line_that_calls_it() -> None:
     def compute(net: Net, batch: Any) -> Any:
         embedding = eqx.nn.Embedding(weight=net.table)
@@ -287,6 +300,7 @@ def test_index_outside_of_an_embedding_layer_is_found_in_the_line_that_calls_it(
     )
 
 
+@pytest.mark.full
 def test_label_outside_of_the_classes_is_found() -> None:
     def compute(net: Net, batch: Any) -> Any:
         logits = net.w * batch["x"]
@@ -331,6 +345,7 @@ def test_plugin_and_hook_are_named(plugin: Any, operation: str, part: str) -> No
     assert frame is not None and frame.function.startswith(type(plugin).__name__)
 
 
+@pytest.mark.full
 def test_microbatch_of_an_accumulation_is_named() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jnp.mean(jnp.sqrt(net.w * batch["x"]).sum(1)) + net.table.sum()
@@ -368,6 +383,7 @@ def test_phase_of_a_gan_is_named() -> None:
     assert_is_in(Pair.losses, culprit)
 
 
+@pytest.mark.full
 def test_overflow_of_float16_is_reported_and_an_expected_skip_is_not() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jnp.sum((net.w * batch["x"]) ** 2) * 1e3 + net.table.sum()
@@ -389,6 +405,7 @@ def test_overflow_of_float16_is_reported_and_an_expected_skip_is_not() -> None:
     assert not examine(compute_scaled, small, scaled).is_clean
 
 
+@pytest.mark.full
 def test_overflow_of_bfloat16_is_named_with_its_dtype() -> None:
     def compute(net: Net, batch: Any) -> Any:
         large = (net.w * 1e20).astype(jnp.bfloat16)

@@ -152,6 +152,7 @@ def test_fork_that_was_killed_continues_to_leave_it_out(
     assert_same_bits(again.state.opt_state, whole.state.opt_state)
 
 
+@pytest.mark.full
 def test_program_without_the_fork_does_not_continue_it_with_other_batches(
     trained: Recorded, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def forked(trained: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recor
     return recorded
 
 
+@pytest.mark.full
 def test_fork_of_a_fork_leaves_out_what_either_does(forked: Recorded, tmp_path: Path) -> None:
     # Its step 11 is on batch 12, and its step 13 on batch 2 of the second epoch.
     result = fork(forked, 9, make_recorded(tmp_path / "new"), skipped_steps=[13, 11])
@@ -181,6 +183,7 @@ def test_fork_of_a_fork_leaves_out_what_either_does(forked: Recorded, tmp_path: 
     assert read_origin(tmp_path / "new")["skipped_batches"] == [8, 12, 14]
 
 
+@pytest.mark.full
 def test_steps_of_a_fork_are_made_again_without_what_it_leaves_out(
     forked: Recorded, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def alter(run: Path, **changes: str) -> None:
     file.write_text(json.dumps(entry) + "\n")
 
 
+@pytest.mark.full
 def test_change_of_version_is_named_and_ends_the_run_before_a_step(
     tmp_path: Path,
 ) -> None:
@@ -77,6 +78,7 @@ def test_change_of_version_is_named_and_ends_the_run_before_a_step(
     assert [program.attempt for program in read_programs(run)] == [1, 3]
 
 
+@pytest.mark.full
 def test_programs_of_one_attempt_for_the_same_batches_are_no_change(tmp_path: Path) -> None:
     def make_frozen(steps: int) -> fg.Engine:
         plugins = [

@@ -80,6 +80,7 @@ def test_an_untouched_run_is_equal_and_stays_as_it_is(run_dir: Path) -> None:
     assert list_files(run_dir) == before
 
 
+@pytest.mark.full
 def test_an_altered_record_and_a_flipped_bit_are_found_with_their_steps(
     run_dir: Path, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_another_batch_order_is_found_at_the_first_step_that_was_recorded(run_di
     assert [difference.step for difference in proof.differences][:2] == [2, 3]
 
 
+@pytest.mark.full
 def test_steps_that_the_run_does_not_have_are_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there are no steps 8:8"):
         verify(make_recorded(run_dir), 8, 8)

@@ -33,6 +33,7 @@ def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NonFinit
     return path, caught.value
 
 
+@pytest.mark.full
 def test_the_error_names_the_command_and_what_to_call(
     failed_run: tuple[Path, NonFiniteError], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +49,7 @@ def test_the_error_names_the_command_and_what_to_call(
     assert "step 38: the loss is not finite" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_replay_names_operation_line_numbers_and_example(
     failed_run: tuple[Path, NonFiniteError],
     tmp_path: Path,
@@ -77,6 +79,7 @@ def test_replay_names_operation_line_numbers_and_example(
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
+@pytest.mark.full
 def test_the_replayed_records_are_those_of_the_run(
     failed_run: tuple[Path, NonFiniteError],
 ) -> None:
@@ -112,6 +115,7 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_begin(
     assert [record.values for record in result.records] == recorded
 
 
+@pytest.mark.full
 def test_steps_that_are_not_as_recorded_are_told(failed_run: tuple[Path, NonFiniteError]) -> None:
     path, _ = failed_run
     recorded = build(path)
@@ -121,6 +125,7 @@ def test_steps_that_are_not_as_recorded_are_told(failed_run: tuple[Path, NonFini
     assert "the steps before it are not as recorded (step 33: train/batch_loss is " in str(result)
 
 
+@pytest.mark.full
 def test_run_without_a_checkpointer_is_replayed_from_the_begin(tmp_path: Path) -> None:
     recorded = build(tmp_path / "run")
     plugins = ["jsonl", Jitter(), ReplayHint()]
@@ -147,6 +152,7 @@ def test_program_without_an_experiment_is_told_what_it_lacks(
     assert f"print(replay(Recorded(engine, model, data, {str(path)!r}), step=N))" in text
 
 
+@pytest.mark.full
 def test_verify_and_bisect_are_commands(
     failed_run: tuple[Path, NonFiniteError], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def list_steps(data: Any, row: int) -> list[int]:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("on_device", [False, True])
 def test_row_of_shuffled_arrays_is_named_with_the_steps_that_have_it_again(on_device: bool) -> None:
     data = fg.ArrayData(ARRAYS, 4, shuffle=True, on_device=on_device)
@@ -75,6 +76,7 @@ def test_row_of_shuffled_arrays_is_named_with_the_steps_that_have_it_again(on_de
     assert example is not None and example.endswith(f"again at step {later[0]}")
 
 
+@pytest.mark.full
 def test_row_of_a_pipeline_is_that_of_its_source() -> None:
     data = Arrays(ARRAYS).shuffle().batch(4, remainder="drop")
     batch, example, x = describe(data)
@@ -104,6 +106,7 @@ def test_all_examples_of_a_batch_are_named_without_those_of_padding(data: Any, n
         assert names == [name.format(find_row(row)) for row in x[:length]]
 
 
+@pytest.mark.full
 def test_row_of_data_without_some_batches_is_that_of_the_data() -> None:
     data = fg.ArrayData(ARRAYS, 4, shuffle=True)
     batch, example, x = describe(SkippedBatches(data, (2,)))

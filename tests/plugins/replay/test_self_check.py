@@ -75,6 +75,7 @@ def test_a_flipped_bit_is_caught_at_its_step_and_leaves_no_trace(
     assert which in message
 
 
+@pytest.mark.full
 def test_three_results_end_the_run() -> None:
     with pytest.raises(
         CorruptionError, match=r"step 12 was made three times .* module.linear.bias"
@@ -82,6 +83,7 @@ def test_three_results_end_the_run() -> None:
         train({0: 20, 1: 21, 2: 22}, SelfCheck(every=12))
 
 
+@pytest.mark.full
 def test_a_clean_run_says_nothing_and_keeps_its_bits(clean: fg.TrainState) -> None:
     result, flip = train({}, SelfCheck(every=fg.At(1, 12, 14)))
     assert flip.num_calls == 2

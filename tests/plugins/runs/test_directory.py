@@ -182,6 +182,7 @@ def test_manifest_of_an_attempt_is_written_once(tmp_path: Path):
     assert (tmp_path / "attempts" / "1").read_text() == '{"seed": 0}'
 
 
+@pytest.mark.full
 def test_triggers_and_selections_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
     @dataclass
     class Timed:

@@ -90,6 +90,7 @@ def test_a_member_has_its_values_without_those_of_the_others_and_of_all() -> Non
     assert part == {"loss": 3.0, "learning_rate/default": 0.2, "learning_rate/other": 0.5}
 
 
+@pytest.mark.full
 def test_trials_vary_in_numbers_of_the_optimizer_arrays_and_seeds() -> None:
     factory = load_experiment(str(INJECTED))
     members = [
