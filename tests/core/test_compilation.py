@@ -275,6 +275,16 @@ def test_the_fourth_shape_is_one_too_many() -> None:
     )
 
 
+def test_a_shape_that_is_compiled_again_counts_once() -> None:
+    """JAX compiles another program where it looks for NaN."""
+    engine = fg.Engine(steps=1, max_compilations=1, autoload=False)
+    state = engine.fit(Counting, numbers([0])).state
+    with jax.debug_nans(True):
+        state, _ = engine.step(state, numbers([0])[0])
+    with pytest.raises(CompilationError, match=r"float32\[2\], would be shape number 2"):
+        engine.step(state, numbers([0, 0])[0])
+
+
 @pytest.mark.full
 def test_three_shapes_are_allowed_however_often() -> None:
     events = Events()

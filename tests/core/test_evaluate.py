@@ -265,6 +265,20 @@ def test_metric_functions_passed_to_evaluate() -> None:
     np.testing.assert_allclose(results["largest"], np.stack([preds, arrays["y"]], -1), rtol=1e-6)
 
 
+def test_a_loss_with_several_results_is_an_error_that_names_it() -> None:
+    class Two(fg.metrics.Metric):
+        mean: fg.metrics.Mean
+
+        def compute(self) -> dict[str, Any]:
+            return {"mean": self.mean.compute(), "root": self.mean.compute() ** 0.5}
+
+    def two(preds: Any, batch: Any, mask: Any) -> Two:
+        return Two(fg.metrics.Mean.from_values(abs(preds), mask))
+
+    with pytest.raises(ModelError, match="the loss 'two' of evaluation 'test' .* give one number"):
+        fg.Engine().evaluate(Measuring(), [examples()], losses={"two": two})
+
+
 @pytest.mark.full
 def test_metric_functions_passed_to_evaluate_are_not_kept() -> None:
     """A function that is written in a loop is another one each time; what is compiled for it is

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import (
@@ -17,7 +18,8 @@ from fulgurite.errors import (
     SaveError,
 )
 from fulgurite_logging import media
-from models import Act, Counting, Linear, assert_same_bits, numbers, regression, trained
+from fulgurite_testing.memory import InMemoryCheckpointer
+from models import Act, Counting, Evaluating, Linear, assert_same_bits, numbers, regression, trained
 
 
 def engine(*plugins: Any, **settings: Any) -> fg.Engine:
@@ -475,6 +477,48 @@ def test_logger_is_opened_before_the_first_record_and_closed_after_the_last() ->
     assert calls == ["open at 0", "text", "record 2", "record 4", "close", "end"]
 
 
+def test_what_is_logged_before_loggers_are_opened_comes_when_they_are() -> None:
+    def restore(run: fg.Run) -> None:
+        run.log_scalars("restored", {"a": 1})
+        run.notify("plugin", "it is restored")
+
+    first = InMemoryCheckpointer()
+    engine(first, steps=2, log_every=None).fit(Counting(), numbers([0]))
+    calls: list[str] = []
+    plugins = fg.LambdaPlugin(on_restore=restore), InMemoryCheckpointer(first.checkpoints)
+    resumed = engine(Opened(calls), *plugins, steps=3, log_every=None)
+    result = resumed.fit(Counting(), numbers([0]), resume="latest")
+    # The last text is that of `Opened` itself.
+    assert calls == ["open at 2", "record 2", "text", "text", "close", "end"]
+    assert result.history["restored/a"].tolist() == [1]
+
+
+def test_a_logger_that_was_not_opened_is_not_closed() -> None:
+    """The evaluation fails where it is checked, before loggers are opened."""
+    calls: list[str] = []
+
+    def fail(preds: Any, batch: Any) -> Any:
+        raise Trouble("no metric")
+
+    evaluation = Evaluating(fg.Evaluation("test", numbers([0]), metrics={"a": fail}), trigger=1)
+    say = fg.LambdaPlugin(on_exception=lambda run: run.notify("plugin", "it failed"))
+    with pytest.raises(Trouble):
+        engine(Opened(calls), evaluation, say, steps=1).fit(Counting(), numbers([0]))
+    assert calls == ["exception Trouble"]
+
+
+def test_a_logger_hears_after_it_is_opened_of_one_that_cannot_be_opened() -> None:
+    first, calls = Opened([], OSError("no space"), "open"), []
+
+    class Later(Opened):
+        pass
+
+    with pytest.warns(UserWarning, match="logger 'opened' failed"):
+        engine(first, Later(calls), steps=1, log_every=None).fit(Counting(), numbers([0]))
+    # The failure, and what each of the two logs in `on_fit_start`.
+    assert calls == ["open at 0", "text", "text", "text", "close", "end"]
+
+
 def test_logger_is_closed_with_all_records_when_training_fails() -> None:
     calls: list[str] = []
 
@@ -533,6 +577,33 @@ def test_a_record_after_the_last_is_an_error() -> None:
 
     with pytest.raises(SaveError, match="before `on_fit_end`"):
         engine(Late(), steps=1).fit(Counting(), numbers([0]))
+
+
+def test_an_evaluation_in_on_fit_end_warns_of_its_numbers() -> None:
+    """It has something to say and the loggers are closed; compilations are told to plugins without
+    a run."""
+    runs: list[fg.Run | None] = []
+
+    class Root(Counting):
+        def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(metrics={"root": jnp.sqrt(jnp.mean(batch**2))})
+
+    class Ending:
+        @fg.hookimpl
+        def on_fit_end(self, run: fg.Run, result: fg.FitResult) -> None:
+            runs.clear()
+            data = numbers([1, 2, 3, 4], [1, 2, 2, 5])
+            run.shared["roots"] = run.engine.evaluate(result, data)
+
+        @fg.hookimpl
+        def on_compile(self, run: fg.Run | None) -> None:
+            runs.append(run)
+
+    with pytest.warns(UserWarning, match="depend on how its data is divided into batches"):
+        result = engine(Ending(), steps=1).fit(Root(), numbers([0]))
+    expected = (np.sqrt(30 / 4) + np.sqrt(34 / 4)) / 2
+    assert result.shared["roots"]["root"] == pytest.approx(expected, rel=1e-6)
+    assert runs == [None]
 
 
 def test_history_finds_a_source_with_a_slash():

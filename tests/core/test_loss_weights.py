@@ -75,6 +75,15 @@ def test_a_log_step_whose_batches_weigh_nothing_is_told_once() -> None:
     assert fit(loss, [nothing, X], steps=2, log_every=2).messages == []
 
 
+def test_a_metric_in_the_place_of_the_loss_may_be_nan_for_its_own_reasons() -> None:
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        logarithm = fg.metrics.Mean.from_values(jnp.log(-1 - batch))
+        return fg.Output(fg.metrics.Mean.from_values(weight * batch), metrics={"loss": logarithm})
+
+    result = fit(loss, [X])
+    assert np.isnan(result.history["train/loss"]).all() and result.messages == []
+
+
 def test_a_loss_of_weight_zero_trains_nothing_even_where_it_is_nan() -> None:
     def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
         is_token = batch > 100

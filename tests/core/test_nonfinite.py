@@ -391,6 +391,33 @@ def test_a_window_of_skipped_steps_logs_only_their_number() -> None:
     assert nothing.history.steps("train/skipped_steps").tolist() == [2, 4]
 
 
+def test_steps_that_were_skipped_stay_counted_when_an_earlier_state_is_put_back() -> None:
+    states: list[fg.TrainState] = []
+
+    def act(run: fg.Run) -> Any:
+        if run.step == 1:
+            states.append(jax.tree.map(jnp.copy, run.state))
+        return fg.ReplaceState(states[0]) if run.step == 4 else None
+
+    bad, good = numbers([0, 2], [1, 2])
+    result = fg.Engine(
+        steps=5, log_every=1, on_nonfinite="skip", plugins=[Act(fg.Every(1), act)], autoload=False
+    ).fit(Loss, [good, bad, good, bad, bad])
+    assert result.history["train/skipped_steps"].tolist() == [0, 1, 1, 2, 3]
+    assert int(result.state.nonfinite.skipped) == 3
+
+
+def test_a_loop_over_two_models_names_what_was_not_finite_in_each() -> None:
+    """The newest step is that of the other model, which has fewer parameters."""
+    engine = fg.Engine(steps=1, autoload=False)
+    bad, other = engine.init_state(Root, batches()), engine.init_state(Counting, batches())
+    bad, _ = engine.step(bad, numbers([0.0, 4.0])[0])
+    other, _ = engine.step(other, batches()[0])
+    engine.check_finite(other)
+    with pytest.raises(NonFiniteError, match="step 1: the gradient of shift is not finite"):
+        engine.check_finite(bad)
+
+
 def test_skip_counts_in_the_step_loop_too() -> None:
     engine = fg.Engine(steps=6, on_nonfinite="skip")
     state = engine.init_state(Root, batches())

@@ -12,6 +12,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import fulgurite as fg
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from fulgurite_evaluators import Evaluator
 from fulgurite_testing.memory import InMemoryCheckpointer
@@ -155,12 +157,98 @@ def test_an_action_that_has_emitted_a_record_is_not_saved_half_done() -> None:
     stopped = fit(*plugins, saving)
     assert (stopped.stop_reason, list(memory.checkpoints)) == ("SIGTERM", [15])
     assert stopped.messages == [
-        "a fit within an action was stopped by SIGTERM, after act.act had emitted records: nothing "
-        "is saved at step 20, and the run resumes from the previous checkpoint"
+        "a fit within an action was stopped by SIGTERM, after act.act had emitted exact records: "
+        "nothing is saved at step 20, and the run resumes from the previous checkpoint"
     ]
     resumed = fit(*plugins, steps=30, resume="latest")
     records = [record.values for record in resumed.history.records if record.source == "probe"]
     assert records == [{"begun": 1}, {"updates": 3000.0}]
+
+
+class Disturbed:
+    """Evaluation data of 40 batches with something that happens before the sixth one is read, in
+    each pass over it."""
+
+    def __init__(self, disturb: Callable[[], None]) -> None:
+        self.disturb = disturb
+        self.num_read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(40):
+            if index == 5:
+                self.disturb()
+            self.num_read += 1
+            yield {"x": np.arange(index, index + 4, dtype=np.float32)}
+
+
+class Rooted(Counting):
+    """Its evaluations have a number that is not a mean over examples, so that they have to say so."""
+
+    def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(metrics={"root": jnp.sqrt(jnp.mean(batch["x"] ** 2))})
+
+
+class Telling:
+    """Logs telemetry in each compilation, as a plugin that reports them does."""
+
+    @fg.hookimpl
+    def on_compile(self, run: fg.Run | None, name: str) -> None:
+        if run is not None:
+            run.log_scalars("compilations", {name: 1}, stream="telemetry")
+
+
+def evaluate_disturbed(
+    disturb: Callable[[], None], *plugins: Any
+) -> tuple[Disturbed, InMemoryCheckpointer, fg.FitResult | Exception]:
+    """Trains for 4 steps and evaluates after the second one."""
+    data = Disturbed(disturb)
+    memory = InMemoryCheckpointer()
+    evaluator = Evaluator("val", fg.DataSource(data, prefetch=0), every=fg.At(2))
+    engine = fg.Engine(steps=4, plugins=[*plugins, evaluator, memory], autoload=False)
+    try:
+        return data, memory, engine.fit(Rooted, DATA)
+    except OSError as error:
+        return data, memory, error
+
+
+def test_an_evaluation_that_has_logged_telemetry_is_given_up_after_a_signal() -> None:
+    """Telemetry may appear again, so the action can be done again: the signal comes in the sixth
+    of 40 batches."""
+    data, memory, result = evaluate_disturbed(terminate, Telling())
+    assert isinstance(result, fg.FitResult)
+    assert (result.stop_reason, list(memory.checkpoints)) == ("SIGTERM", [2])
+    # One batch is looked at before training.
+    assert data.num_read <= 7
+
+
+def test_an_evaluation_that_fails_after_it_has_logged_telemetry_is_done_again() -> None:
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    pending: list[str] = []
+    keep = fg.LambdaPlugin(on_exception=lambda run: pending.extend(run.snapshot().pending_actions))
+    _, _, error = evaluate_disturbed(fail, Telling(), keep)
+    assert (type(error), pending[:1]) == (OSError, ["evaluator:val.evaluate"])
+
+
+def test_a_signal_in_an_evaluation_before_the_first_step_ends_the_fit_there() -> None:
+    """It is part of no action that could be given up and done again."""
+    start = fg.LambdaPlugin(on_fit_start=lambda run: run.evaluate("val"))
+    _, memory, result = evaluate_disturbed(terminate, start)
+    assert isinstance(result, fg.FitResult)
+    assert (result.stop_reason, int(result.state.step)) == ("SIGTERM", 0)
+    assert list(result.metrics) == ["val"] and list(memory.checkpoints) == [0]
+
+
+def test_a_signal_during_the_last_step_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planned end is reached, and what is due there done; the program is to end."""
+    monkeypatch.undo()
+    ends: list[int] = []
+    end = Act(fg.AtEnd(), lambda run: ends.append(run.step), instance="end")
+    result = fit(Act(fg.At(3), terminate), end, steps=4)
+    assert (result.stop_reason, float(result.module.weight), ends) == (None, -4, [4])
+    with pytest.raises(SystemExit), pytest.warns(UserWarning, match="SIGTERM stopped the fit"):
+        fit(steps=1)
 
 
 def test_a_request_to_stop_the_outer_fit_stops_the_inner_one() -> None:

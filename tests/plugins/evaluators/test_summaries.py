@@ -88,6 +88,18 @@ def test_an_evaluator_shows_its_own_summaries_of_its_first_batch_only() -> None:
     assert shown == {"own": {"second", "negative"}, "plain": {"step"}, "train": {"step"}}
 
 
+def test_an_evaluation_of_the_same_name_without_summaries_takes_none_away() -> None:
+    pictures = np.ones((2, 2, 3), np.float32)
+    recorder = Recorder()
+    evaluator = Evaluator("test", [pictures], every=1, summaries={"second": show_second})
+    engine = fg.Engine(steps=1, plugins=[evaluator, recorder], autoload=False)
+    engine.evaluate(Scale(key=None), [pictures])
+    engine.fit(Scale, [pictures])
+    assert [(record.source, list(record.values)) for record in recorder.records] == [
+        ("test", ["second"])
+    ]
+
+
 def test_summaries_that_show_nothing_are_refused() -> None:
     data = fg.ArrayData(np.ones((2, 2, 3), np.float32), 2)
 

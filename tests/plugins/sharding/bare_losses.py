@@ -3,6 +3,7 @@ what becomes of each as JSON."""
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import fulgurite as fg
 import jax
@@ -10,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite.errors import FulguriteError
+from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import GradientAccumulation
-from fulgurite_sharding import FSDP, DataParallel
+from fulgurite_sharding import FSDP, CoordinatedSync, DataParallel
 from jax.sharding import PartitionSpec
 
 NUMBERS = np.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 2.0, 5.0]], np.float32)
@@ -37,6 +39,14 @@ class Root(fg.Module):
         return optax.sgd(0.5)
 
 
+class Rooted(Root):
+    """Is evaluated by the root of the mean square."""
+
+    def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        loss = fg.metrics.Mean.from_values(batch["x"], ctx.mask)
+        return fg.Output(loss, metrics={"root": jnp.sqrt((batch["x"] ** 2).mean())})
+
+
 def fit(is_mean: bool, data: Any, *plugins: Any) -> dict[str, Any]:
     """Train for a step, and return the weight, or the error."""
     engine = fg.Engine(steps=1, plugins=plugins, autoload=False)
@@ -45,6 +55,18 @@ def fit(is_mean: bool, data: Any, *plugins: Any) -> dict[str, Any]:
     except FulguriteError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"weight": float(np.asarray(result.module.weight.addressable_data(0))[0])}
+
+
+def evaluate(batches: list[Any]) -> dict[str, Any]:
+    """Train for two steps with an evaluation after each, whose metric is a bare number that is not
+    a mean over examples; return what is said, and how often this process asks the others."""
+    evaluator = Evaluator("val", batches, every=1)
+    engine = fg.Engine(steps=2, plugins=[DataParallel(), evaluator], autoload=False)
+    with patch.object(CoordinatedSync, "reduce_requests", autospec=True) as reduce_requests:
+        reduce_requests.return_value = frozenset()
+        result = engine.fit(Rooted(True), batches)
+    polls = [call.args[1] for call in reduce_requests.call_args_list]
+    return {"messages": result.messages, "polls": polls}
 
 
 def main() -> None:
@@ -59,6 +81,7 @@ def main() -> None:
         "root on one": fit(False, same, parallel, accumulation),
         "sharded": fit(True, batches, FSDP(min_size=1), accumulation),
         "padded": fit(True, padded, parallel),
+        "evaluated": evaluate(same),
     }
     print(json.dumps(answers), flush=True)
 

@@ -351,6 +351,11 @@ def test_a_loss_that_the_division_of_batches_changes_is_refused_by_all_processes
             "ModelError: gradients are averaged over examples, but the loss of "
         )
         assert f"of 4 examples is {whole:.6g}, " in error and f" of them is {mean:.6g}." in error
+    # What the second process alone sees is said by both, and all ask each other equally often: above,
+    # `first == second`.
+    (message,) = first["evaluated"]["messages"]
+    assert f"of 4 examples is {root(1, 2, 2, 5):.6g}, " in message
+    assert len(first["evaluated"]["polls"]) >= 6
     # The first two of the numbers 1 to 6 are those of the first process.
     padded = first["padded"]["error"]
     assert "the loss of 2 examples is 1.5, and with as many rows of padding 0.75)" in padded

@@ -57,7 +57,7 @@ def test_tpe_by_name_draws_what_that_of_optuna_does(tmp_path: Path) -> None:
     """Each trial against Optuna's sampler of its own seed, told by hand what was measured."""
     points = draw(tmp_path, 14, sampler="tpe(n_startup_trials=4)", space={"lr": "float(0,0.9)"})
     study = optuna.create_study()
-    distributions = {"lr": optuna.distributions.FloatDistribution(0, 0.9)}
+    distributions: dict[str, Any] = {"lr": optuna.distributions.FloatDistribution(0, 0.9)}
     for number, point in enumerate(points):
         study.sampler = optuna.samplers.TPESampler(n_startup_trials=4, seed=find_seed(0, number))
         assert study.ask(distributions).params == point

@@ -77,6 +77,17 @@ def test_an_average_lies_as_its_parameters() -> None:
     assert 4 * bytes_per_device(average.matrix) == average.matrix.nbytes
 
 
+def test_engines_of_one_process_may_order_the_same_devices_differently() -> None:
+    devices = np.array(jax.devices()[:2])
+    weights = []
+    for order in (devices, devices[::-1]):
+        mesh = Mesh(order, ("data",), axis_types=(AxisType.Auto,))
+        trained = engine(FSDP(mesh=mesh, min_size=8)).fit(Wide, regression())
+        assert trained.module.matrix.sharding.mesh == mesh
+        weights.append(np.asarray(trained.module.matrix))
+    np.testing.assert_array_equal(*weights)
+
+
 def test_outputs_lie_as_the_rules_say() -> None:
     observed = {}
 

@@ -81,7 +81,7 @@ class EvaluationRunner:
                 for batch in batches:
                     if should_stop():
                         self._give_up(batch)
-                    self._warnings.warn_of_bare_numbers(target, feed, batch)
+                    self._warnings.try_bare_numbers(target, feed, batch)
                     try:
                         evaluation_pass.add(batch, patience)
                     except WaitAbandoned:
@@ -89,8 +89,9 @@ class EvaluationRunner:
                             raise
                         self._give_up(batch)
                     # After the step itself, whose own errors come first.
-                    self._warnings.warn_of_padding(target, feed, batch)
+                    self._warnings.try_padding(target, feed, batch)
                     activity.done += 1
+            self._warnings.tell(target)
             return evaluation_pass.get_totals()
 
     def _give_up(self, batch: EvalBatch) -> NoReturn:

@@ -71,8 +71,8 @@ class EvaluationService:
         if totals is not None and runner is not self._get_runner(totals.evaluation):
             raise ConfigurationError(
                 f"evaluate_step of evaluation {evaluation.name!r} got totals of "
-                f"{totals.evaluation.name!r}, or of other metrics and losses: give each evaluation "
-                "totals of its own"
+                f"{totals.evaluation.name!r}, or of other functions: give each evaluation totals "
+                "of its own"
             )
         return runner.evaluate(self._as_target(model), evaluation.data, None, totals=totals)
 
@@ -150,6 +150,7 @@ class EvaluationService:
             evaluation.new_rng_each_time,
             _sign_functions(evaluation.metrics),
             _sign_functions(evaluation.losses),
+            _sign_functions(evaluation.summaries),
         )
         return self._runners.get_or_build(key, lambda: EvaluationRunner(self._services, evaluation))
 

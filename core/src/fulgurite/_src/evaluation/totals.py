@@ -12,6 +12,7 @@ from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult
 from fulgurite._src.evaluation.program import Carry
 from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.base import CollectingMetric, flatten_nested
+from fulgurite.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ class EvaluationTotals:
         # sums of the batches have no weight that fits.
         losses = self.evaluation.losses or {}
         if "loss" in losses or (losses and "loss" not in values):
+            for name in losses.keys() - values.keys():
+                raise ModelError(
+                    f"the loss {name!r} of evaluation {self.evaluation.name!r} is a metric that "
+                    "gives several results by name, and losses are added up: give one number"
+                )
             values["loss"] = sum(values[name] for name in losses)
         return EvaluationResult(as_numbers(values), media)
 

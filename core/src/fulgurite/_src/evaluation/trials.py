@@ -238,11 +238,13 @@ class ResultWarnings:
         self._padded_targets: set[Any] = set()
         self._small_batch: Any = None
         self._is_tried = False
+        # What this process has found and not told, `means` or `padding`.
+        self._found: dict[str, str] = {}
 
     def compile_ahead(
         self, queue: CompilationQueue, target: EvalTarget, feed: BatchFeed, batch: EvalBatch
     ) -> None:
-        """Have what `warn_of_bare_numbers` tries compiled behind other work.
+        """Have what `try_bare_numbers` tries compiled behind other work.
 
         Args:
             queue: when.
@@ -258,8 +260,28 @@ class ResultWarnings:
             with suppress(Exception):
                 self._trials.compile_ahead(queue, target, sample, feed.device_arrays)
 
-    def warn_of_bare_numbers(self, target: EvalTarget, feed: BatchFeed, batch: EvalBatch) -> None:
-        """Tell the user, from the second batch on, if the results depend on how data is divided.
+    def tell(self, target: EvalTarget) -> None:
+        """Tell the user, at the end of a pass, what any process has found: loggers may be on the
+        first alone, and the examples of another.
+
+        Args:
+            target: what was evaluated.
+        """
+        name = f"what evaluation {self._name} depends on"
+        messages: dict[str, str] = {}
+        for answer in reversed(self._step.sharding.sync.all_gather(name, self._found)):
+            messages |= answer
+        self._found = {}
+        # The first process that has found something says it for all.
+        if "means" in messages:
+            self._trials_left[target.key] = 0
+        if "padding" in messages:
+            self._padded_targets.add(target.key)
+        for message in messages.values():
+            self._compilations.notify(message)
+
+    def try_bare_numbers(self, target: EvalTarget, feed: BatchFeed, batch: EvalBatch) -> None:
+        """Find out, from the second batch on, if the results depend on how data is divided.
 
         Args:
             target: what is evaluated.
@@ -304,10 +326,10 @@ class ResultWarnings:
                 "batches, because they are averaged over examples: "
                 f"{'; '.join(sentences.values())}. {FIX}"
             )
-        self._compilations.notify(message)
+        self._found["means"] = message
 
-    def warn_of_padding(self, target: EvalTarget, feed: BatchFeed, batch: EvalBatch) -> None:
-        """Tell the user if padding counts in the results, at the first batch that has some.
+    def try_padding(self, target: EvalTarget, feed: BatchFeed, batch: EvalBatch) -> None:
+        """Find out if padding counts in the results, at the first batch that has some.
 
         Args:
             target: what is evaluated.
@@ -332,7 +354,7 @@ class ResultWarnings:
                 f"padding counts in the results of evaluation {self._name!r}, because its step "
                 f"does not use ctx.mask for them: {'; '.join(trial.sentences)}. {FIX_PADDING}"
             )
-        self._compilations.notify(message)
+        self._found["padding"] = message
 
 
 def _hide_media(ctx: Context) -> Context:

@@ -111,7 +111,7 @@ class CompiledStep:
             device_arrays: the arrays on the device that indexed batches are gathered from.
         """
         flat = flat or self._layout.make_flat_spec()
-        key = _find_key(flat, batch)
+        key = _find_step_key(flat, batch)
         if key in self._executables or key in self._begun:
             return False
         self._check_new_batch(batch, steps_done)
@@ -143,7 +143,7 @@ class CompiledStep:
             device_arrays: the arrays on the device that indexed batches are gathered from.
             patience: the seconds after a signal for which to wait for the compiler, as of `Wait`.
         """
-        key = _find_key(flat, buffer.first)
+        key = _find_step_key(flat, buffer.first)
         executable = self._executables.get(key)
         if executable is None and key not in self._begun:
             self._check_new_batch(buffer.first, steps_done)
@@ -274,7 +274,8 @@ class CompiledStep:
         with timings.time("compile"):
             executable = step.compilation.wait(patience)
         timings.background_seconds["compile"] += step.compilation.background_seconds
-        self._compiled_specs.append(step.batch_spec)
+        if step.batch_spec not in self._compiled_specs:
+            self._compiled_specs.append(step.batch_spec)
         lowered = step.compilation.lowered
         self._services.compilations.report(
             "step", step.batch_spec, step.traced, lowered, executable
@@ -300,7 +301,8 @@ class CompiledStep:
                 "batch_examples=(...))"
             )
         _warn_of_other_dtypes(where, spec, specs)
-        self._services.compilations.check_limit(where, spec, specs)
+        if spec not in specs:
+            self._services.compilations.check_limit(where, spec, specs)
 
     # The rest is traced. You can skip `_run` and `_run_fused_steps`, which only repeat, and read
     # `_run_single_step`: what a dispatch does for each of its batches.
@@ -337,7 +339,7 @@ class CompiledStep:
         # The step is traced before the loop, once: a loop begins with results of the shapes that it
         # ends with, and only a trace tells these. The trace then is the body of the loop.
         first = jax.tree.map(lambda leaf: leaf[0], batches)
-        # A function equal to no other one, as in `_compile`.
+        # A function equal to no other one, as in `_lower`.
         run_single_step = partial(self._run_single_step, step_number)
         jaxpr, shapes = jax.make_jaxpr(run_single_step, return_shape=True)(
             device_arrays, first, due, arrays, packed
@@ -379,7 +381,7 @@ class CompiledStep:
         return flat.arrays, flat.packed, results
 
 
-def _find_key(flat: FlatState, batch: Any) -> tuple[Any, ...]:
+def _find_step_key(flat: FlatState, batch: Any) -> tuple[Any, ...]:
     """Return what the executables of one step differ by."""
     place = flat.arrays[0].sharding if flat.arrays else None
     return place, is_debugging_numbers(), *shape_signature(batch)

@@ -104,7 +104,7 @@ class Compilation:
         self.lowered = lowered
         self._seconds = 0.0
         self.future: Future[jax.stages.Compiled] = Future()
-        self._key = _find_key(lowered, arguments, options)
+        self._key = _find_text_key(lowered, arguments, options)
         # Whoever acquires it starts the thread.
         self._start_lock = Lock()
         # The default device is that of a thread.
@@ -211,7 +211,7 @@ def compile_lowered(
     return Compilation(lowered, arguments, options).wait()
 
 
-def _find_key(
+def _find_text_key(
     lowered: jax.stages.Lowered, arguments: Any, options: dict[str, Any] | None
 ) -> tuple[Any, ...] | None:
     """Return a key that programs have in common if one executable serves them; None if that cannot
@@ -248,10 +248,12 @@ def _find_used_arguments(lowered: jax.stages.Lowered) -> tuple[int, ...] | None:
 
 
 def _find_devices(arguments: Any) -> frozenset[Any]:
-    """Return the devices on which the arrays of a tree lie, or are to lie."""
+    """Return the devices on which the arrays of a tree lie, or are to lie; of a mesh, in its order,
+    of which the text says nothing."""
     devices: set[Any] = set()
     for leaf in jax.tree.leaves(arguments):
         sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
         if sharding is not None:
-            devices |= sharding.device_set
+            mesh = getattr(sharding, "mesh", None)
+            devices |= sharding.device_set if mesh is None else {tuple(mesh.devices.flat)}
     return frozenset(devices)

@@ -8,7 +8,7 @@ from fulgurite._src.execution.program import Program
 from fulgurite._src.recent import RecentCache
 from fulgurite._src.rng import make_root_key
 from fulgurite._src.training.services import Services
-from fulgurite._src.training.state import ModelInit
+from fulgurite._src.training.state import ModelInit, TrainState
 from fulgurite._src.tree.specs import tree_signature
 
 
@@ -44,6 +44,11 @@ class ProgramCache:
         spec = program.state_spec
         signature = tree_signature(((spec.module, spec.model_state), batches, device_arrays))
         return self._programs.get_or_build(signature, lambda: program)
+
+    def find(self, state: TrainState) -> Program | None:
+        """Return a program for states of this structure that was built already, or None."""
+        programs = self._programs.list_distinct()
+        return next((program for program in programs if program.layout.matches(state)), None)
 
     def explain(self) -> str:
         """Return how many steps go into one dispatch of each program, and why."""

@@ -75,7 +75,9 @@ class CurrentState:
         new_state = _cast_numbers(new_state, state)
         check_same_structure(state, new_state, where)
         # It is the run's, also when it goes back to earlier weights.
-        new_state = new_state.replace(step=state.step, metric_window=state.metric_window)
+        new_state = new_state.replace(
+            step=state.step, metric_window=state.metric_window, nonfinite=state.nonfinite
+        )
         self.flat = self._program.layout.flatten_on_host(new_state)
 
     def reset_metrics(self) -> None:

@@ -47,7 +47,7 @@ class DuePoint:
         To see what happens in which order, read this function, `_run_action`, `_call` and
         `_apply_answer`; the rest says which actions are due, and handles interruptions.
         """
-        fit, scheduler = self._fit, self._fit.scheduler
+        fit = self._fit
         fit.is_between_steps = True
         fit.resume_point.loop_state = LoopState.ACTING
         fit.resume_point.pending_actions = ()
@@ -64,9 +64,7 @@ class DuePoint:
             except EvaluationInterrupted as interruption:
                 self._note_interruption(action, interruption)
                 break
-        if fit.progress.stop_reason is None:
-            fit.progress.stop_reason = next(iter(scheduler.stop_reasons), None)
-        scheduler.forget_requests()
+        fit.obey_requests()
         fit.is_between_steps = False
         if fit.resume_point.loop_state not in (LoopState.INTERRUPTED, LoopState.BROKEN):
             fit.resume_point.loop_state = LoopState.STEPPING
@@ -109,8 +107,8 @@ class DuePoint:
     # --- one action -------------------------------------------------------------------------------
 
     def _run_action(self, action: BoundAction) -> None:
-        """Run an action. One that fails without having emitted a record is pending, and so is
-        everything after it: the run that resumes does them, so that its records come in the same
+        """Run an action. One that fails without having emitted an exact record is pending, and so
+        is everything after it: the run that resumes does them, so that its records come in the same
         order."""
         fit, resume_point = self._fit, self._fit.resume_point
         if action.closes_window and not self._window_is_logged:
@@ -122,7 +120,7 @@ class DuePoint:
             resume_point.pending_actions = self._list_later(action)
             if not fit.progress.should_train:
                 fit.result = fit.build_result()
-        resume_point.num_records_before_action = fit.records.num_records
+        resume_point.num_exact_records_before_action = fit.records.num_exact_records
         if action.scheduled.action is not None:
             # Records from before the action are not part of it.
             if fit.do_records_change_host_states:
@@ -132,7 +130,7 @@ class DuePoint:
         try:
             self._call(action)
         except Exception:
-            if fit.records.num_records == resume_point.num_records_before_action:
+            if not fit.has_action_emitted:
                 resume_point.pending_actions = (action.name, *self._list_later(action))
                 resume_point.loop_state = LoopState.INTERRUPTED
             raise
@@ -180,9 +178,9 @@ class DuePoint:
     def _note_interruption(self, action: BoundAction, interruption: Exception) -> None:
         """Stop, because an action was given up between two batches.
 
-        An evaluation is not given up once its action has emitted a record, but a fit within it is:
-        the action is neither done nor can it be done again from here. The run resumes from the
-        newest checkpoint, which is as exact, and takes these steps again.
+        An evaluation is not given up once its action has emitted an exact record, but a fit within
+        it is: the action is neither done nor can it be done again from here. The run resumes from
+        the newest checkpoint, which is as exact, and takes these steps again.
         """
         fit, resume_point = self._fit, self._fit.resume_point
         self._agree_on_requests()
@@ -192,6 +190,6 @@ class DuePoint:
         resume_point.loop_state = LoopState.BROKEN
         resume_point.pending_actions = (action.name,)
         fit.notify(
-            f"{interruption}, after {action.name} had emitted records: nothing is saved at step "
-            f"{fit.progress.step}, and the run resumes from the previous checkpoint"
+            f"{interruption}, after {action.name} had emitted exact records: nothing is saved at "
+            f"step {fit.progress.step}, and the run resumes from the previous checkpoint"
         )

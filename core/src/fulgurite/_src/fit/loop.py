@@ -138,6 +138,8 @@ class Loop:
         fit.result = fit.build_result()
         self.run.save()
         fit.records.close(self.step)
+        # What is said of an evaluation in `on_fit_end` is no record of the fit.
+        fit.engine.services.compilations.run = None
         return fit.result
 
     def _run_due_actions(self, pending: tuple[str, ...] = ()) -> None:
@@ -148,10 +150,8 @@ class Loop:
 
     def _stop_if_requested(self) -> None:
         """Stop here, without running actions, if all processes agree to."""
-        scheduler, progress = self.fit.scheduler, self.fit.progress
-        if scheduler.poll_requests(progress.step):
-            progress.stop_reason = next(iter(scheduler.stop_reasons), progress.stop_reason)
-            scheduler.forget_requests()
+        if self.fit.scheduler.poll_requests(self.step):
+            self.fit.obey_requests()
 
     def _end_with_exception(self, error: BaseException) -> None:
         """Tell every plugin of the exception, and close the loggers; what fails on the way is noted

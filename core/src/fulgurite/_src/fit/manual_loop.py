@@ -92,8 +92,10 @@ class ManualLoop:
 
     def check_finite(self, state: TrainState) -> None:
         """Raise `NonFiniteError` if a step up to this state was not finite."""
-        if self._program is not None:
-            self._program.check_finite(state.nonfinite)
+        # A loop may train several models, so that the newest step may have been that of another.
+        program = self._programs.find(state)
+        if program is not None:
+            program.check_finite(state.nonfinite)
         elif self._services.settings.on_nonfinite == "raise" and state.nonfinite.step >= 0:
             raise NonFiniteError(int(state.nonfinite.step), "an update that another engine made")
 

@@ -31,7 +31,7 @@ from fulgurite.errors import FulguriteError, StateError
 
 class RecordDispatcher:
     """Takes records in emission order and passes them to the loggers in that
-    order.
+    order. Records that come before the loggers are opened wait until then.
 
     A record may wait for values that are still being computed; those after it wait as well, so
     that no logger sees a step before an earlier one, and nobody waits for the device.
@@ -47,6 +47,7 @@ class RecordDispatcher:
         failures: why loggers failed, by plugin name, and evaluators, as `evaluate.NAME`; each is
             reported once and left out from then on.
         num_records: how many records came about so far.
+        num_exact_records: how many of them are exact.
         attempt: the number of this start of the run, from 1.
         is_exact: whether what is emitted now may be exact; not what an action does that runs by the
             clock.
@@ -67,13 +68,16 @@ class RecordDispatcher:
         self.failures: dict[str, str] = {}
         self.messages: list[str] = []
         self.num_records = 0
+        self.num_exact_records = 0
         self.attempt = 1
         self.is_exact = True
         self._plugins = plugins
         self._loggers = loggers
+        self._is_open = False
         self._is_closed = False
         self._is_flushing = False
-        self._closed_loggers: set[str] = set()
+        # Those that open something are closed until then.
+        self._closed_loggers = {logger.name for logger in plugins.hooks.open_logger.plugins}
         self._left_out: set[str] = set()
         self._waiting: deque[tuple[list[Any], Callable[[], Record | None]]] = deque()
 
@@ -84,7 +88,16 @@ class RecordDispatcher:
             step: at which the fit begins.
             arguments: of the hook `open_logger`.
         """
-        self._call_loggers("open_logger", step, self._gets_records, **arguments)
+
+        def opens_now(name: str) -> bool:
+            self._closed_loggers.discard(name)
+            return self._gets_records(name)
+
+        try:
+            self._call_loggers("open_logger", step, opens_now, **arguments)
+        finally:
+            self._is_open = True
+        self.flush(wait=False)
 
     def close(self, step: int) -> None:
         """Have the loggers write out everything. Nothing comes after it."""
@@ -139,9 +152,14 @@ class RecordDispatcher:
                 on_host = as_python_numbers(on_host)
             return Record(kind, source, step, on_host, stream)
 
-        self.enqueue(arrays, finish)
+        self.enqueue(arrays, finish, stream)
 
-    def enqueue(self, arrays: list[Any], finish: Callable[[], Record | None]) -> None:
+    def enqueue(
+        self,
+        arrays: list[Any],
+        finish: Callable[[], Record | None],
+        stream: RecordStream = "exact",
+    ) -> None:
         """Pass on a record once the values in it are computed: one of values on the device at the
         next `flush` at the earliest, because after an evaluation they are computed already, and the
         device idles until it has the next steps.
@@ -149,6 +167,7 @@ class RecordDispatcher:
         Args:
             arrays: on the device; they are copied to the host in the background.
             finish: returns the record, or None for nothing, once `arrays` are computed.
+            stream: of the record.
 
         Raises:
             StateError: the loggers are closed.
@@ -161,6 +180,7 @@ class RecordDispatcher:
             array.copy_to_host_async()
         self._waiting.append((arrays, finish))
         self.num_records += 1
+        self.num_exact_records += stream == "exact"
         if not arrays:
             self.flush(wait=False)
 
@@ -227,7 +247,7 @@ class RecordDispatcher:
             wait: whether to wait for what is still being computed; otherwise it stays, with
                 everything after it.
         """
-        if self._is_flushing and not wait:
+        if not self._is_open or (self._is_flushing and not wait):
             return  # a logger emits a record: all loggers get the present one first
         was_flushing = self._is_flushing
         self._is_flushing = True
@@ -264,7 +284,11 @@ class RecordDispatcher:
         message = f"{summary}: {self.failures[name]}"
         warnings.warn(message, stacklevel=2)
         values = {"message": message, "failed": name}
-        self._dispatch(Record("text", "fulgurite", step, values, "telemetry"))
+        record = Record("text", "fulgurite", step, values, "telemetry")
+        if self._is_open:
+            self._dispatch(record)
+        else:
+            self._waiting.append(([], lambda: record))
 
     def _gets_records(self, name: str) -> bool:
         """Return whether a logger gets records in this run, unless it failed."""

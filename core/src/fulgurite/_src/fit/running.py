@@ -37,8 +37,8 @@ class LoopState(Enum):
     ACTING = "actions before saves run: what they ask to save is saved after them"
     SAVING = "actions that save run"
     INTERRUPTED = (
-        "an action failed or was given up before it emitted a record: it is pending, and repeated "
-        "on resume"
+        "an action failed or was given up before it emitted an exact record: it is pending, and "
+        "repeated on resume"
     )
     BROKEN = "an exception left no state to resume from"
 
@@ -54,7 +54,8 @@ class ResumePoint:
         host_before_action: what plugins held before the action that runs, or None. An evaluation in
             the middle of it takes minutes, and a signal or an error of its data ends it: until then
             the action, and the hooks that it calls, may have changed what any plugin holds.
-        num_records_before_action: how many records there were before the newest action.
+        num_exact_records_before_action: how many exact records there were before the newest action.
+            Telemetry may appear again, and differs between processes.
         is_save_requested: whether to save at the end of the step's actions.
     """
 
@@ -62,7 +63,7 @@ class ResumePoint:
     broken_reason: str = "it failed in the middle of a step"
     pending_actions: tuple[str, ...] = ()
     host_before_action: HostSnapshot | None = None
-    num_records_before_action: int = 0
+    num_exact_records_before_action: int = 0
     is_save_requested: bool = False
 
     def defer_save(self) -> bool:
@@ -176,13 +177,26 @@ class RunningFit:
     def should_give_up_action(self) -> bool:
         """Return whether an evaluation should end between two batches, because training is to stop.
 
-        False once its action has emitted a record: the resumed run repeats the whole action and
-        would emit the record twice.
+        False outside of actions, and once its action has emitted an exact record: the resumed run
+        repeats the whole action and would emit the record twice.
         """
-        if self.records.num_records > self.resume_point.num_records_before_action:
-            return False
-        has_requests = self.scheduler.poll_requests(self.progress.step)
-        return has_requests and bool(self.scheduler.stop_reasons)
+        # Whatever this process has done: all processes poll equally often.
+        self.scheduler.poll_requests(self.progress.step)
+        is_wanted = bool(self.scheduler.stop_reasons) and self.signals.is_in_action
+        return is_wanted and not self.has_action_emitted
+
+    @property
+    def has_action_emitted(self) -> bool:
+        """Whether the newest action has emitted an exact record."""
+        before = self.resume_point.num_exact_records_before_action
+        return self.records.num_exact_records > before
+
+    def obey_requests(self) -> None:
+        """Take the reason to stop from what was agreed on, and forget the requests. A fit whose
+        planned end is reached and done has none."""
+        if self.progress.stop_reason is None and not self.is_complete:
+            self.progress.stop_reason = next(iter(self.scheduler.stop_reasons), None)
+        self.scheduler.forget_requests()
 
     def take_host_snapshot(self) -> HostSnapshot:
         """Return what the run holds on the host now."""

@@ -1,13 +1,14 @@
 """The metrics of training: what the loggers and `run.metrics` get of each metric window."""
 
-import math
 from time import monotonic
-from typing import Any
 
 import jax
+import numpy as np
 
+from fulgurite._src.execution.flat_state import Vectors
 from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.running import RunningFit
+from fulgurite._src.metrics.basic import Mean
 from fulgurite._src.timing import StepRate
 from fulgurite._src.training.nonfinite import SkippedSteps
 
@@ -42,25 +43,29 @@ class TrainMetrics:
             fit.metrics["train"] = previous | metrics
             if "skipped_steps" in metrics:
                 self._skipped.note(step, int(metrics["skipped_steps"]))
-            self._notify_if_mean_of_nothing(step, metrics.get("loss"))
+            if np.isnan(metrics.get("loss", 0)).any():
+                self._notify_if_mean_of_nothing(step, values)
             return Record("scalars", "train", step, metrics, stream)
 
         steps_per_second = self._rate(step, monotonic())
         if steps_per_second is not None:
             speed = {"steps_per_second": steps_per_second}
             fit.records.emit("scalars", "train", speed, step, "telemetry")
-        fit.records.enqueue(jax.tree.leaves(values), finish)
+        fit.records.enqueue(jax.tree.leaves(values), finish, stream)
 
-    def _notify_if_mean_of_nothing(self, step: int, loss: Any) -> None:
-        """Tell the user, once, of a window whose loss is 0 / 0.
+    def _notify_if_mean_of_nothing(self, step: int, values: Vectors) -> None:
+        """Tell the user, once, of a window whose loss is NaN because it is 0 / 0. A metric of the
+        step that replaces the loss may be NaN for any reason.
 
         Args:
             step: the last of the window.
-            loss: the metric of that name, or None.
+            values: of the window.
         """
-        is_nan = isinstance(loss, float) and math.isnan(loss)
-        # Of a step that was not finite the window would have nothing, or the run would have ended.
-        if not is_nan or self._fit.engine.on_nonfinite == "ignore" or self._has_told_of_nothing:
+        packing = self._fit.program.layout.packing
+        loss = packing.get_subtree(jax.device_get(values), "metric_window").values.by_name["loss"]
+        means = jax.tree.leaves(loss, is_leaf=lambda node: isinstance(node, Mean))
+        is_over_nothing = any(isinstance(mean, Mean) and not mean.weight.total for mean in means)
+        if not is_over_nothing or self._has_told_of_nothing:
             return
         self._has_told_of_nothing = True
         self._fit.notify(
