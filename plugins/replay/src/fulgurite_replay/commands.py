@@ -1,4 +1,4 @@
-"""The commands of fulgurite-replay. They leave the runs that they read as they are."""
+"""The commands of fulgurite-replay. What a run has written they leave as it is."""
 
 import argparse
 import sys

@@ -105,9 +105,7 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
     start = recorded.find_start(first)
     proof = Proof(start or 0, last)
     checkpoints = [
-        (step, path)
-        for step, path in recorded.checkpoints.list_checkpoints()
-        if proof.start < step <= last
+        (step, path) for step, path in recorded.list_checkpoints() if proof.start < step <= last
     ]
     digests: dict[int, Digests] = {
         step: values

@@ -186,7 +186,7 @@ def save_batch(batch: Any, path: Path) -> None:
 
 def _find_failing_step(recorded: Recorded) -> int:
     """Return the first step after the newest checkpoint that is not finite."""
-    start = max((step for step, _ in recorded.checkpoints.list_checkpoints()), default=None)
+    start = max((step for step, _ in recorded.list_checkpoints()), default=None)
     try:
         end = train_again(recorded, start, Observer({}))
     except NonFiniteError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import fulgurite as fg
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import RegisteredPlugin
-from fulgurite_checkpoint import Checkpointer
+from fulgurite_checkpoint import Checkpointer, list_own, resolve_root
 from fulgurite_runs import RunDirectory, describe_plugins, read_origin
 
 from fulgurite_replay.skipping import SkippedBatches, read_skipped
@@ -51,12 +51,20 @@ class Recorded:
         return RunDirectory(self.path)
 
     @property
-    def checkpoints(self) -> RunDirectory:
-        """The directory that holds the run's checkpoints."""
+    def checkpoint_root(self) -> Path:
+        """The directory, perhaps a remote one, that holds the folder with the run's checkpoints."""
         checkpointer = _find_checkpointer(self.engine)
         if checkpointer is None or checkpointer.directory is None:
-            return self.directory
-        return RunDirectory(checkpointer.directory)
+            return self.directory.path
+        return resolve_root(checkpointer.directory)
+
+    def list_checkpoints(self) -> list[tuple[int, Path]]:
+        """Return steps and directories of the run's complete checkpoints, oldest first.
+
+        Raises:
+            CheckpointError: there are some of another run.
+        """
+        return list_own(self.checkpoint_root, self.directory)
 
     @property
     def skipped_batches(self) -> tuple[int, ...]:
@@ -76,9 +84,9 @@ class Recorded:
 
         Raises:
             CheckpointError: there is none, and the run is a fork, which began with the state of
-                another run.
+                another run; or checkpoints of another run are among those of this one.
         """
-        steps = [saved for saved, _ in self.checkpoints.list_checkpoints() if saved <= step]
+        steps = [saved for saved, _ in self.list_checkpoints() if saved <= step]
         origin = read_origin(self.directory.path)
         if origin and not steps:
             others = "".join(f" --skip-batch {number}" for number in self.skipped_batches)
@@ -168,7 +176,7 @@ def train_again(
     """
     resume = None
     if start is not None:
-        resume = fg.CheckpointRef(recorded.checkpoints.path, start)
+        resume = fg.CheckpointRef(recorded.checkpoint_root, start)
     with _make_engine(recorded.engine, observer, save_in) as engine:
         try:
             result = engine.fit(recorded.model, recorded.run_data, resume=resume)
@@ -267,10 +275,10 @@ def find_last_step(recorded: Recorded) -> int:
     Raises:
         CheckpointError: it has none.
     """
-    steps = [step for step, _ in recorded.checkpoints.list_checkpoints()]
+    steps = [step for step, _ in recorded.list_checkpoints()]
     if not steps:
         raise CheckpointError(
-            f"{recorded.checkpoints.path} holds no checkpoint: name the last step to execute"
+            f"{recorded.checkpoint_root} holds no checkpoint: name the last step to execute"
         )
     return steps[-1]
 
