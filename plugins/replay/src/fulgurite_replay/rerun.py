@@ -1,7 +1,7 @@
 """Executing steps of a run again, from its checkpoints, without changing its directory."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +13,7 @@ from fulgurite.plugins import RegisteredPlugin
 from fulgurite_checkpoint import Checkpointer, list_own, resolve_root
 from fulgurite_runs import RunDirectory, describe_plugins, read_origin
 
+from fulgurite_replay.attempts import Span, list_spans
 from fulgurite_replay.skipping import SkippedBatches, read_skipped
 
 _NEVER = 10**11
@@ -78,21 +79,26 @@ class Recorded:
         skipped = self.skipped_batches
         return SkippedBatches(self.data, skipped) if skipped else self.data
 
-    def find_start(self, step: int) -> int | None:
-        """Return the step of the newest checkpoint that is not after a step; None for the begin of
-        the run.
+    def find_start(self, step: int | None) -> int | None:
+        """Return the step of the newest checkpoint that is not after a step, or of the newest one
+        of all for None; None for the begin of the run.
 
         Raises:
             CheckpointError: there is none, and the run is a fork, which began with the state of
                 another run; or checkpoints of another run are among those of this one.
         """
-        steps = [saved for saved, _ in self.list_checkpoints() if saved <= step]
+        saved = [saved for saved, _ in self.list_checkpoints()]
+        steps = [each for each in saved if step is None or each <= step]
+        checkpointer = _find_checkpointer(self.engine)
+        if checkpointer is not None and checkpointer.weights_only:
+            steps = []  # nothing continues from weights alone
         origin = read_origin(self.directory.path)
         if origin and not steps:
+            where = "" if step is None else f" up to step {step}"
             others = "".join(f" --skip-batch {number}" for number in self.skipped_batches)
             raise CheckpointError(
                 f"{self.path} is a fork of {origin.get('run')}, with whose state of step "
-                f"{origin.get('step')} it began, and has no checkpoint up to step {step} from "
+                f"{origin.get('step')} it began, and has no checkpoint{where} from "
                 "which its steps could be made again. Choose a later one, or fork that run again: "
                 f"fulgurite fork {origin.get('run')} --step {origin.get('step')}{others}"
             )
@@ -148,6 +154,14 @@ class Observer(fg.Plugin):
         if record.stream == "exact":
             self.records.append(record)
 
+    def make_part(self, stop: int) -> "Observer":
+        """Return an observer of the steps before one, which saves there, and that step is observed
+        by who continues from it. It keeps its records with those of this one."""
+        before = {step: observe for step, observe in self.observe_at.items() if step < stop}
+        part = Observer(before, stop, saves=True)
+        part.records = self.records
+        return part
+
     def _observe(self, run: fg.Run) -> None:
         observe = self.observe_at.get(run.step)
         if observe is not None:
@@ -160,24 +174,70 @@ class Observer(fg.Plugin):
 
 
 def train_again(
-    recorded: Recorded, start: int | None, observer: Observer, save_in: Path | None = None
+    recorded: Recorded,
+    start: int | None,
+    observer: Observer,
+    save_in: Path | None = None,
+    on_nonfinite: str | None = None,
 ) -> int:
     """Train from a checkpoint of a run on, as the run did, and write nothing that stays; return the
     step at which that ended.
 
     Plugins that only write or show are left out; all others take part, so that every number is
-    that of the run.
+    that of the run. Where the run was made longer or shorter, the steps before that are trained
+    with the length that it had.
 
     Args:
         recorded: the run.
         start: the step of the checkpoint; None for the begin of the run.
         observer: looks at the fit, and may stop it.
         save_in: a new run directory, if the observer saves.
+        on_nonfinite: as of `Engine`; None for what the run did.
     """
     resume = None
     if start is not None:
         resume = fg.CheckpointRef(recorded.checkpoint_root, start)
-    with _make_engine(recorded.engine, observer, save_in) as engine:
+    *earlier, newest = _list_spans(recorded, start, observer.stop)
+    with tempfile.TemporaryDirectory(prefix="fulgurite-replay-") as folder:
+        for number, span in enumerate(earlier):
+            assert span.stop is not None
+            part = observer.make_part(span.stop)
+            saved_in = Path(folder) / str(number)
+            end = _train_span(recorded, span, resume, part, saved_in, on_nonfinite)
+            if end < span.stop:
+                return end
+            resume = fg.CheckpointRef(saved_in, span.stop)
+        return _train_span(recorded, newest, resume, observer, save_in, on_nonfinite)
+
+
+def _list_spans(recorded: Recorded, start: int | None, stop: int | None) -> list[Span]:
+    """Return the spans that hold steps of a run; at least one.
+
+    Args:
+        recorded: the run.
+        start: the number of updates before the first step; None for the begin of the run.
+        stop: that of the last one; None for the end of the run.
+    """
+    settings = recorded.engine.services.settings
+    length = {"steps": settings.steps, "epochs": settings.epochs}
+    spans = list_spans(recorded.directory) or [Span(0, None, length)]
+    later = [span for span in spans if span.stop is None or span.stop > (start or 0)]
+    return [later[0], *(span for span in later[1:] if stop is None or span.start < stop)]
+
+
+def _train_span(
+    recorded: Recorded,
+    span: Span,
+    resume: fg.CheckpointRef | None,
+    observer: Observer,
+    save_in: Path | None,
+    on_nonfinite: str | None,
+) -> int:
+    """Train steps of one planned length, and return the step at which that ended."""
+    settings: dict[str, Any] = {**span.length}
+    if on_nonfinite is not None:
+        settings["on_nonfinite"] = on_nonfinite
+    with _make_engine(recorded.engine, settings, observer, save_in) as engine:
         try:
             result = engine.fit(recorded.model, recorded.run_data, resume=resume)
         except _Stopped:
@@ -196,17 +256,22 @@ class _Reader(Checkpointer):
 
 @contextmanager
 def _make_engine(
-    engine: fg.Engine, observer: Observer, save_in: Path | None
+    engine: fg.Engine,
+    changed_settings: Mapping[str, Any],
+    observer: Observer,
+    save_in: Path | None,
 ) -> Iterator[fg.Engine]:
     """Yield an engine that trains as another one does, observed, with a temporary directory.
 
     Args:
         engine: the other one.
+        changed_settings: those that are not as of the other one.
         observer: a plugin more.
         save_in: a directory that stays, in which the observer saves.
     """
     settings = engine.services.settings
     arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    arguments |= changed_settings
     kind = _Reader if save_in is None else Checkpointer
     plugins = [_take_part(plugin, kind) for plugin in _list_needed_plugins(engine)]
     if _find_checkpointer(engine) is None:
@@ -259,6 +324,8 @@ def _take_part(plugin: RegisteredPlugin, kind: type[Checkpointer]) -> Any:
         return checkpointer
     options = {field.name: getattr(checkpointer, field.name) for field in fields(Checkpointer)}
     options |= {"directory": None, "every": fg.At(_NEVER), "on_exception": False}
+    # A part of a run has no best checkpoint, and is continued from what it saves.
+    options |= {"monitor": None, "mode": None, "better": None, "weights_only": False}
     return kind(**options)
 
 
