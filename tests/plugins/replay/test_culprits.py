@@ -417,3 +417,64 @@ def test_the_example_is_that_of_the_nan_and_not_one_with_a_mask() -> None:
     assert find_example(scores, [4]) == (2, 4)
     assert find_example(scores, [5]) is None
     assert find_example(np.ones((4, 3), np.float32), [4]) is None
+
+
+def test_complex_elements_are_counted_and_found_as_wholes() -> None:
+    array = np.ones((8, 3), np.complex64)
+    array[5, 1] = complex(np.nan, np.nan)
+    assert find_example(array, [8]) == (5, 8)
+    array[6, 0] = complex(-7, np.inf)
+    operand = Operand.describe(array)
+    # Of the 22 other elements, 1 + 0j, and of -7 the parts are looked at.
+    assert (operand.num_nan, operand.num_inf) == (1, 1)
+    assert (operand.low, operand.high) == (-7.0, 1.0)
+
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.abs(1 / (batch["x"] * net.w.astype(jnp.complex64))).sum()
+
+    x = np.ones((8, 3), np.float32)
+    x[5] = 0
+    culprit = find(compute, {"x": x})
+    assert culprit.example == (5, 8) and culprit.output is not None
+    assert culprit.output.num_nan == 3
+
+
+def double_none(w: Any) -> Any:
+    return jax.lax.fori_loop(0, 0, lambda _, value: 2 * value, w)
+
+
+def stack_none(w: Any) -> Any:
+    last, rows = jax.lax.scan(lambda value, x: (2 * value, value), w, jnp.zeros((0, 2)))
+    return last + rows.sum()
+
+
+def double_none_in_reverse(w: Any) -> Any:
+    return jax.lax.scan(lambda value, _: (2 * value, None), w, length=0, reverse=True)[0]
+
+
+@pytest.mark.parametrize("loop", [double_none, stack_none, double_none_in_reverse])
+def test_loop_of_no_iterations_is_passed_through(loop: Callable[..., Any]) -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return (batch["x"] @ loop(net.w)).sum()
+
+    def divide(net: Net, batch: Any) -> Any:
+        return jax.jit(lambda w: (batch["x"] @ loop(w / 0)).sum())(net.w)
+
+    assert examine(compute, {"x": X}, checks_indices=True).is_clean
+    culprit = find(divide, {"x": X})
+    assert (culprit.operation, culprit.kind) == ("div", "inf")
+    assert_is_in(divide, culprit)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda value: jax.lax.dynamic_slice(value, (), ()),
+        lambda value: jax.lax.dynamic_update_slice(value, value, ()),
+    ],
+)
+def test_slice_of_a_single_number_has_no_index(read: Callable[..., Any]) -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return read(net.w.sum())
+
+    assert examine(compute, {"x": X}, checks_indices=True).is_clean

@@ -22,7 +22,8 @@ class Operand:
         label: what it is, if that is known: a path in the state or in the batch.
         dtype: of its elements.
         shape: its shape.
-        low: the smallest finite element; None if there is none, or the elements are no numbers.
+        low: the smallest finite element, of complex ones the smallest part; None if there is none,
+            or the elements are no numbers.
         high: the largest finite element, likewise.
         num_nan: how many elements are NaN.
         num_inf: how many are infinite.
@@ -48,9 +49,10 @@ class Operand:
         numbers = as_numbers(array)
         if numbers is None:
             return Operand(label, dtype, shape, None, None)
-        finite = numbers[np.isfinite(numbers)]
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
         num_nan, num_inf = int(np.isnan(numbers).sum()), int(np.isinf(numbers).sum())
+        parts = np.stack([numbers.real, numbers.imag]) if np.iscomplexobj(numbers) else numbers
+        finite = parts[np.isfinite(parts)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
         return Operand(label, dtype, shape, low, high, num_nan, num_inf)
 
     def __str__(self) -> str:
@@ -177,15 +179,12 @@ class IndexFault:
 
 
 def as_numbers(array: Any) -> np.ndarray | None:
-    """Return an array as NumPy's numbers, complex ones as their real and imaginary parts; None for
-    random keys."""
+    """Return an array as NumPy's numbers; None for random keys."""
     try:
         numbers = np.asarray(array)
     except TypeError:  # random keys are no numbers
         return None
-    if numbers.dtype.kind == "c":
-        return np.stack([np.real(numbers), np.imag(numbers)])
-    if numbers.dtype.kind not in "biuf":
+    if numbers.dtype.kind not in "biufc":
         # Those that NumPy itself does not know, such as bfloat16.
         return numbers.astype(np.float32)
     return numbers

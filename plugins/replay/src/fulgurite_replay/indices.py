@@ -41,6 +41,8 @@ def find_outside(equation: JaxprEqn, arrays: Sequence[Any]) -> Outside | None:
         numbers = equation.params["dimension_numbers"]
         sizes = _get_window_sizes(numbers, arrays[0].shape, arrays[2].shape)
         return _look(arrays[0].shape, arrays[1], numbers.scatter_dims_to_operand_dims, sizes)
+    if name.startswith("dynamic_") and arrays[0].ndim == 0:
+        return None  # without an axis there is no index
     if name == "dynamic_slice":
         shape = arrays[0].shape
         starts = np.stack([np.asarray(start) for start in arrays[1 : 1 + len(shape)]])

@@ -19,6 +19,7 @@ from fulgurite_replay.jaxprs import (
     find_last_uses,
     find_needed_carry,
     find_needed_variables,
+    is_empty_loop,
     split_scan,
 )
 from fulgurite_replay.places import Frame, Place, PlaceFinder, find_frames, is_backward, join_scopes
@@ -194,7 +195,7 @@ class Interpreter:
     ) -> list[Value]:
         """Return the results of an operation of a program, of the whole step those needed."""
         self._num_operations += 1
-        has_program = equation.primitive.name in _CALLS | _LOOPS
+        has_program = equation.primitive.name in _CALLS | _LOOPS and not is_empty_loop(equation)
         if has_program and self._is_whole_step(equation, scope):
             return self._enter(equation, inputs, scope, needed)
         if has_program and self._checks_indices:

@@ -89,6 +89,11 @@ def execute_equation(program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Any]) 
     return jaxpr_as_fun(ClosedJaxpr(single, ()))(*arrays.values())
 
 
+def is_empty_loop(equation: JaxprEqn) -> bool:
+    """Return whether an operation is a loop of no iterations, which makes no number itself."""
+    return equation.primitive.name == "scan" and equation.params["length"] == 0
+
+
 def split_scan(params: dict[str, Any]) -> tuple[int, int]:
     """Return the number of constants and of carried arrays of a scan, in any version of jax."""
     if "num_consts" in params:
