@@ -15,14 +15,12 @@ class Outside:
     Attributes:
         index: the index.
         axis: of the array.
-        position: where it stands among the indices.
-        num_rows: the length of the first axis of the indices; 0 if there is a single one.
+        position: where it stands among the indices; empty if there is a single one.
     """
 
     index: int
     axis: int
     position: tuple[int, ...]
-    num_rows: int
 
 
 def find_outside(equation: JaxprEqn, arrays: Sequence[Any]) -> Outside | None:
@@ -74,8 +72,7 @@ def _look(
         return None
     *position, column = np.argwhere(is_outside)[0].tolist()
     index = int(indices[(*position, column)])
-    num_rows = indices.shape[0] if position else 0
-    return Outside(index, axes[column], tuple(position) or (0,), num_rows)
+    return Outside(index, axes[column], tuple(position))
 
 
 def _get_window_sizes(numbers: Any, shape: Sequence[int], update_shape: Sequence[int]) -> list[int]:
