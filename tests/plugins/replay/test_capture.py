@@ -88,6 +88,7 @@ def test_replay_of_a_capture_finds_what_the_replay_of_the_run_finds(
     culprits = [result.examination.culprit for result in (captured, from_data)]
     assert culprits[0] is not None and str(culprits[0]) == str(culprits[1])
     assert (culprits[0].operation, culprits[0].example) == ("sqrt", (BAD_EXAMPLE, 8))
+    assert captured.source == from_data.source == [f"the batch is data[{BAD_STEP - 1}]"]
 
 
 def test_command_needs_no_data_and_no_checkpoint(
@@ -153,14 +154,24 @@ def test_batches_keep_their_containers(tmp_path: Path) -> None:
     parts = ([np.arange(3, dtype=np.int8), None], {"b": np.ones((3, 2), np.float32)})
     batch = fg.Batch(parts, np.array([True, True, False]), spec="images")
     step_range = fg.StepRange(0, None, (4, 8))
-    captured = Captured(5, "test", step_range, batch, state)
+    names = ("row 7 of the arrays", "row 2 of the arrays")
+    captured = Captured(5, "test", step_range, batch, state, "the batch is data[4]", names)
     path, _ = write_capture(tmp_path, captured)
     again = read_capture(path)
     assert again.step_range == step_range
+    assert (again.place, again.examples) == (captured.place, names)
     _, read = read_state(path, again.batch, state)
     assert isinstance(read, fg.Batch) and read.spec == "images"
     assert jax.tree.structure(read) == jax.tree.structure(batch)
     assert_same_bits(jax.tree.leaves(read), jax.tree.leaves(batch))
+
+
+def test_names_of_examples_that_are_too_long_are_left_out(tmp_path: Path) -> None:
+    state = fg.Engine(steps=1, autoload=False).init_state(TinyModel, tiny_data())
+    batch = {"x": np.ones(2, np.float32)}
+    captured = Captured(5, "test", fg.StepRange(0, 9), batch, state, "a batch", ("a" * 2**20,))
+    again = read_capture(write_capture(tmp_path, captured)[0])
+    assert (again.place, again.examples) == ("a batch", ())
 
 
 class Pair(fg.Module):
@@ -193,6 +204,9 @@ def test_containers_that_could_not_be_read_again_are_refused(tmp_path: Path) -> 
         lambda content: content.update(batch={"shape": [1], "dtype": "float32,float32"}),
         lambda content: content.update(batch={"batch": {"dict": [["a", None]]}, "spec": None}),
         lambda content: content.update(batch={"dict": [[1, 2, 3]]}),
+        lambda content: content.update(place=["data[3]"]),
+        lambda content: content.update(examples="row 3"),
+        lambda content: content.update(examples=[3]),
         lambda content: content.clear(),
     ],
 )

@@ -16,6 +16,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import BatchIterator
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_replay import Recorded, SkippedBatches, fork, verify
+from fulgurite_replay.forking import count_steps
 from fulgurite_runs import read_origin
 from fulgurite_testing import assert_same_bits
 
@@ -114,7 +115,7 @@ def test_batch_that_is_left_out_is_as_never_there(
     twice = [*BATCHES, *BATCHES]
     batches = [batch for number, batch in enumerate(twice, 1) if number not in skipped]
     expected = train_by_hand(batches, get_initial_layer())
-    assert int(result.state.step) == len(batches)
+    assert int(result.state.step) == len(batches) == count_steps(trained, changed, skipped)
     np.testing.assert_allclose(result.module.layer.weight, expected.weight, rtol=1e-5)
     np.testing.assert_allclose(result.module.layer.bias, expected.bias, rtol=1e-5)
     assert read_origin(tmp_path / "new") == {
@@ -122,6 +123,16 @@ def test_batch_that_is_left_out_is_as_never_there(
         "step": step,
         "skipped_batches": list(skipped),
     }
+
+
+@pytest.mark.parametrize(("skipped", "expected"), [((8,), 23), ((12, 13, 25), 22), ((), None)])
+def test_steps_of_epochs_without_some_batches_are_counted(
+    trained: Recorded, tmp_path: Path, skipped: tuple[int, ...], expected: int | None
+) -> None:
+    # Two epochs of twelve batches; batch 25 would be the first of a third.
+    changed = make_recorded(tmp_path / "new")
+    assert count_steps(trained, changed, skipped) == expected
+    assert count_steps(trained, make_recorded(tmp_path, epochs=None, steps=24), skipped) is None
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fulgurite as fg
 import jax
@@ -14,7 +15,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_optimizers import Freeze
 from fulgurite_replay import PinPrograms, read_programs
-from fulgurite_replay.pinning import hash_executable
+from fulgurite_replay.pinning import hash_executable, hash_source
 from fulgurite_testing import TinyModel, tiny_data
 from pinned import make_engine
 
@@ -104,6 +105,27 @@ def test_place_of_an_operation_in_the_code_is_no_part_of_the_hash() -> None:
 
     assert hash_executable(compile_sum(2.0)) == hash_executable(compile_elsewhere())
     assert hash_executable(compile_sum(2.0)) != hash_executable(compile_sum(3.0))
+
+
+def test_names_and_copies_of_functions_are_no_part_of_the_hash_of_a_source() -> None:
+    def make_inner(scale: float) -> Any:
+        @jax.jit
+        def inner(x: Any) -> Any:
+            return jnp.sin(scale * x)
+
+        return inner
+
+    def lower(*functions: Any) -> jax.stages.Lowered:
+        return jax.jit(lambda x: [function(x) for function in functions]).lower(jnp.arange(3.0))
+
+    first = make_inner(2.0)
+    shared = lower(first, first)
+    copied = lower(first, make_inner(2.0))
+    assert shared.as_text() != copied.as_text()
+    assert hash_source(shared) == hash_source(copied)
+    assert hash_source(lower(first, make_inner(3.0))) != hash_source(shared)
+    assert hash_source(lower(first)) != hash_source(shared)
+    assert hash_source(lower(make_inner(3.0), first)) != hash_source(lower(first, make_inner(3.0)))
 
 
 def test_file_of_something_else_and_a_run_without_directory_are_refused(tmp_path: Path) -> None:

@@ -28,8 +28,20 @@ from fulgurite_runs import dumps, loads
 from fulgurite_testing import TinyModel, tiny_data
 
 
+class Shift:
+    """Changes the bias at step 6, which is digested, and at step 8, which is saved."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("shift", fg.At(6, 8), self.shift)]
+
+    def shift(self, run: fg.Run) -> fg.ReplaceState:
+        bias = run.state.module.linear.bias + 1
+        return fg.ReplaceState(eqx.tree_at(lambda state: state.module.linear.bias, run.state, bias))
+
+
 def make_engine(run_dir: Path, *plugins: Any, steps: int = 12, **saving: Any) -> fg.Engine:
-    """Return an engine for 12 steps that saves, logs, digests and averages."""
+    """Return an engine for 12 steps that saves, logs, digests, averages and changes the state."""
     options: dict[str, Any] = {"every": 4, "max_to_keep": None} | saving
     return fg.Engine(
         steps=steps,
@@ -41,6 +53,7 @@ def make_engine(run_dir: Path, *plugins: Any, steps: int = 12, **saving: Any) ->
             "jsonl",
             StateDigest(every=3),
             Average(EMA(0.9)),
+            Shift(),
             *plugins,
         ],
     )
@@ -210,7 +223,9 @@ def test_run_that_does_not_say_where_it_was_made_longer_is_refused(tmp_path: Pat
     for number, steps in enumerate((6, 12), 1):
         manifest = {"settings": {"steps": steps, "epochs": None}}
         (run / "attempts" / str(number)).write_text(dumps(manifest))
-    with pytest.raises(ConfigurationError, match="attempt 2 of .* has another length than the one"):
+    with pytest.raises(
+        ConfigurationError, match="where attempt 2 of .* began, it was made longer or shorter"
+    ):
         verify(make_recorded(run), 0, 12)
 
 
@@ -222,7 +237,7 @@ def test_another_batch_order_is_found_at_the_first_step_that_was_recorded(run_di
 
 
 def test_steps_that_the_run_does_not_have_are_refused(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the steps 8:8 are none"):
+    with pytest.raises(ConfigurationError, match="there are no steps 8:8"):
         verify(make_recorded(run_dir), 8, 8)
     with pytest.raises(CheckpointError, match="holds no checkpoint: name the last step"):
         verify(make_recorded(tmp_path / "none"))

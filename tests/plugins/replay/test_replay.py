@@ -140,7 +140,7 @@ def test_the_first_bad_step_is_found_without_its_number(
     assert (result.start, result.step) == (30, 38)
     with pytest.raises(ConfigurationError, match="step 38 is not finite already"):
         replay(build(path), 40)
-    with pytest.raises(ConfigurationError, match="step 0 is none"):
+    with pytest.raises(ConfigurationError, match="there is no step 0"):
         replay(build(path), 0)
 
 

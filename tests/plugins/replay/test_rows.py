@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fulgurite_data import Arrays
 from fulgurite_replay import Observer, SkippedBatches
-from fulgurite_replay.rows import describe_batch, describe_example
+from fulgurite_replay.rows import describe_batch, describe_example, list_examples
 from fulgurite_testing import TinyModel
 
 RNG = np.random.default_rng(0)
@@ -80,6 +80,28 @@ def test_row_of_a_pipeline_is_that_of_its_source() -> None:
     batch, example, x = describe(data)
     assert batch == "the batch is number 1 of epoch 1, both from 0"
     assert example == f"the example is example {find_row(x)} of Arrays"
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (fg.ArrayData(ARRAYS, 4, shuffle=True, remainder="pad"), "row {} of the arrays"),
+        (Arrays(ARRAYS).shuffle().batch(4, remainder="pad"), "example {} of Arrays"),
+    ],
+)
+def test_all_examples_of_a_batch_are_named_without_those_of_padding(data: Any, name: str) -> None:
+    answers: list[Any] = []
+
+    def look(run: fg.Run) -> None:
+        item = run.data_iterator.look_ahead(0)
+        assert item is not None
+        answers.append((list_examples(run, item), np.asarray(item.batch.value["x"])))
+
+    # Of 22 rows, the sixth batch of an epoch has two.
+    observer = Observer({5: look, 6: look})
+    fg.Engine(epochs=2, seed=5, autoload=False, plugins=[observer]).fit(TinyModel, data)
+    for (names, x), length in zip(answers, (2, 4), strict=True):
+        assert names == [name.format(find_row(row)) for row in x[:length]]
 
 
 def test_row_of_data_without_some_batches_is_that_of_the_data() -> None:

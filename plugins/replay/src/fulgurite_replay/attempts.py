@@ -24,26 +24,32 @@ class Span:
     length: Mapping[str, int | None]
 
 
-def list_spans(directory: RunDirectory) -> list[Span]:
+def list_spans(directory: RunDirectory, *, by_attempt: bool = False) -> list[Span]:
     """Return the spans of a run, oldest first, without steps that it has given up; none where there
     is no run.
 
+    Args:
+        directory: of the run.
+        by_attempt: whether attempts of one length are spans of their own.
+
     Raises:
-        ConfigurationError: it was made longer or shorter, and does not say where.
+        ConfigurationError: a span of the run ends, and it does not say where.
     """
     begun: list[tuple[int, dict[str, int | None]]] = []
     for number, manifest in directory.read_manifests().items():
         length = {name: manifest["settings"][name] for name in ("steps", "epochs")}
         start = _get_start(manifest)
-        if start is None and begun and begun[-1][1] != length:
+        is_other = bool(begun) and (by_attempt or begun[-1][1] != length)
+        if start is None and is_other:
+            reason = "its data began again" if by_attempt else "it was made longer or shorter"
             raise ConfigurationError(
-                f"attempt {number} of {directory.path} has another length than the one before it, "
-                "and a version made it that did not note at which step it began: its steps cannot "
-                "be executed again as they were"
+                f"where attempt {number} of {directory.path} began, {reason}, and a version made "
+                "it that did not note at which step: its steps cannot be executed again as they "
+                "were"
             )
         if start is not None:
             begun = [earlier for earlier in begun if earlier[0] < start]
-        if not begun or begun[-1][1] != length:
+        if not begun or by_attempt or begun[-1][1] != length:
             begun.append((start or 0, length))
     stops = [*(start for start, _ in begun[1:]), None]
     return [Span(start, stop, length) for (start, length), stop in zip(begun, stops, strict=True)]

@@ -18,6 +18,7 @@ from fulgurite.plugins import (
 from fulgurite_runs import RunPlugin
 
 from fulgurite_replay.capture_files import Captured, remove_oldest, write_capture
+from fulgurite_replay.rows import describe_batch, list_examples
 
 
 @dataclass
@@ -27,13 +28,13 @@ class _Memory:
     Attributes:
         state: a copy of the state after the step `start`.
         start: the number of updates before it.
-        batches: those of the steps after it, in order.
+        items: the batches of the steps after it, in order.
         wanted: steps to capture, with the reasons.
     """
 
     state: fg.TrainState | None = None
     start: int = 0
-    batches: deque[Any] = field(default_factory=deque)
+    items: deque[BatchItem] = field(default_factory=deque)
     wanted: dict[int, str] = field(default_factory=dict)
 
 
@@ -152,16 +153,16 @@ class Capture(RunPlugin):
         state = copy_arrays(run.state)
         self._memory.state = state
         self._memory.start = run.step
-        self._memory.batches.clear()
+        self._memory.items.clear()
         self._memory.wanted.clear()
 
     def _note_batch(self, item: BatchItem) -> None:
         if self._memory.state is not None:
-            self._memory.batches.append(item.batch)
+            self._memory.items.append(item)
 
     def _forget(self) -> None:
         self._memory.state = None
-        self._memory.batches.clear()
+        self._memory.items.clear()
         self._memory.wanted.clear()
 
     def _capture(self, run: fg.Run) -> list[str]:
@@ -173,15 +174,23 @@ class Capture(RunPlugin):
         memory = self._memory
         state, wanted, step = memory.state, memory.wanted, memory.start
         texts = []
-        for batch in memory.batches:
+        for item in memory.items:
             if state is None or step >= max(wanted, default=0):
                 break
             step += 1
-            batch = fg.ArrayData.gather(get_device_arrays(run.data), batch)
+            batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
             before = state
             state, _ = run.engine.step(copy_arrays(before), batch)
             if step in wanted:
-                captured = Captured(step, wanted[step], run.step_range, batch, before)
+                captured = Captured(
+                    step,
+                    wanted[step],
+                    run.step_range,
+                    batch,
+                    before,
+                    describe_batch(run, item),
+                    tuple(list_examples(run, item)),
+                )
                 texts.append(self._write(run, captured, state))
         return texts
 

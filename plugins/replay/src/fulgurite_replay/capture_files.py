@@ -49,6 +49,8 @@ class Captured:
         step_range: of the fit.
         batch: its batch, as the data gave it; read from a file, zeros of its shapes.
         state: the state before it; None if it was not read.
+        place: which batch of the data it is, as a sentence; None where that is not known.
+        examples: what the data calls each of its examples; none where it does not know them.
     """
 
     step: int
@@ -56,6 +58,8 @@ class Captured:
     step_range: fg.StepRange
     batch: Any
     state: fg.TrainState | None
+    place: str | None = None
+    examples: tuple[str, ...] = ()
 
 
 def list_captures(run: Path) -> dict[int, Path]:
@@ -96,8 +100,12 @@ def write_capture(run: Path, captured: Captured) -> tuple[Path, int]:
         "reason": captured.reason,
         "step_range": captured.step_range.to_json(),
         "batch": _describe(captured.batch),
+        "place": captured.place,
     }
-    text = encode_readable(content, _FILE)
+    text = encode_readable(content | {"examples": list(captured.examples)}, _FILE)
+    if len(text.encode()) > _MAX_BYTES:
+        # The step can be replayed without the names of its examples.
+        text = encode_readable(content, _FILE)
     if len(text.encode()) > _MAX_BYTES:
         raise ConfigurationError(
             f"the batch of step {captured.step} has so many arrays that it cannot be captured"
@@ -149,11 +157,16 @@ def read_capture(path: Path) -> Captured:
             raise ValueError(f"its format is {content['format']!r}, and this reads {_FORMAT}")
         step, reason = content["step"], content["reason"]
         if type(step) is not int or step < 1 or not isinstance(reason, str):
-            raise ValueError("its step or its reason is none")
+            raise ValueError("its step is not a number from 1 on, or its reason not a string")
         step_range = fg.StepRange.from_json(content["step_range"])
         numbers = [step_range.start, step_range.stop, *step_range.epoch_ends]
         if any(type(number) is not int for number in numbers if number is not None):
-            raise ValueError("its range of steps is none")
+            raise ValueError("its range of steps does not consist of numbers")
+        place, examples = content.get("place"), content.get("examples", [])
+        if not isinstance(place, str | None) or not isinstance(examples, list):
+            raise ValueError("it does not say where the data has its batch")
+        if not all(isinstance(example, str) for example in examples):
+            raise ValueError("the names of its examples are not strings")
         batch = _build(content["batch"])
         if total_size(batch)[1] > _MAX_BATCH_BYTES:
             raise ValueError(f"its batch has more than {_MAX_BATCH_BYTES:,} bytes")
@@ -162,7 +175,7 @@ def read_capture(path: Path) -> Captured:
             f"{path} is not a capture that can be read: {error!r}. Replay the step from the data "
             "of the run, --from checkpoint"
         ) from error
-    return Captured(step, reason, step_range, batch, None)
+    return Captured(step, reason, step_range, batch, None, place, tuple(examples))
 
 
 def read_state(path: Path, batch: Any, like: fg.TrainState) -> tuple[fg.TrainState, Any]:

@@ -17,7 +17,7 @@ from fulgurite_cli import (
 from fulgurite_runs import RunDirectory
 
 from fulgurite_replay.capture_files import list_captures
-from fulgurite_replay.forking import fork as fork_run
+from fulgurite_replay.forking import count_steps, fork as fork_run
 from fulgurite_replay.proof import bisect as find_divergence, verify as prove
 from fulgurite_replay.replaying import Replay, replay as replay_step, replay_capture, save_batch
 from fulgurite_replay.rerun import Recorded
@@ -168,10 +168,12 @@ def fork(arguments: Sequence[str]) -> int:
         recorded = _rebuild(options)
         changed = _build_changed(options)
         takes_program = options.hyperparameters == "program"
-        if changed.engine.epochs is not None and (options.skip_batch or recorded.skipped_batches):
+        num_steps = count_steps(recorded, changed, options.skip_batch)
+        if num_steps is not None:
             print(
-                "note: without the batches that are left out an epoch has fewer steps. The number "
-                "of steps that is shown counts them until that epoch ends"
+                f"note: without the batches that are left out, {changed.engine.epochs} epochs are "
+                f"{num_steps} steps. What is shown as the number of steps assumes epochs of equal "
+                "length, and is right at the end"
             )
         result = fork_run(
             recorded,

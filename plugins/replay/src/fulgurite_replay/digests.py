@@ -1,6 +1,6 @@
 """Digests of a train state: which leaf differs between two runs, and from which step on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,10 +101,13 @@ def find_difference(first: Mapping[str, str], second: Mapping[str, str]) -> str 
 @hide_constructor_frames
 @dataclass(frozen=True, eq=False)
 class StateDigest(RunPlugin):
-    """Writes a digest of each array of the train state into the run's `digests.jsonl`.
+    """Writes a digest of each array of the train state, as a step has left it, into the run's
+    `digests.jsonl`.
 
     `fulgurite verify` compares them with those of the steps as it executes them again, and
-    `fulgurite bisect` those of two runs. It is telemetry: no number of the run depends on it.
+    `fulgurite bisect` those of two runs. It is telemetry: no number of the run depends on it. What
+    an action changes of the state at a step, such as a return to earlier weights, shows in the next
+    digest.
 
     Example:
         from fulgurite_replay import StateDigest
@@ -126,9 +129,9 @@ class StateDigest(RunPlugin):
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
-        """Digest the state once everything that may change it at this step has run."""
-        # Not in the stage `save`, which waits for the device where records of this step are due.
-        return [fg.ScheduledAction("digest", self.every, self._digest, after=("epoch_end",))]
+        """Digest the state as the step has left it: an action after the one that logs would wait
+        for the device."""
+        return [schedule_digest("digest", self.every, self._digest)]
 
     @fg.hookimpl
     def on_save(self, run: fg.Run) -> None:
@@ -171,6 +174,20 @@ class StateDigest(RunPlugin):
             entry = {"step": step, "attempt": run.attempt, "digests": digests}
             append_line(run.run_dir.path / DIGESTS_FILE, entry)
         self._pending.clear()
+
+
+def schedule_digest(
+    name: str, trigger: Any, action: Callable[[fg.Run], None]
+) -> fg.ScheduledAction:
+    """Return an action that gets the state as a step has left it, once `SelfCheck` has compared it.
+
+    Args:
+        name: of the action.
+        trigger: when.
+        action: `action(run)`.
+    """
+    after = ("self_check.compare",)
+    return fg.ScheduledAction(name, trigger, action, stage="evaluate", after=after)
 
 
 def read_digests(run: Path) -> dict[int, Digests]:

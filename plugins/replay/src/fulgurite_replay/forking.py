@@ -26,7 +26,8 @@ def fork(
     """Train a new run that begins with the state that another one had at a step.
 
     Where that step was not saved, it is trained again from the checkpoint before it, as the run
-    did. `origin.json` of the new run names the other one and the step, and `fulgurite compare`
+    did; from its beginning if its data cannot continue from a checkpoint. `origin.json` of the new
+    run names the other one and the step, and `fulgurite compare`
     shows them. A fork that was killed is continued by the same call.
 
     Args:
@@ -58,7 +59,12 @@ def fork(
         _check_is_same_fork(recorded, step, changed, skipped)
         if changed.list_checkpoints():
             return changed.engine.fit(changed.model, changed.run_data, resume="auto")
-    start = recorded.find_start(step)
+    if skipped and changed.restarts_data:
+        raise ConfigurationError(
+            "no batch can be left out of this data: it begins again where a run resumes "
+            "(DataSource(resume='restart')), and so does a fork"
+        )
+    start = step if step in recorded.list_resumable_steps() else recorded.find_start(step)
     with tempfile.TemporaryDirectory(prefix="fulgurite-fork-") as folder:
         path = recorded.checkpoint_root
         look = _Look(steps)
@@ -84,6 +90,30 @@ def fork(
             # Its position is that of the other run's data, which it was made with.
             data = fg.DataSource(batches, resume="restart")
         return _continue(path, step, changed, data, takes_hyperparameters)
+
+
+def count_steps(recorded: Recorded, changed: Recorded, skipped_steps: Sequence[int]) -> int | None:
+    """Return how many steps a fork takes that leaves batches out and is as long as a number of
+    epochs; None where it leaves none out, is counted in steps, or its epochs have no known length.
+
+    Args:
+        recorded: the other run.
+        changed: the new run.
+        skipped_steps: as of `fork`.
+    """
+    before = recorded.skipped_batches
+    skipped = {*before, *find_batch_numbers(skipped_steps, before)}
+    epochs = changed.engine.epochs
+    length = _find_epoch_length(changed.data)
+    if not skipped or epochs is None or length is None:
+        return None
+    num_batches = epochs * length
+    return num_batches - sum(number <= num_batches for number in skipped)
+
+
+def _find_epoch_length(data: Any) -> int | None:
+    with BatchIterator(get_split(data, "train"), seed=0) as batches:
+        return batches.epoch_length
 
 
 class _Look:
@@ -163,8 +193,7 @@ def _check_epoch_continues(
     """
     if not skipped or not position["batch"]:
         return
-    with BatchIterator(get_split(changed.data, "train"), seed=0) as batches:
-        length = batches.epoch_length
+    length = _find_epoch_length(changed.data)
     if length is None:
         return
     last = num_batches + length - position["batch"]

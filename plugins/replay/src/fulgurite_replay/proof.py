@@ -1,6 +1,6 @@
 """Comparing what a run has recorded with what its steps compute again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -97,12 +97,12 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
     Raises:
         CheckpointError: the run has no checkpoint where one is needed, or there is nothing to
             compare with.
-        ConfigurationError: the steps are none.
+        ConfigurationError: there are no such steps.
     """
     last = find_last_step(recorded) if last is None else last
     if not 0 <= first < last:
         raise ConfigurationError(
-            f"the steps {first}:{last} are none: give A:B with 0 <= A < B; the newest checkpoint "
+            f"there are no steps {first}:{last}: give A:B with 0 <= A < B; the newest checkpoint "
             "is the last step by default"
         )
     start = recorded.find_start(first)
@@ -115,10 +115,11 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
         for step, values in read_digests(recorded.directory.path).items()
         if proof.start < step <= last
     }
-    observe_at: dict[int, Callable[[fg.Run], None]] = {}
-    for step in {*digests, *dict(checkpoints)}:
-        observe_at[step] = partial(_compare_state, proof, dict(checkpoints), digests)
-    observer = Observer(observe_at, stop=last)
+    observer = Observer(
+        {step: partial(_compare_checkpoint, proof, path) for step, path in checkpoints},
+        stop=last,
+        look_at={step: partial(_compare_digests, proof, digests[step]) for step in digests},
+    )
     end = train_again(recorded, start, observer)
     if end < last:
         raise ConfigurationError(
@@ -135,33 +136,29 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
     return proof
 
 
-def _compare_state(
-    proof: Proof, checkpoints: dict[int, Path], digests: dict[int, Digests], run: fg.Run
-) -> None:
-    """Compare the state of a step with what the run has of it."""
-    step = run.step
-    state = run.state
-    current = digest_state(state)
-    if step in digests:
-        _count(proof, "digests")
-        path = find_difference(digests[step], current)
-        if path is not None:
-            text = f"{path} has the digest {current.get(path)}, recorded is "
-            text += f"{digests[step].get(path)}"
-            proof.differences.append(Difference(step, "digests", text))
-    if step not in checkpoints:
-        return
+def _compare_digests(proof: Proof, recorded: Digests, run: fg.Run) -> None:
+    """Compare the state as a step has left it with the digests of the run."""
+    _count(proof, "digests")
+    current = digest_state(run.state)
+    path = find_difference(recorded, current)
+    if path is not None:
+        text = f"{path} has the digest {current.get(path)}, recorded is {recorded.get(path)}"
+        proof.differences.append(Difference(run.step, "digests", text))
+
+
+def _compare_checkpoint(proof: Proof, saved_in: Path, run: fg.Run) -> None:
+    """Compare the state at the end of a step with a checkpoint of the run."""
     _count(proof, "checkpoints")
     try:
         # Of weights alone only those are compared.
-        saved = restore_state(checkpoints[step], like=state, fills_in=True)
+        saved = restore_state(saved_in, like=run.state, fills_in=True)
     except CheckpointError as error:
-        proof.differences.append(Difference(step, "checkpoint", str(error)))
+        proof.differences.append(Difference(run.step, "checkpoint", str(error)))
         return
-    path = find_difference(digest_state(saved), current)
+    path = find_difference(digest_state(saved), digest_state(run.state))
     if path is not None:
-        text = f"{path} is not that of the checkpoint {checkpoints[step]}"
-        proof.differences.append(Difference(step, "checkpoint", text))
+        text = f"{path} is not that of the checkpoint {saved_in}"
+        proof.differences.append(Difference(run.step, "checkpoint", text))
 
 
 def compare_records(

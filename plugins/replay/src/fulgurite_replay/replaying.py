@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool
 from fulgurite_replay.capture_files import read_capture, read_state
 from fulgurite_replay.examining import Examination, count_batch, examine
 from fulgurite_replay.proof import Difference, Proof, compare_records
-from fulgurite_replay.rerun import Observer, Recorded, train_again
+from fulgurite_replay.rerun import NEVER, Observer, Recorded, train_again
 from fulgurite_replay.rows import describe_batch, describe_example
 
 
@@ -44,8 +44,8 @@ class Replay:
         batch: the batch of the step.
         records: the exact records of the step, as far as anything is logged there.
         capture: the folder that `Capture` has written, if the step was replayed from it.
-        source: where the data has the batch and the example that is concerned, as sentences; of a
-            capture, none.
+        source: where the data has the batch and the example that is concerned, as sentences; none
+            where it does not know.
         difference: what of the records of the steps before it is not as the run has recorded it, so
             that the step may not have been in the same state.
         checks_numbers: whether it was looked at what is not finite, and not at indices alone.
@@ -111,13 +111,15 @@ def replay(
         checks_numbers: whether to say what is not finite.
 
     Raises:
-        CheckpointError: no step after the newest checkpoint fails.
+        CheckpointError: no step after the newest checkpoint fails; the run is a fork, and has no
+            checkpoint to begin at.
         ConfigurationError: the run does not reach that step.
+        DataError: the data cannot be read again from where the run is trained again.
     """
     if step is None:
         step = _find_failing_step(recorded)
     if step < 1:
-        raise ConfigurationError(f"step {step} is none: the first step is 1")
+        raise ConfigurationError(f"there is no step {step}: the first step is 1")
     start = recorded.find_start(step - 1)
     result = Replay(step, start or 0, checks_numbers=checks_numbers)
     observer = Observer(
@@ -184,6 +186,10 @@ def replay_capture(
         # Only then is it of interest whether the compiled step is finite, too.
         after, _ = engine.step(state, batch)
         failed = int(after.nonfinite.step) == step
+    source = [] if captured.place is None else [captured.place]
+    example = _get_example(examination, batch)
+    if example is not None and example < len(captured.examples):
+        source.append(f"the example is {captured.examples[example]}")
     return Replay(
         step,
         step - 1,
@@ -191,6 +197,7 @@ def replay_capture(
         failed,
         batch,
         capture=path,
+        source=source,
         checks_numbers=checks_numbers,
     )
 
@@ -216,7 +223,7 @@ def save_batch(batch: Any, path: Path) -> None:
 
 def _find_failing_step(recorded: Recorded) -> int:
     """Return the first step after the newest checkpoint that is not finite."""
-    start = recorded.find_start(None)
+    start = recorded.find_start(NEVER)
     try:
         # A run may have skipped or ignored it. What differs is told when that step is replayed.
         with warnings.catch_warnings():
@@ -253,10 +260,17 @@ def _look_at_next_step(run: fg.Run, result: Replay, *, checks_indices: bool) -> 
         checks_numbers=result.checks_numbers,
     )
     lines = [describe_batch(run, item)]
-    example = result.examination.example
-    if example is not None and example[1] == count_batch(result.batch):
-        lines.append(describe_example(run, item, example[0]))
+    example = _get_example(result.examination, result.batch)
+    if example is not None:
+        lines.append(describe_example(run, item, example))
     result.source = [line for line in lines if line is not None]
+
+
+def _get_example(examination: Examination, batch: Any) -> int | None:
+    """Return the index in the batch of the example that is concerned; None without one, and where
+    it is one of a part of the batch."""
+    example = examination.example
+    return example[0] if example is not None and example[1] == count_batch(batch) else None
 
 
 def _find_due(engine: EngineView, step: int, step_range: fg.StepRange) -> Bool[Array, " names"]:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite.plugins import RegisteredPlugin
+from fulgurite.errors import CheckpointError, ConfigurationError, DataError
+from fulgurite.plugins import RegisteredPlugin, get_split
 from fulgurite_checkpoint import Checkpointer, list_own, resolve_root
 from fulgurite_runs import RunDirectory, describe_plugins, read_origin
 
 from fulgurite_replay.attempts import Span, list_spans
+from fulgurite_replay.digests import schedule_digest
 from fulgurite_replay.skipping import SkippedBatches, read_skipped
 
-_NEVER = 10**11
+NEVER = 10**11
 """A step that no run has."""
 Observe = Callable[[fg.Run], None]
 """Looks at a running fit between two steps."""
@@ -79,26 +80,45 @@ class Recorded:
         skipped = self.skipped_batches
         return SkippedBatches(self.data, skipped) if skipped else self.data
 
-    def find_start(self, step: int | None) -> int | None:
-        """Return the step of the newest checkpoint that is not after a step, or of the newest one
-        of all for None; None for the begin of the run.
+    @property
+    def restarts_data(self) -> bool:
+        """Whether the data begins again where a run resumes, so that steps after a checkpoint get
+        other batches than they did."""
+        data = get_split(self.data, "train")
+        return isinstance(data, fg.DataSource) and data.resume == "restart"
 
-        Raises:
-            CheckpointError: there is none, and the run is a fork, which began with the state of
-                another run; or checkpoints of another run are among those of this one.
-        """
-        saved = [saved for saved, _ in self.list_checkpoints()]
-        steps = [each for each in saved if step is None or each <= step]
+    def list_resumable_steps(self) -> list[int]:
+        """Return the steps of the checkpoints from which a run can be continued, oldest first."""
         checkpointer = _find_checkpointer(self.engine)
         if checkpointer is not None and checkpointer.weights_only:
-            steps = []  # nothing continues from weights alone
+            return []
+        return [step for step, _ in self.list_checkpoints()]
+
+    def find_start(self, step: int) -> int | None:
+        """Return the step from which the run is trained again up to a step: that of the newest
+        checkpoint that is not after it; None for the begin of the run, also where the data could
+        not continue from a checkpoint.
+
+        Raises:
+            CheckpointError: it is the begin, and the run is a fork, which began with the state of
+                another run; or checkpoints of another run are among those of this one.
+        """
         origin = read_origin(self.directory.path)
+        if self.restarts_data:
+            if origin:
+                raise CheckpointError(
+                    f"{self.path} is a fork of {origin.get('run')}, and its data begins again "
+                    "where a run resumes (DataSource(resume='restart')): its steps cannot be made "
+                    "again. "
+                    "Train with Capture() to replay a step without the data"
+                )
+            return None
+        steps = [saved for saved in self.list_resumable_steps() if saved <= step]
         if origin and not steps:
-            where = "" if step is None else f" up to step {step}"
             others = "".join(f" --skip-batch {number}" for number in self.skipped_batches)
             raise CheckpointError(
                 f"{self.path} is a fork of {origin.get('run')}, with whose state of step "
-                f"{origin.get('step')} it began, and has no checkpoint{where} from "
+                f"{origin.get('step')} it began, and has no checkpoint up to step {step} from "
                 "which its steps could be made again. Choose a later one, or fork that run again: "
                 f"fulgurite fork {origin.get('run')} --step {origin.get('step')}{others}"
             )
@@ -123,14 +143,21 @@ class Observer(fg.Plugin):
         observe_at: what is called, by step.
         stop: where the fit ends; by default it continues to its own end.
         saves: whether the state is saved there.
+        look_at: what is called, by step, before anything else is done there.
     """
 
     plugin_name = "replay_observer"
 
     def __init__(
-        self, observe_at: dict[int, Observe], stop: int | None = None, *, saves: bool = False
+        self,
+        observe_at: dict[int, Observe],
+        stop: int | None = None,
+        *,
+        saves: bool = False,
+        look_at: dict[int, Observe] | None = None,
     ) -> None:
         self.observe_at = observe_at
+        self.look_at = look_at or {}
         self.stop = stop
         self.saves = saves
         self.records: list[fg.Record] = []
@@ -138,10 +165,14 @@ class Observer(fg.Plugin):
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Observe last, where the state is as the next step gets it."""
+        actions = []
+        if self.look_at:
+            actions.append(schedule_digest("look", fg.At(*sorted(self.look_at)), self._look))
         steps = {*self.observe_at, *([] if self.stop is None else [self.stop])} - {0}
-        if not steps:
-            return []
-        return [fg.ScheduledAction("observe", fg.At(*sorted(steps)), self._observe, stage="save")]
+        if steps:
+            trigger = fg.At(*sorted(steps))
+            actions.append(fg.ScheduledAction("observe", trigger, self._observe, stage="save"))
+        return actions
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -155,12 +186,15 @@ class Observer(fg.Plugin):
             self.records.append(record)
 
     def make_part(self, stop: int) -> "Observer":
-        """Return an observer of the steps before one, which saves there, and that step is observed
-        by who continues from it. It keeps its records with those of this one."""
+        """Return an observer of the steps up to one, which saves there. What is observed there is
+        left to who continues from it. It keeps its records with those of this one."""
         before = {step: observe for step, observe in self.observe_at.items() if step < stop}
-        part = Observer(before, stop, saves=True)
+        part = Observer(before, stop, saves=True, look_at=self.look_at)
         part.records = self.records
         return part
+
+    def _look(self, run: fg.Run) -> None:
+        self.look_at[run.step](run)
 
     def _observe(self, run: fg.Run) -> None:
         observe = self.observe_at.get(run.step)
@@ -220,7 +254,8 @@ def _list_spans(recorded: Recorded, start: int | None, stop: int | None) -> list
     """
     settings = recorded.engine.services.settings
     length = {"steps": settings.steps, "epochs": settings.epochs}
-    spans = list_spans(recorded.directory) or [Span(0, None, length)]
+    spans = list_spans(recorded.directory, by_attempt=recorded.restarts_data)
+    spans = spans or [Span(0, None, length)]
     later = [span for span in spans if span.stop is None or span.stop > (start or 0)]
     return [later[0], *(span for span in later[1:] if stop is None or span.start < stop)]
 
@@ -243,6 +278,13 @@ def _train_span(
         except _Stopped:
             assert observer.stop is not None
             return observer.stop
+        except DataError as error:
+            error.add_note(
+                f"the run is trained again from step {0 if resume is None else resume.step} on, and needs the data from "
+                "there. Where it cannot be read twice, train with Capture(): a replay of what that "
+                "has written needs no data"
+            )
+            raise
         return int(result.state.step)
 
 
@@ -276,7 +318,7 @@ def _make_engine(
     plugins = [_take_part(plugin, kind) for plugin in _list_needed_plugins(engine)]
     if _find_checkpointer(engine) is None:
         # Something must open the directory, and there may be checkpoints from before.
-        plugins.append(kind(every=fg.At(_NEVER), on_exception=False))
+        plugins.append(kind(every=fg.At(NEVER), on_exception=False))
     with tempfile.TemporaryDirectory(prefix="fulgurite-replay-") as folder:
         copy = object.__new__(type(engine))
         fg.Engine.__init__(
@@ -323,7 +365,7 @@ def _take_part(plugin: RegisteredPlugin, kind: type[Checkpointer]) -> Any:
     if not isinstance(checkpointer, Checkpointer):
         return checkpointer
     options = {field.name: getattr(checkpointer, field.name) for field in fields(Checkpointer)}
-    options |= {"directory": None, "every": fg.At(_NEVER), "on_exception": False}
+    options |= {"directory": None, "every": fg.At(NEVER), "on_exception": False}
     # A part of a run has no best checkpoint, and is continued from what it saves.
     options |= {"monitor": None, "mode": None, "better": None, "weights_only": False}
     return kind(**options)
