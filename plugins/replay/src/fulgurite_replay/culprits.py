@@ -50,7 +50,9 @@ class Operand:
         if numbers is None:
             return Operand(label, dtype, shape, None, None)
         num_nan, num_inf = int(np.isnan(numbers).sum()), int(np.isinf(numbers).sum())
-        parts = np.stack([numbers.real, numbers.imag]) if np.iscomplexobj(numbers) else numbers
+        parts = (
+            np.stack([np.real(numbers), np.imag(numbers)]) if np.iscomplexobj(numbers) else numbers
+        )
         finite = parts[np.isfinite(parts)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
         return Operand(label, dtype, shape, low, high, num_nan, num_inf)

@@ -39,7 +39,7 @@ def find_axes(equation: JaxprEqn, inputs: Sequence[Axes]) -> list[Axes]:
             branches = [_follow(each, inputs[1:]) for each in equation.params["branches"]]
             return [frozenset().union(*each) for each in zip(*branches, strict=True)]
     rule = _RULES.get(name, _keep)
-    return [rule(equation, inputs, variable.aval.shape) for variable in equation.outvars]
+    return [rule(equation, inputs, _get_shape(variable)) for variable in equation.outvars]
 
 
 def _follow(program: Jaxpr | ClosedJaxpr, inputs: Sequence[Axes]) -> list[Axes]:

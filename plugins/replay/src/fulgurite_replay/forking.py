@@ -11,7 +11,8 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import BatchIterator, get_split
 from fulgurite_runs import make_origin, read_origin, write_origin
 
-from fulgurite_replay.rerun import Observer, Recorded, check_is_resumable, train_again
+from fulgurite_replay.observing import Observer
+from fulgurite_replay.rerun import Recorded, check_is_resumable, train_again
 from fulgurite_replay.skipping import SkippedBatches, find_batch_numbers
 
 

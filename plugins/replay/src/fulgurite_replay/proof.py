@@ -14,7 +14,8 @@ from fulgurite_logging import JSONLLogger, iter_records
 from fulgurite_runs import dumps, loads
 
 from fulgurite_replay.digests import Digests, digest_state, find_difference, read_digests
-from fulgurite_replay.rerun import Observer, Recorded, find_last_step, train_again
+from fulgurite_replay.observing import Observer
+from fulgurite_replay.rerun import Recorded, find_last_step, train_again
 
 _RECORDS_FILE = "records.jsonl"
 """In which `JSONLLogger` keeps the exact records of a run."""

@@ -21,8 +21,9 @@ from jaxtyping import Array, Bool
 
 from fulgurite_replay.capture_files import read_capture, read_state
 from fulgurite_replay.examining import Examination, count_batch, examine
+from fulgurite_replay.observing import Observer
 from fulgurite_replay.proof import Difference, Proof, compare_records
-from fulgurite_replay.rerun import NEVER, Observer, Recorded, train_again
+from fulgurite_replay.rerun import NEVER, Recorded, train_again
 from fulgurite_replay.rows import describe_batch, describe_example
 
 

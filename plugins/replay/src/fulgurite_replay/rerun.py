@@ -1,7 +1,7 @@
 """Executing steps of a run again, from its checkpoints, without changing its directory."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,13 +14,12 @@ from fulgurite_checkpoint import Checkpointer, list_own, resolve_root
 from fulgurite_runs import RunDirectory, describe_plugins, read_origin
 
 from fulgurite_replay.attempts import Span, list_spans
-from fulgurite_replay.digests import schedule_digest
+from fulgurite_replay.digests import StateDigest
+from fulgurite_replay.observing import Looker, Observer, StoppedError
 from fulgurite_replay.skipping import SkippedBatches, read_skipped
 
 NEVER = 10**11
 """A step that no run has."""
-Observe = Callable[[fg.Run], None]
-"""Looks at a running fit between two steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,88 +124,6 @@ class Recorded:
         return max(steps, default=None)
 
 
-class _Stopped(Exception):
-    """Ends a fit at the step up to which it is observed. A request to stop would be heard one step
-    later, and `StopTraining` would run what waits for the end of training."""
-
-
-class Observer(fg.Plugin):
-    """Looks at a fit at some steps, after all that is done there, and stops it at the last of them.
-
-    Example:
-        from fulgurite_replay import Observer
-
-        observer = Observer({5: lambda run: print(run.state.module.linear.bias)})
-        fg.Engine(steps=10, plugins=[observer]).fit(model, data)
-
-    Args:
-        observe_at: what is called, by step.
-        stop: where the fit ends; by default it continues to its own end.
-        saves: whether the state is saved there.
-        look_at: what is called, by step, before anything else is done there.
-    """
-
-    plugin_name = "replay_observer"
-
-    def __init__(
-        self,
-        observe_at: dict[int, Observe],
-        stop: int | None = None,
-        *,
-        saves: bool = False,
-        look_at: dict[int, Observe] | None = None,
-    ) -> None:
-        self.observe_at = observe_at
-        self.look_at = look_at or {}
-        self.stop = stop
-        self.saves = saves
-        self.records: list[fg.Record] = []
-
-    @fg.hookimpl
-    def register_actions(self) -> list[fg.ScheduledAction]:
-        """Observe last, where the state is as the next step gets it."""
-        actions = []
-        if self.look_at:
-            actions.append(schedule_digest("look", fg.At(*sorted(self.look_at)), self._look))
-        steps = {*self.observe_at, *([] if self.stop is None else [self.stop])} - {0}
-        if steps:
-            trigger = fg.At(*sorted(steps))
-            actions.append(fg.ScheduledAction("observe", trigger, self._observe, stage="save"))
-        return actions
-
-    @fg.hookimpl
-    def on_fit_start(self, run: fg.Run) -> None:
-        """Observe the step that the fit begins with: no action is due there."""
-        self._observe(run)
-
-    @fg.hookimpl
-    def log_record(self, record: fg.Record) -> None:
-        """Keep the records that the run must have, too."""
-        if record.stream == "exact":
-            self.records.append(record)
-
-    def make_part(self, stop: int) -> "Observer":
-        """Return an observer of the steps up to one, which saves there. What is observed there is
-        left to who continues from it. It keeps its records with those of this one."""
-        before = {step: observe for step, observe in self.observe_at.items() if step < stop}
-        part = Observer(before, stop, saves=True, look_at=self.look_at)
-        part.records = self.records
-        return part
-
-    def _look(self, run: fg.Run) -> None:
-        self.look_at[run.step](run)
-
-    def _observe(self, run: fg.Run) -> None:
-        observe = self.observe_at.get(run.step)
-        if observe is not None:
-            observe(run)
-        if run.step != self.stop or run.step == run.step_range.stop:
-            return  # at its own end a fit ends, and saves, by itself
-        if self.saves:
-            run.save()
-        raise _Stopped
-
-
 def train_again(
     recorded: Recorded,
     start: int | None,
@@ -275,12 +192,13 @@ def _train_span(
     with _make_engine(recorded.engine, settings, observer, save_in) as engine:
         try:
             result = engine.fit(recorded.model, recorded.run_data, resume=resume)
-        except _Stopped:
+        except StoppedError:
             assert observer.stop is not None
             return observer.stop
         except DataError as error:
+            start = 0 if resume is None else resume.step
             error.add_note(
-                f"the run is trained again from step {0 if resume is None else resume.step} on, and needs the data from "
+                f"the run is trained again from step {start} on, and needs the data from "
                 "there. Where it cannot be read twice, train with Capture(): a replay of what that "
                 "has written needs no data"
             )
@@ -319,6 +237,8 @@ def _make_engine(
     if _find_checkpointer(engine) is None:
         # Something must open the directory, and there may be checkpoints from before.
         plugins.append(kind(every=fg.At(NEVER), on_exception=False))
+    digests = [index for index, plugin in enumerate(plugins) if isinstance(plugin, StateDigest)]
+    plugins.insert(digests[0] if digests else len(plugins), Looker(observer.look_at))
     with tempfile.TemporaryDirectory(prefix="fulgurite-replay-") as folder:
         copy = object.__new__(type(engine))
         fg.Engine.__init__(
