@@ -268,7 +268,7 @@ def test_bisect_names_the_first_step_and_array_that_differ(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("starts", "kept"),
+    ("starts", "steps"),
     [
         ([0], [10, 20, 30]),
         ([0, 10], [10, 20, 30]),  # the second attempt wrote those after 10
@@ -280,14 +280,14 @@ def test_bisect_names_the_first_step_and_array_that_differ(tmp_path: Path) -> No
     ],
 )
 def test_digests_of_steps_that_a_run_has_given_up_do_not_count(
-    tmp_path: Path, starts: list[int | None], kept: list[int]
+    tmp_path: Path, starts: list[int | None], steps: list[int]
 ) -> None:
     run = tmp_path / "run"
     write_digests(run, {10: {"a": "0"}, 20: {"a": "1"}, 30: {"a": "2"}}, [1, 2, 2])
     (run / "attempts").mkdir()
     for number, start in enumerate(starts, 1):
         (run / "attempts" / str(number)).write_text(dumps({"start_step": start}))
-    assert list(read_digests(run)) == kept
+    assert list(read_digests(run)) == steps
 
 
 def test_digests_of_a_run_are_those_of_its_states_and_survive_a_line_cut_off(

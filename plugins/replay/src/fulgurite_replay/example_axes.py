@@ -101,12 +101,12 @@ Shape = tuple[int, ...]
 
 def _keep(equation: JaxprEqn, inputs: Sequence[Axes], shape: Shape) -> Axes:
     """Axes stay where they are, as far as they are as long as before."""
-    kept: set[int] = set()
+    same_axes: set[int] = set()
     for variable, axes in zip(equation.invars, inputs, strict=True):
         before = _get_shape(variable)
         if len(before) == len(shape):
-            kept |= {axis for axis in axes if before[axis] == shape[axis]}
-    return frozenset(kept - _list_mixed(equation))
+            same_axes |= {axis for axis in axes if before[axis] == shape[axis]}
+    return frozenset(same_axes - _list_mixed(equation))
 
 
 def _list_mixed(equation: JaxprEqn) -> set[int]:
@@ -175,7 +175,7 @@ def _divide(axis: int, before: Shape, after: Shape) -> Axes:
 
 def _dot(equation: JaxprEqn, inputs: Sequence[Axes], shape: Shape) -> Axes:
     contracted, batched = equation.params["dimension_numbers"]
-    found: set[int] = set()
+    new_axes: set[int] = set()
     num_batched = len(batched[0])
     first_free = num_batched
     for variable, axes, summed, shared in zip(
@@ -183,20 +183,20 @@ def _dot(equation: JaxprEqn, inputs: Sequence[Axes], shape: Shape) -> Axes:
     ):
         ndim = len(_get_shape(variable))
         free = [axis for axis in range(ndim) if axis not in {*summed, *shared}]
-        found |= {new for new, axis in enumerate(shared) if axis in axes}
-        found |= {first_free + new for new, axis in enumerate(free) if axis in axes}
+        new_axes |= {new for new, axis in enumerate(shared) if axis in axes}
+        new_axes |= {first_free + new for new, axis in enumerate(free) if axis in axes}
         first_free += len(free)
-    return frozenset(found)
+    return frozenset(new_axes)
 
 
 def _convolve(equation: JaxprEqn, inputs: Sequence[Axes], shape: Shape) -> Axes:
     numbers = equation.params["dimension_numbers"]
-    found = set()
+    new_axes = set()
     if numbers.lhs_spec[0] in inputs[0] and equation.params["batch_group_count"] == 1:
-        found.add(numbers.out_spec[0])
+        new_axes.add(numbers.out_spec[0])
     if numbers.rhs_spec[0] in inputs[1]:
-        found.add(numbers.out_spec[1])
-    return frozenset(found)
+        new_axes.add(numbers.out_spec[1])
+    return frozenset(new_axes)
 
 
 def _gather(equation: JaxprEqn, inputs: Sequence[Axes], shape: Shape) -> Axes:
@@ -204,15 +204,15 @@ def _gather(equation: JaxprEqn, inputs: Sequence[Axes], shape: Shape) -> Axes:
     sizes = equation.params["slice_sizes"]
     before = _get_shape(equation.invars[0])
     of_indices = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
-    found = {of_indices[axis] for axis in inputs[1] if axis < len(of_indices)}
+    new_axes = {of_indices[axis] for axis in inputs[1] if axis < len(of_indices)}
     left_out = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     in_slices = [axis for axis in range(len(before)) if axis not in left_out]
     for new, axis in zip(numbers.offset_dims, in_slices, strict=True):
         if axis in inputs[0] and sizes[axis] == before[axis]:
-            found.add(new)
+            new_axes.add(new)
     batched = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
-    found |= {of_indices[index] for axis, index in batched if axis in inputs[0]}
-    return frozenset(found)
+    new_axes |= {of_indices[index] for axis, index in batched if axis in inputs[0]}
+    return frozenset(new_axes)
 
 
 def _get_shape(variable: Any) -> Shape:

@@ -243,9 +243,9 @@ def _compare_values(
     if old is None:
         return f"the run has no record of {source!r} with {', '.join(new)}"
     for name in {**old, **new}:
-        recorded, given = (_format(values, name) for values in (old, new))
-        if recorded != given:
-            return f"{source}/{name} is {given}, recorded is {recorded}"
+        recorded, current = (_format(values, name) for values in (old, new))
+        if recorded != current:
+            return f"{source}/{name} is {current}, recorded is {recorded}"
     return None
 
 
