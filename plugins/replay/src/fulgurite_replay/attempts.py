@@ -25,8 +25,8 @@ class Span:
 
 
 def list_spans(directory: RunDirectory, *, by_attempt: bool = False) -> list[Span]:
-    """Return the spans of a run, oldest first, without steps that it has given up; none where there
-    is no run.
+    """Return the spans of a run, oldest first, without steps that it has given up; none of a
+    directory without attempts.
 
     Args:
         directory: of the run.
