@@ -106,6 +106,8 @@ def test_command_needs_no_data_and_no_checkpoint(
         assert "captures/step-18\nstep 18: the loss is not finite\n  NaN made by sqrt" in output
         assert replay_command([*arguments, "--step", "17", "--from", "capture"]) == 2
         assert "no capture of step 17; captured is 18" in capsys.readouterr().err
+        assert replay_command([*arguments, "--step", "0", "--from", "capture"]) == 2
+        assert "no capture of step 0; captured is 18" in capsys.readouterr().err
     finally:
         moved.rename(folder / "data.npz")
     with np.load(tmp_path / "batch.npz") as batch:

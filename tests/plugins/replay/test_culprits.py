@@ -429,8 +429,165 @@ def test_a_report_reads_as_sentences() -> None:
 
 def test_the_example_is_that_of_the_nan_and_not_one_with_a_mask() -> None:
     scores = np.where(np.eye(3) > 0, np.ones((4, 3, 3)), -np.inf).astype(np.float32)
-    assert find_example(scores, [4]) == (0, 4)
+    assert find_example(scores, {0}) == (0, 4)
     scores[2] = np.nan
-    assert find_example(scores, [4]) == (2, 4)
-    assert find_example(scores, [5]) is None
-    assert find_example(np.ones((4, 3), np.float32), [4]) is None
+    assert find_example(scores, {0}) == (2, 4)
+    assert find_example(scores, set()) is None
+    assert find_example(np.ones((4, 3), np.float32), {0}) is None
+
+
+def test_complex_elements_are_counted_and_found_as_wholes() -> None:
+    array = np.ones((8, 3), np.complex64)
+    array[5, 1] = complex(np.nan, np.nan)
+    assert find_example(array, {0}) == (5, 8)
+    array[6, 0] = complex(-7, np.inf)
+    operand = Operand.describe(array)
+    # Of the 22 other elements, 1 + 0j, and of -7 the parts are looked at.
+    assert (operand.num_nan, operand.num_inf) == (1, 1)
+    assert (operand.low, operand.high) == (-7.0, 1.0)
+
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.abs(1 / (batch["x"] * net.w.astype(jnp.complex64))).sum()
+
+    x = np.ones((8, 3), np.float32)
+    x[5] = 0
+    culprit = find(compute, {"x": x})
+    assert culprit.example == (5, 8) and culprit.output is not None
+    assert culprit.output.num_nan == 3
+
+
+def double_none(w: Any) -> Any:
+    return jax.lax.fori_loop(0, 0, lambda _, value: 2 * value, w)
+
+
+def stack_none(w: Any) -> Any:
+    last, rows = jax.lax.scan(lambda value, x: (2 * value, value), w, jnp.zeros((0, 2)))
+    return last + rows.sum()
+
+
+def double_none_in_reverse(w: Any) -> Any:
+    return jax.lax.scan(lambda value, _: (2 * value, None), w, length=0, reverse=True)[0]
+
+
+@pytest.mark.parametrize("loop", [double_none, stack_none, double_none_in_reverse])
+def test_loop_of_no_iterations_is_passed_through(loop: Callable[..., Any]) -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return (batch["x"] @ loop(net.w)).sum()
+
+    def divide(net: Net, batch: Any) -> Any:
+        return jax.jit(lambda w: (batch["x"] @ loop(w / 0)).sum())(net.w)
+
+    assert examine(compute, {"x": X}, checks_indices=True).is_clean
+    culprit = find(divide, {"x": X})
+    assert (culprit.operation, culprit.kind) == ("div", "inf")
+    assert_is_in(divide, culprit)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda value: jax.lax.dynamic_slice(value, (), ()),
+        lambda value: jax.lax.dynamic_update_slice(value, value, ()),
+    ],
+)
+def test_slice_of_a_single_number_has_no_index(read: Callable[..., Any]) -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return read(net.w.sum())
+
+    assert examine(compute, {"x": X}, checks_indices=True).is_clean
+
+
+# Eight examples, of which one is bad, and a weight with as many rows.
+EIGHT = np.ones((8, 3), np.float32)
+EIGHT[5] = -1
+ROWS = np.ones((8, 3), np.float32)
+
+
+def convolve(w: Any, x: Any) -> Any:
+    return jax.lax.conv_general_dilated(x[:, None], w[:, None, :2], (1,), "VALID")
+
+
+def map_examples(w: Any, x: Any) -> Any:
+    return jax.lax.map(lambda row: row * 2, x)
+
+
+def carry_examples(w: Any, x: Any) -> Any:
+    return jax.lax.fori_loop(0, 3, lambda _, value: value + x, jnp.zeros_like(x))
+
+
+def choose(w: Any, x: Any) -> Any:
+    return jax.lax.cond(w[0, 0] > 0, lambda: x @ w.T, lambda: jnp.outer(x[:, 0], w[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("compute", "example"),
+    [
+        (lambda w, x: jax.vmap(lambda row: w @ row)(x), 5),
+        (lambda w, x: w @ x.T, 5),
+        (lambda w, x: jnp.einsum("ri,bi->rb", w, x)[..., None] * jnp.ones(8), 5),
+        (lambda w, x: jnp.einsum("bi,bj->bij", x, w), 5),
+        (lambda w, x: jnp.concatenate([w, x], axis=1), 5),
+        (lambda w, x: x.reshape(8, 1, 3).transpose(2, 1, 0).squeeze(1), 5),
+        (lambda w, x: jax.checkpoint(jnp.multiply)(w, x), 5),
+        (lambda w, x: jnp.sum(x, axis=1, keepdims=True) * jnp.ones((8, 8)), 5),
+        (lambda w, x: w[jnp.where(x[:, 0] < 0, 2, 1)] * jnp.where(x < 0, -1, 1), 5),
+        (lambda w, x: jnp.take_along_axis(x, jnp.zeros((8, 1), int), axis=1), 5),
+        (lambda w, x: jnp.ones((8, 3)).at[:, 0].set(1) * x[:, :1], 5),
+        (convolve, 5),
+        (map_examples, 5),
+        (carry_examples, 5),
+        (choose, 5),
+        # Rows that are not of one example each, or whose order is another one.
+        (lambda w, x: -w, None),
+        (lambda w, x: x[::-1], None),
+        (lambda w, x: jnp.sort(x, axis=0), None),
+        (lambda w, x: x.T @ jnp.ones((8, 8)) - 9, None),
+        (lambda w, x: jnp.broadcast_to(x.sum(0) - 9, (8, 3)), None),
+        (lambda w, x: x.reshape(24), None),
+        (lambda w, x: x.reshape(4, 2, 3), None),
+        (lambda w, x: jnp.ones((8, 3)).at[0].set(x.sum(0) - 9), None),
+        (lambda w, x: x[jnp.array([0, 5, 2, 3, 4, 1, 6, 7])], None),
+    ],
+)
+def test_only_a_row_of_examples_is_told_as_an_example(
+    compute: Callable[..., Any], example: int | None
+) -> None:
+    culprit = find(
+        lambda net, batch: jnp.sqrt(compute(net.w, batch["x"])).sum(), {"x": EIGHT}, w=ROWS
+    )
+    assert culprit.operation == "sqrt"
+    assert culprit.example == (None if example is None else (example, 8))
+
+
+def test_row_of_a_weight_is_not_told_as_an_example() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.mean(net.w[3].sum() * 1e6 * batch["x"])
+
+    # It overflows in the optimizer, in the gradient, and is NaN from the beginning.
+    good = {"x": np.ones((8, 3), np.float32)}
+    culprit = find(compute, good, w=ROWS, optimizer=optax.sgd(1e38))
+    assert (culprit.place.part, culprit.example) == ("optimizer", None)
+
+    def multiply(net: Net, batch: Any) -> Any:
+        return jnp.sum((1e38 * batch["x"]) @ net.w.T)  # the sum over eight examples is too large
+
+    culprit = find(multiply, good, w=1e-30 * ROWS)
+    assert (culprit.operation, culprit.place.part) == ("dot_general", "backward pass")
+    assert culprit.output is not None and culprit.output.shape == (8, 3)
+    assert culprit.example is None
+    ruined = ROWS.copy()
+    ruined[2, 0] = np.nan
+    culprit = find(compute, good, w=ruined)
+    assert culprit.is_given and culprit.example is None
+
+
+def test_index_that_is_of_no_example_is_not_told_as_one() -> None:
+    rows = jnp.array([0, 1, 2, 9, 3, 3, 3, 3])
+
+    def compute(net: Net, batch: Any) -> Any:
+        return (batch["x"] @ net.w[rows].T).sum() + net.w[batch["index"]].sum()
+
+    batch = {"x": EIGHT, "index": np.array([0, 0, 0, 0, 0, 0, 9, 0], np.int32)}
+    faults = examine(compute, batch, w=ROWS, checks_indices=True).index_faults
+    examples = {fault.example for fault in faults if fault.operation == "gather"}
+    assert examples == {None, (6, 8)}

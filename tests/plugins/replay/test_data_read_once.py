@@ -31,9 +31,12 @@ def read_once(count: int = 10) -> fg.DataSource:
     return fg.DataSource(iter_batches(), resume="restart")
 
 
-def make_recorded(path: Path, data: Any = None, steps: int = 8) -> Recorded:
-    plugins = [Checkpointer(every=4, max_to_keep=None), "jsonl"]
-    engine = fg.Engine(steps=steps, log_every=1, run_dir=str(path), autoload=False, plugins=plugins)
+def make_recorded(path: Path, data: Any = None, steps: int = 8, *plugins: Any) -> Recorded:
+    saving = Checkpointer(every=4, max_to_keep=None, on_exception=False)
+    all_plugins = [saving, "jsonl", *plugins]
+    engine = fg.Engine(
+        steps=steps, log_every=1, run_dir=str(path), autoload=False, plugins=all_plugins
+    )
     return Recorded(engine, TinyModel, data or read_once(), path)
 
 
@@ -84,3 +87,20 @@ def test_fork_at_a_step_that_was_not_saved_has_the_state_of_that_step(
         replay(make_recorded(tmp_path / "new"), 6)
     with pytest.raises(ConfigurationError, match="no batch can be left out of this data"):
         fork(make_recorded(run_dir), 4, make_recorded(tmp_path / "other"), skipped_steps=[6])
+
+
+def test_attempts_whose_data_began_again_are_made_again_one_by_one(tmp_path: Path) -> None:
+    def stop(run: fg.Run) -> None:
+        raise InterruptedError
+
+    def make(*plugins: Any) -> Recorded:
+        data = fg.DataSource(BATCHES, resume="restart")
+        return make_recorded(tmp_path / "run", data, 8, *plugins)
+
+    with pytest.raises(InterruptedError):
+        make(fg.LambdaPlugin(every={6: stop})).engine.fit(TinyModel, make().data)
+    result = make().engine.fit(TinyModel, make().data, resume="auto")
+    expected = fg.Engine(steps=8, autoload=False).fit(TinyModel, [*BATCHES[:4], *BATCHES[:4]])
+    assert_same_bits(result.module, expected.module)
+    proof = verify(make())
+    assert str(proof) == "steps 1 to 8 are as recorded (2 checkpoints, 8 records)"

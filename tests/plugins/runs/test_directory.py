@@ -313,6 +313,7 @@ def test_an_empty_manifest_of_the_newest_attempt_is_passed_over(tmp_path: Path) 
     assert run.read_manifest() == {"a": 1}
     assert run.start_attempt('{"a": 3}') == 3
     assert run.read_manifest() == {"a": 3}
+    assert run.read_manifests() == {1: {"a": 1}, 3: {"a": 3}}
     (tmp_path / "attempts" / "3").write_text("{")
     with pytest.raises(CheckpointError, match="attempts/3 cannot be read as the manifest of a run"):
         run.read_manifest()

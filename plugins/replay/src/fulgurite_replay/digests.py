@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import as_trigger, hide_constructor_frames, leaves_with_paths
-from fulgurite_runs import RunPlugin
+from fulgurite_runs import RunDirectory, RunPlugin
 from jaxtyping import Array, Shaped, UInt32
 
+from fulgurite_replay.attempts import list_last_kept_steps
 from fulgurite_replay.lines import append_line, iter_entries, make_line_error
 
 DIGESTS_FILE = "digests.jsonl"
@@ -190,7 +191,8 @@ def schedule_digest(
 
 
 def read_digests(run: Path) -> dict[int, Digests]:
-    """Return the digests of a run by step, of the newest attempt that has those of the step.
+    """Return the digests of a run by step, of the newest attempt that has those of the step; none
+    of steps that the run has given up, by going back and ending earlier.
 
     Args:
         run: its directory.
@@ -198,16 +200,23 @@ def read_digests(run: Path) -> dict[int, Digests]:
     Raises:
         CheckpointError: the file is not one of `StateDigest`.
     """
-    return dict(_iter_digests(run / DIGESTS_FILE))
+    last_kept = list_last_kept_steps(RunDirectory(run))
+    entries = _iter_digests(run / DIGESTS_FILE)
+    return {
+        step: digests
+        for attempt, step, digests in entries
+        if attempt not in last_kept or step <= last_kept[attempt]
+    }
 
 
-def _iter_digests(path: Path) -> Iterator[tuple[int, Digests]]:
+def _iter_digests(path: Path) -> Iterator[tuple[Any, int, Digests]]:
+    """Yield attempt, step and digests of each line of a file."""
     for entry in iter_entries(path, "StateDigest"):
         step, digests = entry.get("step"), entry.get("digests")
         if type(step) is not int or not isinstance(digests, dict):
             error = ValueError("it has no step and digests")
             raise make_line_error(path, entry["line"], "StateDigest", error)
-        yield step, digests
+        yield entry.get("attempt"), step, digests
 
 
 @jax.jit

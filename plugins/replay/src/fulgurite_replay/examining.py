@@ -96,6 +96,7 @@ def examine(
     due: Bool[Array, " names"],
     *,
     checks_indices: bool,
+    checks_numbers: bool = True,
 ) -> Examination:
     """Execute one step operation by operation.
 
@@ -105,7 +106,8 @@ def examine(
         state: the state before it.
         batch: its batch.
         due: what is due after it, in the order of `services.due_names`.
-        checks_indices: whether to look for indices outside of arrays as well.
+        checks_indices: whether to look for indices outside of arrays.
+        checks_numbers: whether to say what is not finite.
     """
     step = TrainStep(services, NamedLayers(update_rule), [])
     leaves, structure = jax.tree.flatten((state, batch))
@@ -140,6 +142,8 @@ def examine(
             culprits = interpreter.find_culprits(program, arrays, labels, needed, of_loss)
     term, culprit = _find_first(dict(zip(names, culprits, strict=True)))
     faults = tuple(interpreter.index_faults)
+    if not checks_numbers:
+        return Examination(index_faults=faults)
     if services.settings.on_nonfinite == "skip" and _is_scaled_overflow(term, culprit):
         return Examination(is_expected_skip=True, index_faults=faults)
     return Examination(term, culprit, index_faults=faults)
