@@ -197,6 +197,10 @@ class Diary:
         self.notes.append(f"epoch {epoch} ended at step {run.step}")
 
     @fg.hookimpl
+    def on_replace_state(self, run):
+        self.notes.append(f"another state from step {run.step} on")
+
+    @fg.hookimpl
     def on_evaluate_end(self, run, source, metrics):
         self.notes.append(f"{source}: {metrics['loss']}")
 

@@ -107,6 +107,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test that only vary one of them, as the test's mark `variants` says.
+
+    The first case without a mark of its own stays in the fast selection, and stands for the others.
+    """
+    represented: set[str] = set()
+    for item in items:
+        variants = item.get_closest_marker("variants")
+        is_left_out = any(map(item.get_closest_marker, left_out))
+        if variants is None or is_left_out:
+            continue
+        function_id = item.nodeid.partition("[")[0]
+        if function_id in represented:
+            item.add_marker(variants.args[0])
+        represented.add(function_id)
+
+
 # What the marks select, and the time that it takes, for who runs it.
 SELECTIONS = {
     "not slow and not full": (
@@ -191,6 +209,15 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_each_file() -> Iterator[None]:
+    """What a file leaves behind in caches stays, as do imports: gigabytes, which a collection in a
+    later test would take seconds to look through."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 cells = count()

@@ -1,6 +1,7 @@
 """What fulgurite-replay costs a run, and how long it takes to find a bad batch.
 
-All arms train the same model with `Engine.fit`, in turns, compiled before the timed region.
+All arms train the same model with `Engine.fit`, in turns, compiled before the timed region, which
+has a thousand steps and so as many as twenty digests and ten checked steps.
 
     plain      the default Engine, with a run directory
     digest     with StateDigest(every=50)
@@ -32,7 +33,6 @@ from fulgurite_replay import Capture, Checked, Recorded, SelfCheck, StateDigest,
 from harness import Spread, arguments, interleaved, ratio, show, write
 from workloads import WORKLOADS, Trained, copy_arrays
 
-STEPS = 200
 ARMS = {
     "plain": [],
     "digest": [StateDigest(every=50)],
@@ -40,22 +40,23 @@ ARMS = {
     "capture": [Capture(every=50)],
     "checked": [Checked("float")],
 }
-BAD_STEP = 137
+SEARCH_STEPS, BAD_STEP = 200, 137
 
 
 def measure_step(engine: fg.Engine, state: Any, data: Any, cpu_seconds: list[float]) -> float:
-    """Return the seconds of a step, over `STEPS` of them from the initial state; note its CPU
+    """Return the seconds of a step, over all steps of a fit from the initial state; note its CPU
     time."""
     state = copy_arrays(state)
     before, cpu_before = perf_counter(), process_time()
-    result = engine.fit(data=data, state=state, steps=STEPS, resume="never")
+    result = engine.fit(data=data, state=state, resume="never")
     jax.block_until_ready(eqx.filter(result.module, eqx.is_array))
-    cpu_seconds.append((process_time() - cpu_before) / STEPS)
-    return (perf_counter() - before) / STEPS
+    num_steps = int(result.state.step)
+    cpu_seconds.append((process_time() - cpu_before) / num_steps)
+    return (perf_counter() - before) / num_steps
 
 
-def measure_costs(name: str, repeats: int, folder: Path) -> dict[str, Spread]:
-    """Return the ratios of a workload."""
+def measure_costs(name: str, steps: int, repeats: int, folder: Path) -> dict[str, Spread]:
+    """Return the ratios of a workload, over fits of so many steps."""
     workload = WORKLOADS[name]
     data = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
     model = Trained(workload.model(key=jax.random.key(0)))
@@ -63,7 +64,7 @@ def measure_costs(name: str, repeats: int, folder: Path) -> dict[str, Spread]:
     cpu_seconds: dict[str, list[float]] = {}
     for arm, plugins in ARMS.items():
         engine = fg.Engine(
-            steps=STEPS,
+            steps=steps,
             autoload=False,
             plugins=[*plugins, "jsonl"],
             run_dir=str(folder / f"{name}-{arm}"),
@@ -101,11 +102,11 @@ def make_search(path: Path) -> Recorded:
     workload = WORKLOADS["transformer"]
     arrays = {name: array[: workload.batch_size] for name, array in workload.arrays().items()}
     batches = [
-        {**arrays, "divisor": np.ones(workload.batch_size, np.float32)} for _ in range(STEPS)
+        {**arrays, "divisor": np.ones(workload.batch_size, np.float32)} for _ in range(SEARCH_STEPS)
     ]
     batches[BAD_STEP - 1]["divisor"] *= 0
     plugins = [Checkpointer(every=50), "jsonl"]
-    engine = fg.Engine(steps=STEPS, autoload=False, plugins=plugins, run_dir=str(path))
+    engine = fg.Engine(steps=SEARCH_STEPS, autoload=False, plugins=plugins, run_dir=str(path))
     return Recorded(engine, Weighted(workload.model(key=jax.random.key(0))), batches, path)
 
 
@@ -132,6 +133,9 @@ def main() -> None:
     """Run the arms, print the tables and write the file."""
     parser = arguments(__doc__, repeats=5)
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["mlp_784"])
+    parser.add_argument(
+        "--steps", metavar="N", type=int, default=1000, help="of each fit (default 1000)"
+    )
     parser.add_argument("--find", action="store_true", help="find a bad batch of the transformer")
     parser.add_argument("--train", metavar="DIR", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -144,7 +148,7 @@ def main() -> None:
             measure_search(Path(folder))
             return
         for name in options.models:
-            ratios |= measure_costs(name, options.repeats, Path(folder))
+            ratios |= measure_costs(name, options.steps, options.repeats, Path(folder))
     show("ratios", ratios)
     if options.json is not None:
         write(options.json, ratios)

@@ -3,7 +3,9 @@
 `--search`: 40 trials that learn from each other and end early, against a grid of 40. The steps that the
 first had trained when one of its trials was as good as the best of the grid are to be 40 % of the
 steps of the grid, at most. Started for several seeds, since one of them may be lucky. The trials train
-in this process, one after the other, since only steps are counted.
+in this process, one after the other, since only steps are counted. A moving average of the weights is
+evaluated: the loss of the last weights (`--last`) differs more from one evaluation to the next than
+between the good trials, so the best of a grid is its luckiest trial, and no search can aim for it.
 
 `--overhead`: the processor time of a trial over that of the same run by `fulgurite fit`. That of the
 driver for a trial is in it, its start is not: it is the difference of sweeps of one and three trials.
@@ -32,9 +34,16 @@ RATES = tuple(10 ** (-4.5 + 0.5 * index) for index in range(8))
 
 
 class ThisProcess(Executor):
-    """Trains trials in this process."""
+    """Trains trials in this process.
+
+    Args:
+        is_averaged: whether a moving average of the weights is evaluated.
+    """
 
     num_slots = 1
+
+    def __init__(self, is_averaged: bool) -> None:
+        self._is_averaged = is_averaged
 
     def start(self, job: Job) -> "Ended":
         """Train a trial."""
@@ -46,6 +55,7 @@ class ThisProcess(Executor):
             float(values["lr"]),
             steps=1000,
             every=100,
+            is_averaged=self._is_averaged,
             run_dir=job.command[job.command.index("--run") + 1],
             plugins=[SweepTrial(settings)],
             autoload=False,
@@ -65,24 +75,26 @@ class Ended:
         """There is nothing to stop."""
 
 
-def search(folder: Path, num_seeds: int, pruner: str) -> None:
+def search(folder: Path, num_seeds: int, pruner: str, is_averaged: bool) -> None:
     """Print how many steps a sweep needs to be as good as a grid.
 
     Args:
         folder: for the runs.
         num_seeds: how many sweeps.
         pruner: of each.
+        is_averaged: whether a moving average of the weights is evaluated.
     """
+    executor = ThisProcess(is_averaged)
     space = {"lr": [f"{rate:.3g}" for rate in RATES], "width": list(WIDTHS)}
     grid = Sweep(folder / "grid", PROGRAM, space, [METRIC])
-    grid.run(sampler="grid", executor=ThisProcess(), tell=ignore)
+    grid.run(sampler="grid", executor=executor, tell=ignore)
     target = get_loss(grid.best)
     num_steps = sum(trial.step or 0 for trial in grid.trials)
     print(f"grid: {len(grid.trials)} trials, {num_steps} steps, best {METRIC} {target:.4f}")
     for seed in range(num_seeds):
         limits = {"lr": f"log({RATES[0]:.3g},{RATES[-1]:.3g})", "width": "int(16,256,log)"}
         sweep = Sweep(folder / f"tpe-{seed}", PROGRAM, limits, [METRIC])
-        sweep.run(40, pruner=pruner, executor=ThisProcess(), seed=seed, tell=ignore)
+        sweep.run(40, pruner=pruner, executor=executor, seed=seed, tell=ignore)
         show_search(sweep.trials, target, num_steps, seed)
 
 
@@ -164,13 +176,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--search", action="store_true")
     parser.add_argument("--overhead", action="store_true")
+    parser.add_argument("--last", action="store_true", help="evaluate the last weights")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pruner", default="asha(min_resource=100,reduction_factor=3)")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as path:
         if options.search:
-            search(Path(path), options.seeds, options.pruner)
+            search(Path(path), options.seeds, options.pruner, not options.last)
         if options.overhead:
             measure_overhead(Path(path), options.rounds)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+from fulgurite_averaging import EMA, Average
 from fulgurite_cli import Experiment
 from fulgurite_evaluators import Evaluator
 
@@ -21,7 +22,9 @@ def experiment(
     return build(width, lr, steps, every)
 
 
-def build(width: int, lr: float, steps: int, every: int, **options: Any) -> Experiment:
+def build(
+    width: int, lr: float, steps: int, every: int, *, is_averaged: bool = False, **options: Any
+) -> Experiment:
     """Return the experiment.
 
     Args:
@@ -29,11 +32,15 @@ def build(width: int, lr: float, steps: int, every: int, **options: Any) -> Expe
         lr: the learning rate.
         steps: of the run.
         every: how many steps are between two evaluations.
+        is_averaged: whether a moving average of the weights is evaluated.
         options: further ones of the engine; `plugins` are added.
     """
     train, test = load_arrays()
-    evaluator = Evaluator("test", fg.ArrayData(test, batch_size=120), every=every)
+    view = "averaged" if is_averaged else "current"
+    evaluator = Evaluator("test", fg.ArrayData(test, batch_size=120), every=every, module_view=view)
     plugins = ["rng", evaluator, "jsonl", *options.pop("plugins", [])]
+    if is_averaged:
+        plugins.append(Average(EMA(half_life=50)))
     return Experiment(
         engine=fg.Engine(steps=steps, log_every=every, plugins=plugins, **options),
         model=partial(Classifier, width, lr),

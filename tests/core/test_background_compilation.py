@@ -55,6 +55,7 @@ def test_an_error_of_the_compiler_in_a_loop_of_steps_leaves_the_state(compiler: 
     assert int(state.step) == 1
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("is_waited_for", [True, False])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_fit_whose_first_step_compiles(
@@ -83,6 +84,7 @@ def test_a_signal_ends_a_fit_whose_first_step_compiles(
     assert_same_bits(trained(resumed.state), trained(make_engine().fit(Counting, DATA).state))
 
 
+@pytest.mark.full
 def test_a_signal_while_another_batch_is_compiled_for_saves_what_was_trained(
     compiler: Compiler,
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_restored_run_compiles_before_its_arrays_are_read(
     assert resumed.timings.calls["compile"] == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [6, 99])
 def test_another_checkpoint_than_was_announced_trains_as_it_would(
     compiler: Compiler, step: int

@@ -192,6 +192,7 @@ def test_several_processes_compile_what_they_have_agreed_on(compiler: Compiler) 
     assert compiler.events.count("compile") == 2
 
 
+@pytest.mark.full
 def test_an_evaluation_follows_the_settings_around_it(compiler: Compiler, unchecked: None) -> None:
     engine = fg.Engine(steps=1, autoload=False)
     model, data = TinyModel(key=jax.random.key(0)), [next(iter(tiny_data()))]

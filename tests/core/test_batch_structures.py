@@ -82,6 +82,7 @@ def train_by_hand(batches: list[Any]) -> Any:
     return model
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [pytest.param(1, marks=pytest.mark.full), 4])
 def test_two_structures_equal_a_loop_over_two_jitted_steps(steps_per_execution: int) -> None:
     engine = fg.Engine(
@@ -107,7 +108,7 @@ def test_metrics_of_one_structure_are_of_its_steps_alone() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("stop", [5, 11])
+@pytest.mark.parametrize("stop", [11, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_run_over_two_structures_resumes_exactly(stop: int) -> None:
     whole = fg.Engine(steps=24, log_every=4, autoload=False).fit(TwoTasks, DATA)
     memory = InMemoryCheckpointer()
@@ -132,6 +133,7 @@ def test_a_run_over_two_structures_resumes_exactly(stop: int) -> None:
         assert resumed.history[name].tolist() == whole.history[name][later].tolist()
 
 
+@pytest.mark.full
 def test_the_static_part_of_a_batch_reaches_the_step() -> None:
     specs: list[Any] = []
 
@@ -171,6 +173,7 @@ def test_a_loop_of_one_s_own_takes_batches_of_both_structures() -> None:
     assert_same_bits(state.module, fitted.module)
 
 
+@pytest.mark.full
 def test_an_accident_is_an_error_that_names_both_structures() -> None:
     with_targets = next(batch for batch in BATCHES if "y" in batch)
     with pytest.raises(DataError, match=r"step 2 has another structure.*batch_examples") as caught:

@@ -105,6 +105,7 @@ def catch(call: Any, act: Any, error: type[Exception]) -> Exception:
     return caught.value
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("call", CALLS)
 def test_failed_check_is_a_sentence_with_its_message_its_step_and_its_line(
     call: Any, caplog: pytest.LogCaptureFixture
@@ -117,6 +118,7 @@ def test_failed_check_is_a_sentence_with_its_message_its_step_and_its_line(
     assert not caplog.records
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("call", "act"),
     [*[(call, inspect_rows) for call in CALLS], (fit, inspect_rows_by_io)],
@@ -133,6 +135,7 @@ def test_error_of_a_callback_is_a_sentence_and_has_that_error_as_its_cause(
     assert not caplog.records
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("call", CALLS)
 def test_debugged_nan_is_an_error_at_the_line_of_the_user_in_its_step(call: Any) -> None:
     with jax.debug_nans(True):
@@ -145,6 +148,7 @@ def test_debugged_nan_is_an_error_at_the_line_of_the_user_in_its_step(call: Any)
     assert {frame.filename for frame in frames} == {__file__}
 
 
+@pytest.mark.full
 def test_debugged_numbers_find_infinities_and_leave_finite_runs_alone() -> None:
     def invert(x: Any) -> Any:
         return 1 / (x - 9)

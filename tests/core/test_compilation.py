@@ -134,8 +134,10 @@ def test_small_steps_alone_get_the_memory_optimized_schedule(
     assert options == [small]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "steps_per_execution",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.full)],
+)
 def test_one_executable_whatever_is_due_and_the_same_bits_for_three_cadences(
     steps_per_execution: int,
 ) -> None:
@@ -202,8 +204,10 @@ def test_continued_fit_compiles_nothing(model: Any) -> None:
     assert len(events.compiled) == 1
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize(
+    "steps_per_execution",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.full)],
+)
 def test_no_tracer_outlives_its_trace(steps_per_execution: int) -> None:
     """One would keep the whole trace alive."""
 
@@ -233,6 +237,7 @@ def test_splitting_a_dispatch_compiles_nothing() -> None:
     assert len(events.compiled) == 1
 
 
+@pytest.mark.full
 def test_on_compile_gets_cost_memory_and_the_batch() -> None:
     events, observed = Events(), []
 
@@ -255,6 +260,7 @@ def test_on_compile_gets_cost_memory_and_the_batch() -> None:
     assert observed == [(False, "step", True)]  # `step` and `fit` run the same program
 
 
+@pytest.mark.full
 def test_the_fourth_shape_is_one_too_many() -> None:
     events, shapes = Events(), numbers([0], [0, 0], [0, 0, 0], [0], [0] * 4)
     with pytest.raises(CompilationError) as caught:
@@ -279,6 +285,7 @@ def test_a_shape_that_is_compiled_again_counts_once() -> None:
         engine.step(state, numbers([0, 0])[0])
 
 
+@pytest.mark.full
 def test_three_shapes_are_allowed_however_often() -> None:
     events = Events()
     result = fg.Engine(steps=9, max_compilations=3, plugins=[events]).fit(
@@ -391,6 +398,7 @@ def test_another_engine_of_the_same_program_compiles_nothing() -> None:
     assert not compilations
 
 
+@pytest.mark.full
 def test_an_engine_whose_program_differs_in_one_number_compiles_its_own() -> None:
     def train(factor: float) -> float:
         class Scaled(Counting):
@@ -486,6 +494,7 @@ def test_programs_of_dropped_models_are_garbage_collected() -> None:
     assert len(references) == 20 and sum(reference() is not None for reference in references) <= 16
 
 
+@pytest.mark.full
 def test_changed_structure_of_the_batch_is_an_error_naming_the_step() -> None:
     x = np.zeros((2, 4), np.float32)
     labelled = {"x": x, "label": np.zeros(2, np.int32)}
@@ -507,6 +516,7 @@ def test_changed_structure_among_fused_steps_is_an_error_naming_the_step() -> No
             fg.Engine(steps=4, steps_per_execution=4).fit(Classifier, [labelled, labelled, changed])
 
 
+@pytest.mark.full
 def test_changed_dtype_counts_as_another_shape() -> None:
     events = Events()
     with pytest.warns(UserWarning, match="step 2 has another dtype .*: it is int32, not float32"):
@@ -536,7 +546,7 @@ engine.evaluate(engine.fit(Model, data).module, data)
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_directory_keeps_steps_evaluations_and_what_makes_the_model(tmp_path: Any) -> None:
     """The second process compiles nothing that is not there."""
     sizes = []

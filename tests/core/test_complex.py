@@ -87,6 +87,7 @@ def make_fourier_layer() -> FourierLayer:
     return FourierLayer(jnp.ones(LENGTH // 2 + 1, jnp.complex64), jnp.complex64(1 - 0.5j))
 
 
+@pytest.mark.variants("slow")
 @pytest.mark.parametrize("target", [3 + 4j, -3 - 4j, 5j, -2])
 def test_gradient_descent_reaches_a_complex_number(target: complex) -> None:
     """Each of 20 steps leaves 0.8 of the distance."""
@@ -96,6 +97,7 @@ def test_gradient_descent_reaches_a_complex_number(target: complex) -> None:
     np.testing.assert_allclose(module.z, target * (1 - 0.8**20), rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("engine_class", "rate"), [(fg.Engine, 0.3), (Halved, 0.15)])
 def test_fourier_layer_trains_as_its_real_and_imaginary_parts(
     engine_class: type[fg.Engine], rate: float
@@ -109,6 +111,7 @@ def test_fourier_layer_trains_as_its_real_and_imaginary_parts(
     assert np.mean((preds - y) ** 2) < (1e-8 if rate == 0.3 else 1e-3)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("shape", [(), (40, 50)])
 @pytest.mark.parametrize("value", [complex(np.inf, 0), complex(0, np.nan)])
 def test_complex_parameter_that_is_not_finite_is_an_error(shape: Any, value: complex) -> None:

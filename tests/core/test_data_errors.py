@@ -29,6 +29,7 @@ class Failing:
             yield np.zeros(1, np.float32)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("at", [1, 2, 6])

@@ -91,6 +91,7 @@ def test_a_number_outside_of_the_range_is_refused_wherever_it_comes_in(
         assert "jax_enable_x64" in text and "view(np.uint32)" in text and "on the host" in text
 
 
+@pytest.mark.full
 def test_a_fit_trains_up_to_the_batch_with_such_a_number() -> None:
     batches = [
         {"time": np.array([number, 2**31 + 5 - 1 * (number < 3) * 6])} for number in range(5)

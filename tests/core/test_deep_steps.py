@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import Array, Float, Key
 
 OPTIMIZER = optax.adam(1e-3)
@@ -45,13 +46,15 @@ def compute_loss(model: Callable[[Vector], Vector], batch: Float[Array, "batch w
 
 
 class Texts:
-    """Keeps the optimized program of each executable."""
+    """Keeps the program of each executable as it was traced, and as it was optimized."""
 
     def __init__(self) -> None:
+        self.traced: list[str] = []
         self.texts: list[str] = []
 
     @fg.hookimpl
-    def on_compile(self, compiled: jax.stages.Compiled) -> None:
+    def on_compile(self, compiled: jax.stages.Compiled, jaxpr: ClosedJaxpr) -> None:
+        self.traced.append(str(jaxpr))
         text = compiled.as_text()
         assert text is not None
         self.texts.append(text)
@@ -85,7 +88,7 @@ def count_instructions(program: str) -> int:
 @pytest.mark.parametrize(
     "num_layers",
     [
-        pytest.param(100, marks=pytest.mark.full, id="600 arrays"),
+        pytest.param(100, marks=pytest.mark.slow, id="600 arrays"),
         pytest.param(833, marks=pytest.mark.slow, id="5,000 arrays"),
     ],
 )
@@ -100,3 +103,17 @@ def test_checks_metrics_and_packing_add_a_tenth_of_the_instructions_at_most(
 
     (program,) = texts.texts
     assert count_instructions(program) <= 1.1 * count_instructions(compile_by_hand(model, batch))
+
+
+def test_no_gradient_of_a_mean_over_all_examples_is_asked_whether_there_are_any() -> None:
+    batch = np.ones((8, 32), np.float32)
+
+    def count_selections(num_layers: int) -> int:
+        texts = Texts()
+        model = Deep(num_layers, key=jax.random.key(0))
+        fg.Engine(steps=1, autoload=False, plugins=[texts]).fit(model, [batch])
+        (program,) = texts.traced
+        # `jnp.where` is a program of its own, which is printed once.
+        return len(re.findall("select_n|name=_where", program))
+
+    assert count_selections(2) == count_selections(4)

@@ -111,6 +111,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("source", SOURCES)
 def test_metrics_are_exact_over_uneven_batches(source: str) -> None:
     arrays = examples()
@@ -165,6 +166,7 @@ def test_trees_are_predicted() -> None:
     ]
 
 
+@pytest.mark.full
 def test_metrics_that_run_from_step_to_step_are_averaged_over_the_examples() -> None:
     class Stepwise(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -218,6 +220,7 @@ def test_invalid_metrics_are_errors_in_training_and_in_evaluation(message: str) 
             use(init_module(Wrong), numbers([0, 1]))
 
 
+@pytest.mark.full
 def test_scalar_metric_is_weighted_by_examples_and_an_error_for_a_padded_batch() -> None:
     def mean(preds: Any, batch: Any) -> Any:
         return jnp.mean(preds)
@@ -246,6 +249,7 @@ def test_scalar_metric_is_weighted_by_examples_and_an_error_for_a_padded_batch()
             fg.Engine().evaluate(task, padded)
 
 
+@pytest.mark.full
 def test_metric_functions_passed_to_evaluate() -> None:
     def both(preds: Any, batch: Any) -> Any:
         return Kept(jnp.ones(len(preds), bool), jnp.stack([preds, batch["y"]], -1))
@@ -662,6 +666,7 @@ def test_unknown_evaluator_is_an_error_suggesting_a_name() -> None:
         fg.Engine(steps=1, plugins=plugins).fit(Counting, numbers([0]))
 
 
+@pytest.mark.full
 def test_no_action_is_due_in_an_evaluation() -> None:
     class Due:
         @fg.hookimpl

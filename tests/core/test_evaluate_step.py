@@ -30,6 +30,7 @@ class Weighted(Linear):
         )
 
 
+@pytest.mark.full
 def test_totals_over_many_steps_are_those_of_one_evaluation_and_of_numpy() -> None:
     # 9 batches: the last has five examples, and three of these are padding.
     arrays = dict(regression(69).arrays)
@@ -65,6 +66,7 @@ def test_totals_over_many_steps_are_those_of_one_evaluation_and_of_numpy() -> No
             np.testing.assert_array_equal(value, at_once[name])
 
 
+@pytest.mark.full
 def test_a_model_may_change_between_the_steps_of_an_evaluation() -> None:
     batches = list(regression(16))[:2]
     engine = fg.Engine(steps=2, autoload=False)

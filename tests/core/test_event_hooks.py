@@ -106,6 +106,7 @@ def test_around_fit_encloses_the_start_of_a_fit_even_if_it_fails() -> None:
     assert events == [("enter", [], {}), ("leave", 1)]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("hook", ["on_fit_end", "fit_context", "around_fit"])
 def test_what_fails_after_the_last_step_names_its_plugin_and_hands_the_result_on(hook: str) -> None:
     """An error of a step before stays as it is."""
@@ -168,6 +169,43 @@ def test_actions_are_ordered_around_on_epoch_end() -> None:
     assert calls == 2 * ["earlier", "epoch end", "later"]
 
 
+@pytest.mark.hook("on_replace_state")
+def test_on_replace_state_comes_with_the_new_state() -> None:
+    calls: list[Any] = []
+
+    def double(run: fg.Run) -> fg.ReplaceState:
+        state = run.state
+        return fg.ReplaceState(state.replace(module=jax.tree.map(lambda x: 2 * x, state.module)))
+
+    listener = plugin(
+        "told",
+        register_actions=lambda self: [
+            fg.ScheduledAction("nothing", 1, lambda run: None),
+            fg.ScheduledAction("double", fg.At(3), double),
+        ],
+        on_replace_state=lambda self, run: calls.append((run.step, float(run.state.module.weight))),
+    )
+    result = engine(listener, steps=4).fit(Counting(), numbers([0]))
+    # One is taken away at each step, from 0.
+    assert calls == [(3, -6.0)]
+    assert float(result.module.weight) == -7.0
+
+
+def test_an_action_may_come_before_or_after_all_others_of_its_stage() -> None:
+    calls: list[str] = []
+
+    def schedule(name: str, **order: Any) -> fg.ScheduledAction:
+        return fg.ScheduledAction(name, fg.At(1), lambda run: calls.append(name), **order)
+
+    plugins = [
+        plugin("a", register_actions=lambda self: [schedule("last", after=("*",))]),
+        plugin("b", register_actions=lambda self: [schedule("second"), schedule("third")]),
+        plugin("c", register_actions=lambda self: [schedule("first", before=("*",))]),
+    ]
+    engine(*plugins, steps=1).fit(Counting(), numbers([0]))
+    assert calls == ["first", "second", "third", "last"]
+
+
 @dataclass(frozen=True)
 class Compilations:
     """Keeps what `on_compile` tells."""
@@ -204,6 +242,7 @@ def test_on_compile_gets_cost_and_memory() -> None:
         assert "dot_general" in program
 
 
+@pytest.mark.full
 def test_on_compile_has_no_run_outside_of_a_fit() -> None:
     listener = Compilations()
     stepping = engine(listener, steps=2)

@@ -114,6 +114,7 @@ async def wait() -> int:
 HOOKS = ("on_fit_start", "on_epoch_end", "get_host_state", "step_metrics", "transform_batch")
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize(
     ("answer", "reason"),

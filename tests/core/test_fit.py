@@ -111,6 +111,7 @@ class Explaining(Linear):
         return output.replace(aux={"error": output.preds - batch["y"]})
 
 
+@pytest.mark.full
 def test_step_returns_further_fields_of_the_output_where_asked_B17_K30() -> None:
     """At weights of zero the prediction is 0, the error -y, and the gradient -2 mean(y x)."""
     data = regression(8, 8)
@@ -130,6 +131,7 @@ def test_step_returns_further_fields_of_the_output_where_asked_B17_K30() -> None
         engine.step(state, batch, returns=("media",))
 
 
+@pytest.mark.full
 def test_fused_steps_are_the_same_wherever_a_dispatch_is_split() -> None:
     data = classes(48, shuffle=True)
     plain = fg.Engine(steps=30, log_every=None).fit(Classifier, data)
@@ -453,6 +455,7 @@ def test_a_moving_average_is_carried_across_windows(log: int) -> None:
     np.testing.assert_allclose(result.history["train/average"], expected, rtol=1e-6)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
 def test_a_window_is_exact_over_uneven_batches(remainder: Any, steps_per_execution: int) -> None:
@@ -549,6 +552,7 @@ def test_terms_have_weights_and_schedules(weight: Any, expected: float) -> None:
     assert output.loss == pytest.approx(expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, (15.0, 10.0)), (3.0, (45.0, 30.0))])
 def test_masked_examples_count_nothing(weight: float, expected: tuple[float, float]) -> None:
     rows = np.asarray([[1, 1], [2, 2]], np.float32)
@@ -575,6 +579,7 @@ def test_a_task_trains_a_plain_model_with_metrics() -> None:
     assert fg.Engine(steps=1).evaluate(result, data)["off"] < 1e-3
 
 
+@pytest.mark.full
 def test_a_task_without_a_loss_trains_by_the_losses_of_plugins_and_of_the_context() -> None:
     """With the factor 10 and inputs 1 and 3 the added loss is 20, and 5 times the factor is 50."""
 
@@ -608,6 +613,7 @@ def test_a_task_without_a_loss_trains_by_the_losses_of_plugins_and_of_the_contex
             make_task(weight=weight)
 
 
+@pytest.mark.full
 def test_a_task_gives_each_example_a_key_where_the_model_takes_one() -> None:
     model = eqx.nn.Sequential([eqx.nn.Identity(), eqx.nn.Dropout(0.5)])
     task = fg.Task(
@@ -689,6 +695,7 @@ def test_fit_in_another_thread() -> None:
     assert float(results[0].module.weight) == -3
 
 
+@pytest.mark.full
 def test_an_action_may_evaluate_predict_and_train_with_other_engines() -> None:
     observed: list[Any] = []
 

@@ -48,6 +48,7 @@ class Averaging(Counting):
         return batch
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("source_class", [Endless, EndlessSequence])
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_indexed_source_is_read_from_0_to_its_length(source_class: Any, prefetch: int) -> None:
@@ -69,6 +70,7 @@ def test_an_indexed_source_is_read_from_0_to_its_length(source_class: Any, prefe
         assert [next(walk).batch[0] for _ in range(3)] == [2, 0, 1]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("source_class", [Endless, EndlessSequence])
 @pytest.mark.parametrize("error", [IndexError, KeyError, ZeroDivisionError])
 def test_an_error_of_an_indexed_source_is_not_its_end(source_class: Any, error: Any) -> None:

@@ -138,7 +138,15 @@ def make_nested(key: Any) -> Layers:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "make", [make_loop, make_scanned, make_various, make_computed, make_drawn, make_nested]
+    "make",
+    [
+        make_scanned,
+        make_various,
+        make_nested,
+        pytest.param(make_loop, marks=pytest.mark.slow),
+        pytest.param(make_computed, marks=pytest.mark.slow),
+        pytest.param(make_drawn, marks=pytest.mark.slow),
+    ],
 )
 def test_a_state_has_the_arrays_of_the_function_called_by_hand(
     make: Callable[[Any], Layers],
@@ -151,9 +159,15 @@ def test_a_state_has_the_arrays_of_the_function_called_by_hand(
     assert_same_bits(state.module, expected)
 
 
-@pytest.mark.full
 @pytest.mark.optimized
-@pytest.mark.parametrize("make", [make_computed, make_drawn, make_nested])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make_nested, marks=pytest.mark.full),
+        pytest.param(make_computed, marks=pytest.mark.slow),
+        pytest.param(make_drawn, marks=pytest.mark.slow),
+    ],
+)
 def test_a_state_has_these_arrays_as_xla_optimizes_for_users(
     make: Callable[[Any], Layers],
 ) -> None:
@@ -161,6 +175,7 @@ def test_a_state_has_these_arrays_as_xla_optimizes_for_users(
     test_a_state_has_the_arrays_of_the_function_called_by_hand(make)
 
 
+@pytest.mark.full
 def test_a_state_is_made_without_the_programs_that_make_random_bits_and_zeros(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -183,6 +198,7 @@ def test_a_state_is_made_without_the_programs_that_make_random_bits_and_zeros(
     assert started == ["jit(_uniform)"] * 3
 
 
+@pytest.mark.full
 def test_python_runs_the_function_once_for_each_fit() -> None:
     calls = []
 

@@ -123,6 +123,7 @@ NO_RECORDS: dict[str, tuple[Any, Any, Any, str]] = {
 }
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("kind", "source", "values", "message"), NO_RECORDS.values(), ids=NO_RECORDS
 )

@@ -121,6 +121,7 @@ def test_what_is_no_weighted_loss_is_an_error(loss: Loss, message: str, unchecke
         fit(loss, [X])
 
 
+@pytest.mark.full
 def test_a_term_added_from_inside_a_step_may_be_a_mean() -> None:
     """5 tokens of 1 in the first batch, 1 of 7 in the second, beside a loss over examples."""
 
@@ -215,6 +216,7 @@ def test_both_numbers_of_a_trial_are_those_by_hand() -> None:
         evaluate(mean_of_tokens, [X, X])
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     "loss",
     [
@@ -247,6 +249,7 @@ def test_padding_is_no_part_of_a_trial() -> None:
     assert evaluate(loss, data) == {"loss": pytest.approx(X[:5].mean())}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
 def test_a_fit_whose_last_batch_has_fewer_examples_says_it_once(remainder: Any) -> None:
     """Padded to the length of the others, it weighs as little."""
@@ -267,6 +270,7 @@ def test_a_loss_that_is_no_mean_is_refused_by_accumulation_in_each_fit_of_an_eng
             engine.fit(Scaled(jnp.float32(1), mean_of_tokens), fg.ArrayData(X, 4))
 
 
+@pytest.mark.full
 def test_a_message_of_an_evaluation_in_a_fit_is_one_of_the_fit() -> None:
     class Evaluation:
         @fg.hookimpl

@@ -55,6 +55,7 @@ def normal(key: Any) -> Any:
     return jax.random.normal(key)
 
 
+@pytest.mark.full
 def test_each_call_draws_another_key_by_name_and_order_K29() -> None:
     def draw_twice(batch: Any) -> Any:
         return normal(fg.make_rng()), normal(fg.make_rng("default"))
@@ -64,6 +65,7 @@ def test_each_call_draws_another_key_by_name_and_order_K29() -> None:
         assert drawn == tuple(normal(key_by_hand(step, index)) for index in (0, 1))
 
 
+@pytest.mark.full
 def test_examples_under_vmap_share_a_key_unless_the_axis_has_a_name_K29() -> None:
     def draw_under_vmap(batch: Any) -> Any:
         shared = jax.vmap(lambda example: normal(fg.make_rng()) + 0 * example[0])(batch)

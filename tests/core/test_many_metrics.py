@@ -63,6 +63,7 @@ def compute_expected(batches: np.ndarray) -> dict[str, float]:
     return {**sums, **largest, "single": float(columns.mean())}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_each_of_many_metrics_is_computed_over_its_window_without_skipped_steps(
     steps_per_execution: int,
@@ -94,9 +95,14 @@ def test_each_of_many_metrics_of_an_evaluation_is_computed_over_all_batches() ->
     assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.full  # XLA optimizes four programs: 13 s
 @pytest.mark.optimized
-@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize(
+    "policy",
+    [  # XLA optimizes two programs each
+        pytest.param("skip", marks=pytest.mark.slow),
+        pytest.param("raise", marks=pytest.mark.slow),
+    ],
+)
 def test_a_metric_more_costs_the_step_less_than_a_kernel_and_a_half(policy: Any) -> None:
     """Of which the metric itself, a sum over a batch, is one."""
 

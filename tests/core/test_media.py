@@ -51,6 +51,7 @@ GIVEN: list[Any] = []
 NOTE = media.Text("a note")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_media_are_rendered_only_at_their_trigger(steps_per_execution: int):
     MADE.clear()
@@ -102,6 +103,7 @@ class Gradients:
         }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_plugins_show_media_of_what_is_there_after_the_update(steps_per_execution: int):
     show = Show(2)
@@ -124,6 +126,7 @@ def test_plugins_show_media_of_what_is_there_after_the_update(steps_per_executio
     assert "gradients/weight" not in result.metrics["train"]
 
 
+@pytest.mark.full
 def test_an_evaluation_shows_the_media_of_its_first_batch():
     MADE.clear()
 
@@ -174,6 +177,7 @@ def test_media_are_not_rendered_without_a_plugin_that_shows_them():
     assert MADE == []
 
 
+@pytest.mark.full
 def test_media_do_not_change_the_training():
     batches = regression(40, 4)
     shown = fg.Engine(steps=10, plugins=[Show(3)], autoload=False).fit(

@@ -67,6 +67,7 @@ class Worded(Share):
         return "many"
 
 
+@pytest.mark.full
 def test_metric_may_hold_python_numbers_and_a_broken_one_is_an_error() -> None:
     def fit(metric: Any) -> fg.FitResult:
         shares = plugin("shares", step_metrics=lambda self: {"hits": metric})

@@ -114,6 +114,7 @@ class Scanning(fg.Engine):
         return eqx.combine(arrays, static), self.last_output(outputs)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("engine", [Moving, Forking, ForkingWithState, Applying, Scanning])
 def test_each_update_of_a_step_reads_the_model_state_of_the_state_that_it_updates(
     engine: type[fg.Engine],

@@ -81,6 +81,7 @@ def test_every_nesting_knows_the_mode_of_an_evaluation_between_training_steps() 
     assert fg.is_training()
 
 
+@pytest.mark.full
 def test_the_mode_of_nested_functions_outside_of_an_engine() -> None:
     x = jnp.ones(3)
     for name, nested in NESTED.items():
@@ -230,6 +231,7 @@ def fold_by_hand(key: Any, name: str, *indices: int) -> Any:
     return key
 
 
+@pytest.mark.full
 def test_two_draws_of_a_step_pass_the_check_of_jax_for_reused_keys() -> None:
     class Views(Drawing):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -273,6 +275,7 @@ def test_a_plugin_has_keys_of_its_own_and_changes_no_other() -> None:
     assert len(set(starts)) == 2
 
 
+@pytest.mark.full
 def test_evaluations_repeat_their_noise_and_differ_by_name_and_batch() -> None:
     class Noisy(Counting):
         def validation_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -341,6 +344,7 @@ class WithPart(fg.Module):
         return optax.sgd(0.5)
 
 
+@pytest.mark.full
 def test_losses_are_added_from_a_submodule() -> None:
     batch = np.asarray([[1, 0], [3, 2]], np.float32)
     engine = fg.Engine(steps=1)
@@ -365,6 +369,7 @@ def test_losses_are_added_from_a_submodule() -> None:
     }
 
 
+@pytest.mark.full
 def test_plugins_add_terms() -> None:
     class Decay:
         @fg.hookimpl
@@ -406,6 +411,7 @@ def test_training_with_added_losses_alone() -> None:
     assert float(result.module.weight) == -3 and result.metrics["train"]["loss"] == 2 - 1
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("place", ["bare", "loss", "losses", "add_loss", "plugin"])
 def test_a_loss_that_is_an_array_is_averaged_with_a_warning_G4(place: str) -> None:
     """One rule for every way in which a loss comes: the mean of w + [1, 3] at w = 0."""
@@ -615,6 +621,7 @@ def test_the_remedy_that_the_error_names_works() -> None:
     assert float(result.module.weight) == -2 and result.metrics["train"]["hidden size"] == 1.5
 
 
+@pytest.mark.full
 def test_a_loss_of_each_example_of_a_padded_batch_is_no_mean_over_the_padding() -> None:
     batches = fg.ArrayData(np.asarray([2, 4, 6], np.float32), 2, remainder="pad")
 
@@ -823,6 +830,7 @@ class Optional(TypedDict):
 WRONG = np.ones((4, 3), np.float32)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("hint", "right", "wrong", "leaf"),
     [

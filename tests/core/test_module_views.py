@@ -10,6 +10,7 @@ from hook_plugins import Averaging, averaged_by_hand, engine, plugin
 from models import Act, Linear, regression
 
 
+@pytest.mark.full
 @pytest.mark.hook("module_views")
 def test_module_views_are_evaluated_by_name() -> None:
     data = regression(24, 8)

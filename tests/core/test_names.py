@@ -5,6 +5,7 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,6 @@ SOURCES = (
 )
 PAGES = ("*.md", "docs/**/*.md", "core/*.md", "plugins/*/*.md")
 FILES = sorted(path for pattern in (*SOURCES, *PAGES) for path in ROOT.glob(pattern))
-PENDING: set[str] = set()
-"""Files that still have such names; the list only shrinks."""
 
 
 def iter_trees(path: Path) -> Iterator[ast.Module]:
@@ -68,11 +67,8 @@ def find_forbidden(path: Path) -> list[str]:
     return offences
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_names_say_what_they_hold(path: Path) -> None:
-    offences = find_forbidden(path)
-    if str(path.relative_to(ROOT)) not in PENDING:
-        assert not offences
+def test_names_say_what_they_hold() -> None:
+    assert not list(chain.from_iterable(map(find_forbidden, FILES)))
 
 
 ID = re.compile(r"^test_(?:case_)?[a-z]?\d+[a-z]?\d*_")

@@ -100,6 +100,7 @@ class Late(Saver):
                 self.refused.append(error)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("model", "term"),
@@ -137,6 +138,7 @@ class Weights:
         return eqx.tree_at(lambda module: module.weight, module, weight), plugin_state
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_nothing_is_saved_of_what_after_update_broke(steps_per_execution: int) -> None:
     saver, good = Saver(), numbers([1.0, 2.0])
@@ -225,6 +227,7 @@ class Showing:
         self.steps.append(record.step)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_nothing_of_the_step_or_after_it_is_shown(steps_per_execution: int) -> None:
     showing = Showing(fg.At(2, BAD, 6))
@@ -235,6 +238,7 @@ def test_nothing_of_the_step_or_after_it_is_shown(steps_per_execution: int) -> N
     assert showing.steps == [2]
 
 
+@pytest.mark.full
 def test_an_evaluation_due_at_the_step_does_not_run() -> None:
     evaluating = Evaluating(fg.Evaluation("test", batches()), trigger=fg.At(2, BAD))
     with pytest.raises(NonFiniteError, match=f"step {BAD}"):
@@ -247,6 +251,7 @@ def test_a_bad_last_step_is_found_without_any_trigger() -> None:
         fg.Engine(steps=BAD, log_every=None).fit(Root, batches())
 
 
+@pytest.mark.full
 def test_a_step_loop_finds_a_bad_step_when_it_reads_metrics() -> None:
     engine = fg.Engine(steps=6)
     state = engine.init_state(Root, batches())
@@ -369,6 +374,7 @@ def test_skip_leaves_every_leaf_but_the_step_as_it_was(steps_per_execution: int)
     assert int(skipping.state.plugin_states["slice"]["updates"]) == 2
 
 
+@pytest.mark.full
 def test_a_window_of_skipped_steps_logs_only_their_number() -> None:
     bad, good = numbers([0, 2], [1, 2])
     result = fg.Engine(steps=5, log_every=1, on_nonfinite="skip").fit(
@@ -425,6 +431,7 @@ def test_skip_counts_in_the_step_loop_too() -> None:
     assert_same_bits(state.module, engine.fit(Root, batches()).module)
 
 
+@pytest.mark.full
 def test_a_skipped_step_does_not_fail_later_ones() -> None:
     state = fg.Engine(steps=6, on_nonfinite="skip").fit(Root, batches()).state
     engine = fg.Engine(steps=2)
@@ -443,6 +450,7 @@ def test_ignore_continues_training() -> None:
     assert int(result.state.step) == 6 and np.isnan(result.module.shift)
 
 
+@pytest.mark.full
 def test_parameters_not_finite_from_the_beginning_are_ignored() -> None:
     class WithMask(Counting):
         mask: jax.Array

@@ -125,6 +125,7 @@ def test_actions_are_added_to_a_schedule_in_use() -> None:
         schedule.add(act("bare"))
 
 
+@pytest.mark.full
 def test_the_open_window_is_read_at_any_step_whatever_the_log_interval() -> None:
     read: dict[int, dict[str, Any]] = {}
 
@@ -145,6 +146,7 @@ def test_the_open_window_is_read_at_any_step_whatever_the_log_interval() -> None
         assert read[step]["loss_average"] == average
 
 
+@pytest.mark.full
 def test_metrics_of_two_windows_are_merged_by_hand() -> None:
     data = regression(24)
     engine = fg.Engine(steps=3, plugins=[], autoload=False)
@@ -180,6 +182,7 @@ def test_epoch_and_durations_are_values_G21() -> None:
     assert len(result.timings.step_durations) == 4 and min(result.timings.step_durations) > 0
 
 
+@pytest.mark.full
 def test_metrics_of_training_begin_anew_G21() -> None:
     """The window of steps 1 to 4 holds steps 3 and 4 alone."""
     batches = BATCHES
@@ -227,6 +230,7 @@ class Reader:
         self.seen.append(list(run.shared["writer"]["steps"]))
 
 
+@pytest.mark.full
 def test_plugins_share_what_survives_a_resume_G20(tmp_path: Path) -> None:
     def fit(steps: int) -> Reader:
         reader = Reader()
@@ -276,6 +280,7 @@ def fit_by_hand(batches: list[Any]) -> list[Any]:
     return losses
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("on_device", [False, True])
 def test_batches_on_devices_are_those_of_a_fit_epoch_after_epoch(on_device: bool) -> None:
     data = fg.ArrayData(regression(22).arrays, 8, shuffle=True, on_device=on_device)

@@ -76,6 +76,7 @@ def losses_by_hand(x: Any, y: Any) -> Any:
     return np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("reduce", "weight"),
     [
@@ -93,6 +94,7 @@ def test_training_is_refused_where_padding_changes_the_gradient(reduce: str, wei
         fg.Engine(steps=1).fit(make(reduce, weight), pad())
 
 
+@pytest.mark.full
 def test_the_error_says_what_padding_does_to_the_loss() -> None:
     losses = losses_by_hand(ARRAYS["x"][:4], ARRAYS["y"][:4])
     padded = (losses.sum() + 4 * np.log(3)) / 8  # the logits of a row of zeros are zeros
@@ -117,11 +119,13 @@ def test_a_source_without_any_padding_is_not_tried() -> None:
     assert fg.Engine(steps=1).fit(make("bare"), pad(8)).messages == []
 
 
+@pytest.mark.full
 def test_a_metric_in_which_padding_counts_is_told() -> None:
     (message,) = fg.Engine(steps=1).fit(make("bare_metric"), pad()).messages
     assert "does not use ctx.mask for the metric 'plain'" in message
 
 
+@pytest.mark.full
 def test_a_random_loss_that_does_not_use_the_mask_is_told() -> None:
     (message,) = fg.Engine(steps=1).fit(make("random"), pad()).messages
     assert "does not use ctx.mask for the loss: it is random" in message
@@ -136,6 +140,7 @@ def test_a_training_step_of_an_engine_may_use_the_mask_itself_and_is_told_only()
     assert "does not use ctx.mask for the loss: the loss of 4 examples is" in message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_examples", [9, 10])
 def test_an_evaluation_in_which_padding_counts_is_told_once(num_examples: int) -> None:
     engine = fg.Engine()
@@ -148,6 +153,7 @@ def test_an_evaluation_in_which_padding_counts_is_told_once(num_examples: int) -
         fg.Engine().evaluate(make("masked"), pad(num_examples))
 
 
+@pytest.mark.full
 def test_masked_batches_of_any_source_are_tried() -> None:
     rows = {name: array[:4] for name, array in ARRAYS.items()}
     batches = [fg.Batch(rows, np.array([True, True, True, False]))]

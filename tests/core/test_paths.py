@@ -448,6 +448,7 @@ def test_a_function_that_returns_no_node_is_an_error_that_names_it(net: Net):
         select()
 
 
+@pytest.mark.full
 def test_a_signature_holds_a_leaf_without_hash_so_that_no_other_gets_its_place() -> None:
     class Unhashable:
         __hash__ = None  # pyright: ignore[reportAssignmentType]

@@ -84,6 +84,7 @@ def test_a_plugin_without_an_engine_has_no_name() -> None:
         _ = CountUpdates("a").registered_name
 
 
+@pytest.mark.full
 def test_a_plugin_with_another_name_in_each_engine_must_be_told_apart() -> None:
     plugin = CountUpdates()
     engines = [engine(plugin), engine(plugin)]

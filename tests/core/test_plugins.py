@@ -182,6 +182,7 @@ def replaced(module: Any, plugin_state: Any, weight: float = 7.0) -> Any:
     return eqx.tree_at(lambda module: module.weight, module, jnp.float32(weight)), plugin_state
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("kind", [OfAClass, MarkedOutside, Static, Jitted, OfEquinox])
 def test_marked_methods_of_every_kind_are_called(kind: Any) -> None:
     assert float(engine(kind(), steps=2).fit(Counting(), numbers([0])).module.weight) == 7
@@ -838,6 +839,7 @@ def test_every_method_of_a_sharding_strategy_names_its_plugin_on_failure() -> No
     assert methods == {*STRATEGY_METHODS}
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("hook", TRACED)
 def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     """Step 3 is the first with a batch of two, which is traced again."""
@@ -872,11 +874,16 @@ def test_a_failure_in_a_later_trace_is_blamed_with_its_step(hook: str) -> None:
     assert note.endswith(f"), hook {hook}, step 3")
 
 
+def replace_state(run: fg.Run) -> fg.ReplaceState:
+    return fg.ReplaceState(run.state)
+
+
 # The step at which an event of the fit below is called first.
 EVENT_STEPS = {
     "on_fit_start": 0,
     "on_compile": 0,
     "on_epoch_end": 2,
+    "on_replace_state": 3,
     "on_evaluate_end": 3,
     "on_fit_end": 4,
 }
@@ -901,6 +908,7 @@ def test_a_failure_in_an_event_ends_the_run_and_is_blamed(hook: str) -> None:
         engine(
             culprit,
             Act(fg.At(3), evaluate, "evaluate"),
+            Act(fg.At(3), replace_state, instance="replacing"),
             plugin("test", **EVALUATOR),
             steps=4,
             steps_per_execution=1,

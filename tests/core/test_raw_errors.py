@@ -57,6 +57,7 @@ def descend_by_hand(codes: np.ndarray, steps: int) -> np.ndarray:
     return weight
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.int2])
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_numbers_of_less_than_a_byte_stay_beside_trained_ones(
@@ -75,6 +76,7 @@ def test_numbers_of_less_than_a_byte_stay_beside_trained_ones(
     assert engine.evaluate(state, [BATCH])["loss"] > 0
 
 
+@pytest.mark.full
 def test_extreme_numbers_of_four_bits_survive_a_fit() -> None:
     class Extreme(Line):
         signed: jax.Array
@@ -162,6 +164,7 @@ def test_state_that_was_used_up_is_an_error_that_names_the_layer(call: str) -> N
         getattr(fg.Engine(steps=1, autoload=False), call)(model, [BATCH])
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("make", [optax.lbfgs, lambda: optax.contrib.sophia(0.1), optax.polyak_sgd])
 def test_optimizer_that_computes_the_loss_again_trains_as_by_hand(make: Any) -> None:
     def compute_loss(weight: jax.Array) -> jax.Array:
@@ -187,6 +190,7 @@ def test_typed_keys_in_stored_arrays_are_an_error_that_says_what_to_store() -> N
         fg.ArrayData({"x": X, "keys": keys}, batch_size=2)
 
 
+@pytest.mark.full
 def test_evaluation_of_batches_with_typed_keys_tries_its_loss_without_a_warning() -> None:
     class Noisy(Line):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:

@@ -282,8 +282,8 @@ def uninterrupted() -> Callable[[int], tuple[list[str], fg.FitResult]]:
 
 
 INTERRUPTIONS = [
-    pytest.param(crash, 1, id="exception"),
-    pytest.param(stop, 1, id="stop", marks=pytest.mark.full),
+    pytest.param(crash, 1, id="exception", marks=pytest.mark.slow),
+    pytest.param(stop, 1, id="stop", marks=pytest.mark.slow),
     pytest.param(lambda run: interrupt(), 1, id="signal", marks=pytest.mark.full),
     pytest.param(crash, 8, id="fused", marks=pytest.mark.full),
 ]
@@ -363,6 +363,7 @@ def test_a_second_fit_is_resumed_as_a_second_fit() -> None:
     assert [(step_range.start, step_range.stop) for step_range in step_ranges] == [(7, 14)]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(("path", "stays"), [(None, True), ("run", True), ("other", False)])
 def test_records_are_kept_when_resuming_from_the_runs_own_checkpoint(
     tmp_path: Path, path: str | None, stays: bool
@@ -558,6 +559,7 @@ def whole() -> tuple[list[str], fg.FitResult]:
     return file.lines, result
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.full), 3])
 def test_pending_evaluation_runs_first_and_records_equal_those_of_a_whole_run(
     whole: Any, batch: int
@@ -674,6 +676,7 @@ def test_checkpointer_reports_its_saves() -> None:
     ]
 
 
+@pytest.mark.full
 def test_nothing_of_a_step_that_is_not_finite_is_saved() -> None:
     """The weight at step k is -k, and its logarithm plus three is infinite at 3."""
 
@@ -867,6 +870,7 @@ def test_a_failure_of_the_checkpointer_is_blamed() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_other_plugins_is_an_error() -> None:
     memory = Memory(2)
     engine(memory, Average(), steps=2).fit(Learner, regression())
@@ -904,6 +908,7 @@ class ForeignWeights:
         )
 
 
+@pytest.mark.full
 @pytest.mark.hook("read_weights")
 def test_weights_that_a_plugin_reads_begin_a_fit_and_are_evaluated_without_a_checkpointer() -> None:
     data = regression()

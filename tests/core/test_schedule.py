@@ -376,6 +376,7 @@ class Watching:
         return module, plugin_state.at[ctx.step + 1].set(ctx.is_due(self.name))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, 8])
 def test_traced_step_knows_which_actions_are_due(steps_per_execution: int) -> None:
     noted = Noted()
@@ -528,6 +529,7 @@ def test_timings_say_where_the_time_went() -> None:
     assert all(name in repr(accounts) for name in calls)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("log_every", "reads"), [(1, False), (None, True)])
 def test_waiting_for_the_device_is_timed_separately(
     log_every: int | None, reads: bool, monkeypatch: pytest.MonkeyPatch

@@ -108,6 +108,7 @@ def test_an_instance_in_a_fit_of_another_thread_is_refused() -> None:
     assert count.steps == [10, 20, 30]
 
 
+@pytest.mark.full
 def test_an_engine_in_its_own_fit_evaluates_and_steps_but_does_not_fit() -> None:
     done: list[str] = []
 
@@ -131,6 +132,7 @@ def raise_error(run: Any = None) -> None:
     raise ValueError("on purpose")
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     "failing",
     [

@@ -83,6 +83,7 @@ NESTINGS: dict[str, Callable[[Probe], Any]] = {
 }
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_a_signal_in_an_inner_fit_stops_both_and_the_resumed_run_does_it_again(
     nesting: str,
@@ -115,6 +116,7 @@ def test_three_fits_within_each_other_stop_from_the_inside_out() -> None:
     assert order[0].startswith("3 at ") and order[1:] == ["2 at 2", "1 at 1", "1 returned SIGTERM"]
 
 
+@pytest.mark.full
 def test_an_inner_fit_outside_of_actions_returns_and_the_outer_one_stops() -> None:
     """At the start it is called again when the run resumes; at the end everything is saved."""
     inner: list[fg.FitResult] = []
@@ -141,6 +143,7 @@ def test_an_inner_fit_of_a_run_that_is_to_stop_takes_no_step() -> None:
     assert (inner[0].stop_reason, float(inner[0].module.weight)) == ("SIGTERM", 0)
 
 
+@pytest.mark.full
 def test_an_action_that_has_emitted_a_record_is_not_saved_half_done() -> None:
     """The run resumes from the previous checkpoint, with the records of an undisturbed one."""
     probe, memory = Probe(), InMemoryCheckpointer()
@@ -391,7 +394,7 @@ def test_a_loop_of_fits_ends_where_the_next_one_begins(number: int, code: int) -
         # It came after the last step: the fit has its planned end, and the program is to end.
         ("late", ["0 None", "ended in fold 1"]),
         # A program that catches it has been told.
-        ("catch", ["0 SIGINT", "ended in fold 1", "2 None"]),
+        pytest.param("catch", ["0 SIGINT", "ended in fold 1", "2 None"], marks=pytest.mark.slow),
         ("forget", ["0 SIGINT", "1 None", "2 None"]),
     ],
 )

@@ -31,6 +31,21 @@ from models import (
 # --- whose arrays they are ------------------------------------------------------------------------
 
 
+def test_a_state_that_is_read_many_times_is_that_of_its_step_each_time() -> None:
+    """From the 33rd time on, a program puts the numbers of a state on the device."""
+    states: list[tuple[int, float, int]] = []
+
+    def note(run: fg.Run) -> None:
+        state = run.state
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+        states.append((int(state.step), float(state.module.weight), int(state.metric_window.count)))
+
+    engine = fg.Engine(steps=40, log_every=10, plugins=[Act(1, note)], autoload=False)
+    engine.fit(Counting, numbers([1.0]))
+
+    assert states == [(step, -step, (step - 1) % 10 + 1) for step in range(1, 41)]
+
+
 def test_the_module_passed_to_fit_stays_usable() -> None:
     model = Classifier(key=jax.random.key(0))
     before = jax.tree.map(np.array, eqx.filter(model, eqx.is_array))
@@ -233,6 +248,7 @@ class Factored(Counting):
         return fg.Output(self.weight * self.factor)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("through", ["step", "fit"])
 def test_models_with_different_static_leaves_have_separate_programs(through: str) -> None:
     engine = fg.Engine(steps=2)
@@ -351,6 +367,7 @@ def test_a_step_that_drops_the_model_state_is_an_error() -> None:
     engine.fit(eqx.nn.make_with_state(Frozen), data)
 
 
+@pytest.mark.full
 def test_a_callable_may_give_a_module_and_its_state() -> None:
     data = regression(16, 8)
     result = fg.Engine(steps=2).fit(eqx.nn.make_with_state(Normalized), data)
@@ -450,6 +467,7 @@ def test_every_kind_of_leaf_survives_training(model: Any) -> None:
     assert int(again.state.step) == 4
 
 
+@pytest.mark.full
 def test_keys_of_another_implementation_keep_it() -> None:
     class Keyed(Counting):
         key: Any
@@ -493,6 +511,7 @@ def test_parameters_keep_their_dtype(dtype: Any) -> None:
     assert np.isfinite(result.metrics["train"]["loss"])
 
 
+@pytest.mark.full
 def test_numpy_leaves_become_parameters() -> None:
     class FromNumpy(Linear):
         offset: Any
@@ -510,6 +529,7 @@ def test_numpy_leaves_become_parameters() -> None:
     assert not model.weight.any()
 
 
+@pytest.mark.full
 def test_float64_leaves_and_data_become_float32() -> None:
     class Double(Linear):
         def __init__(self, *, key: Any = None) -> None:
@@ -523,6 +543,7 @@ def test_float64_leaves_and_data_become_float32() -> None:
     )
 
 
+@pytest.mark.full
 def test_weakly_typed_leaves_become_strong_and_compile_once() -> None:
     class Weak(Counting):
         scale: jax.Array

@@ -103,8 +103,8 @@ def test_subclass_that_returns_no_step_result_is_an_error() -> None:
 
 def test_overriding_step_alone_is_an_error() -> None:
     class Stepping(fg.Engine):
-        def step(self, state: Any, batch: Any, *, returns: tuple[str, ...] = ()) -> Any:
-            return super().step(state, batch, returns=returns)
+        def step(self, state: Any, batch: Any, **options: Any) -> Any:
+            return super().step(state, batch, **options)
 
     with pytest.raises(
         ConfigurationError, match="Stepping overrides step; fit never calls it: override tr"

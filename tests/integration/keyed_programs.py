@@ -5,7 +5,7 @@ by `test_keyed_programs.py`.
     python keyed_programs.py by-hand DIRECTORY
 
 The models are a game of two networks, attention blocks under scan sharded over eight devices, and
-one with BatchNorm. Those by hand know nothing of fulgurite. With KILL_AT_STEP each model's run is
+one with BatchNorm. Those by hand know nothing of fulgurite. With KILL_AT_STEP the run of the blocks is
 killed when it comes to that step for the first time.
 """
 
@@ -197,7 +197,7 @@ def train_by_keys(name: str, directory: Path, kill_at_step: int | None) -> tuple
     """Return the model that was trained and the metric of its layer in the last step."""
     model, plugins = BY_KEYS[name]()
     plugins += [Checkpointer(4), JSONLLogger()]
-    if kill_at_step is not None:
+    if kill_at_step is not None and name == "transformer":
         plugins.append(Killer(kill_at_step, directory / f"{name}.killed"))
     engine = fg.Engine(
         steps=STEPS, log_every=1, run_dir=directory / name, plugins=plugins, autoload=False

@@ -87,8 +87,16 @@ def test_best_checkpoint_by_evaluator_metrics(
     ("monitor", "message"),
     [
         ("vla/iou", "nothing measures 'vla/iou': there is no evaluator 'vla'. Did you mean 'val'"),
-        ("train/los", "training measures no 'train/los'. Did you mean 'loss'"),
-        ("all/updtes", "evaluator 'all' measures no 'all/updtes'. Did you mean 'updates'"),
+        pytest.param(
+            "train/los",
+            "training measures no 'train/los'. Did you mean 'loss'",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "all/updtes",
+            "evaluator 'all' measures no 'all/updtes'. Did you mean 'updates'",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_nothing_measures_is_refused_before_the_first_step(

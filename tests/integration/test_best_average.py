@@ -75,8 +75,11 @@ def evaluate_on(target: float, *, is_custom: bool) -> Evaluator:
     return Evaluator("ema", data, every=1, module_view="averaged")
 
 
-@pytest.mark.parametrize("rule", [EMA(0.5), EMA(0.9), Mean()], ids=["half", "slow", "mean"])
-@pytest.mark.parametrize(("step", "is_custom"), [(3, False), (5, True), (STEPS, True)])
+@pytest.mark.parametrize(
+    ("rule", "step", "is_custom"),
+    [(EMA(0.5), 3, False), (EMA(0.9), 5, True), (Mean(), STEPS, True)],
+    ids=["half", "slow", "mean"],
+)
 def test_training_ends_with_the_average_that_was_the_best(
     rule: EMA | Mean, step: int, is_custom: bool
 ) -> None:
@@ -133,7 +136,7 @@ def test_weights_that_training_cannot_end_with_are_refused_before_the_first_step
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("weights_only", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_best_checkpoint_is_read_with_the_weights_that_were_measured(
     tmp_path: Path, weights_only: bool
 ) -> None:

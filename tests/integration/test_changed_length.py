@@ -24,7 +24,7 @@ BATCHES = [np.ones((2, 1), np.float32)] * 15
     ("lengths", "expected"),
     [
         pytest.param([9, (4, 4), 4], ["end 9", "end 4"], id="shorter"),
-        pytest.param([6, 10, 10], ["end 6", "end 10"], id="longer"),
+        pytest.param([6, 10, 10], ["end 6", "end 10"], id="longer", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_due_at_the_end_runs_once_at_the_end_a_run_has_now(

@@ -113,9 +113,9 @@ KINDS: dict[str, tuple[Callable[..., fg.Module], Callable[[], list[Any]]]] = {
 @pytest.mark.parametrize(
     "kind",
     [
-        "perceptron",
-        "accumulation",
         "gan",
+        pytest.param("perceptron", marks=pytest.mark.slow),
+        pytest.param("accumulation", marks=pytest.mark.slow),
         pytest.param("accumulation over steps", marks=pytest.mark.slow),
         pytest.param("transformer", marks=pytest.mark.slow),
     ],

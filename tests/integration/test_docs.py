@@ -102,10 +102,27 @@ def find_object(name: str) -> Any:
     return target
 
 
+# Their blocks train for four seconds and more each, and are run by `pytest -m slow`. So do those of README.md, the
+# tutorial and the page on writing a plugin, which are run for every change.
+LONG_PAGES = {
+    *("contrib", "data", "debugging", "ensembles", "evaluation", "fine-tuning", "language-models"),
+    *("logging", "metrics", "optimization", "population", "precision", "pretrained"),
+    *("reinforcement-learning", "sampling", "seeing", "sharding", "sources-and-stages", "weights"),
+}
+
+
+def name_page(page: Path) -> str:
+    return page.parent.name if page in CONTRIB_READMES else page.stem
+
+
 @pytest.mark.parametrize(
     "page",
-    [page for page in [*PAGES, *CONTRIB_READMES] if page.name not in GENERATED],
-    ids=lambda page: page.parent.name if page in CONTRIB_READMES else page.stem,
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if name_page(page) in LONG_PAGES else [])
+        for page in [*PAGES, *CONTRIB_READMES]
+        if page.name not in GENERATED
+    ],
+    ids=name_page,
 )
 def test_python_blocks_of_a_page_run_one_after_the_other(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +245,7 @@ def test_pictures_are_shown_small_and_drawn_by_the_script(tmp_path: Path):
         assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_terminal_is_what_the_train_command_shows(tmp_path: Path):
     """But for the numbers, and for the times, whose order depends on the machine."""
 

@@ -91,8 +91,7 @@ def train(run: Path, watched: Any = ZEROS, final: Any = ZEROS) -> fg.FitResult:
     return engine.fit(Valley, ZEROS, resume="auto")
 
 
-@pytest.mark.parametrize("where", ["watched", "final"])
-@pytest.mark.parametrize("happen", [terminate, fail])
+@pytest.mark.parametrize(("where", "happen"), [("watched", terminate), ("final", fail)])
 def test_what_runs_at_an_early_end_is_done_by_the_run_that_resumes(
     where: str, happen: Callable[[], None], tmp_path: Path
 ) -> None:

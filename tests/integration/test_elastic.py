@@ -43,7 +43,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
         ("fsdp", 4, [[16, 16]] * 2),
         pytest.param("tensor", 4, [[16, 16]] * 2, marks=pytest.mark.slow),
         pytest.param("data", 2, [[64, 16]] * 2, marks=pytest.mark.slow),
-        ("fsdp", 1, [[64, 16]] * 2),
+        pytest.param("fsdp", 1, [[64, 16]] * 2, marks=pytest.mark.slow),
     ],
 )
 def test_run_on_eight_devices_resumes_on_fewer(

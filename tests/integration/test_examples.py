@@ -99,6 +99,7 @@ def test_wgan_gp():
     assert metrics["high_quality"] > 0.8
 
 
+@pytest.mark.slow
 def test_ppo():
     lines = run("ppo.py", "steps=40", XLA_FLAGS="")
     shown = [re.fullmatch(r"step +(\d+)  episodes of +([\d.]+) steps  .*", line) for line in lines]
@@ -187,6 +188,7 @@ LANGUAGE_MODEL = [
 ]
 
 
+@pytest.mark.slow  # tests/recovery/test_killed_language_model.py runs it in the longer tests
 def test_language_model_learns_and_shows_samples(tmp_path: Path):
     text = (EXAMPLES / "language_model.py").read_text()
     assert len(text[text.index('"""') :].splitlines()) <= 150
@@ -212,6 +214,7 @@ def test_language_model_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
     assert_runs_are_equal(whole, killed)
 
 
+@pytest.mark.slow
 def test_autoencoder(tmp_path: Path):
     """It reconstructs by keys, and what its encoder computes is in the records."""
     arguments = ["autoencoder.py", "steps=100", "every=50", "--run"]
@@ -232,13 +235,10 @@ def test_autoencoder_resumes_after_a_kill_with_the_same_bits(tmp_path: Path):
     assert_runs_are_equal(whole, killed)
 
 
+@pytest.mark.slow  # tests/plugins/sharding/on_eight_devices trains its model in the longer tests
 @pytest.mark.parametrize(
     ("layout", "share"),
-    [("fsdp", 1 / 8)]
-    + [
-        pytest.param(*variant, marks=pytest.mark.slow)
-        for variant in (("data", 1), ("tensor", 1 / 4), ("both", 1 / 8))
-    ],
+    [("fsdp", 1 / 8), ("data", 1), ("tensor", 1 / 4), ("both", 1 / 8)],
 )
 def test_transformer(layout: str, share: float):
     lines = run(

@@ -29,9 +29,12 @@ def predict(model: Any, batch: Any, ctx: fg.Context) -> Any:
     return jax.vmap(model)(batch["tokens"])
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
-    ("model_class", "config"), [(GPT2, GPT2_CONFIG), (Llama, LLAMA_CONFIG)], ids=["gpt2", "llama"]
+    ("model_class", "config"),
+    [
+        pytest.param(GPT2, GPT2_CONFIG, id="gpt2", marks=pytest.mark.slow),
+        pytest.param(Llama, LLAMA_CONFIG, id="llama", marks=pytest.mark.full),
+    ],
 )
 def test_a_language_model_is_exported_for_texts_of_any_length(
     tmp_path: Path, model_class: Any, config: Any
@@ -128,6 +131,7 @@ def check_generated(outputs: dict[str, np.ndarray], expected: Any) -> None:
     assert not outputs["tokens"][3:].any()
 
 
+@pytest.mark.full
 def test_what_cannot_be_generated_is_an_error_where_it_is_exported(tmp_path: Path) -> None:
     gpt2 = GPT2(GPT2_CONFIG, key=jax.random.key(0))
     call = make_generate_function(NEW)

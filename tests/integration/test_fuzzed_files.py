@@ -127,7 +127,7 @@ def test_a_file_of_many_small_values_is_read_in_bounded_memory(
             tracemalloc.stop()
 
 
-@pytest.mark.parametrize("num_examples", [60, pytest.param(NUM_EXAMPLES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_examples", [20, pytest.param(NUM_EXAMPLES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_reads_or_raises_an_error_of_ours(
     name: str, num_examples: int, written_run: Path, tmp_path: Path

@@ -36,8 +36,7 @@ def test_losses_and_metrics_on_layers_are_those_by_hand_and_resume_exactly(tmp_p
     by_hand, whole, killed = folders
     assert train("by-hand", by_hand) == 0
     assert train("by-keys", whole) == 0
-    kills = [train("by-keys", killed, 6) for _ in range(4)]
-    assert kills == [-signal.SIGKILL] * 3 + [0]
+    assert [train("by-keys", killed, 6) for _ in range(2)] == [-signal.SIGKILL, 0]
     for name in NAMES:
         expected = read_arrays(by_hand / f"{name}.npz")
         arrays = read_arrays(whole / f"{name}.npz")

@@ -73,6 +73,7 @@ def read_steps(run: Path, logger: type) -> list[int]:
     return [event.step for event in events for value in event.summary.value if value.tag == "loss"]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("logger", FILES)
 @pytest.mark.parametrize("step", [3, 6], ids=["before further records", "after the last record"])
 def test_a_run_whose_log_was_deleted_resumes_and_says_that_records_are_missing(
@@ -95,6 +96,7 @@ def test_a_run_whose_log_was_deleted_resumes_and_says_that_records_are_missing(
     assert read_steps(tmp_path, logger) == [8, 10]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("logger", FILES)
 def test_a_log_that_was_deleted_after_its_run_can_be_left_behind(
     tmp_path: Path, logger: Any
@@ -110,6 +112,7 @@ def test_a_log_that_was_deleted_after_its_run_can_be_left_behind(
     assert (float(resumed.module.weight), read_steps(elsewhere, logger)) == (-6, [6])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("logger", [JSONLLogger, CSVLogger])
 def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path, logger: Any) -> None:
     fit(tmp_path, 4, logger())

@@ -181,13 +181,13 @@ def measure() -> Any:
 @pytest.mark.parametrize(
     "compute",
     [
-        train_with_conditions,
+        pytest.param(train_with_conditions, marks=pytest.mark.slow),
         pytest.param(train_with_microbatches, marks=pytest.mark.full),
-        pytest.param(train_with_accumulation_over_steps, marks=pytest.mark.full),
-        train_with_phases,
+        pytest.param(train_with_accumulation_over_steps, marks=pytest.mark.slow),
+        pytest.param(train_with_phases, marks=pytest.mark.slow),
         pytest.param(train_in_bfloat16, marks=pytest.mark.full),
-        pytest.param(train_adapters, marks=pytest.mark.full),
-        pytest.param(train_a_population, marks=pytest.mark.full),
+        pytest.param(train_adapters, marks=pytest.mark.slow),
+        pytest.param(train_a_population, marks=pytest.mark.slow),
         pytest.param(recompute, marks=pytest.mark.full),
         pytest.param(measure, marks=pytest.mark.full),
     ],

@@ -205,8 +205,8 @@ def test_outside_plugin_is_autoloaded(everything: Path):
     ("call", "variables"),
     [
         ("fit(['-outsider'], 1)", {}),
-        ("fit([], 1, autoload=False)", {}),
-        ("fit([], 1)", {"FULGURITE_PLUGINS": "-outsider"}),
+        pytest.param("fit([], 1, autoload=False)", {}, marks=pytest.mark.slow),
+        pytest.param("fit([], 1)", {"FULGURITE_PLUGINS": "-outsider"}, marks=pytest.mark.slow),
         pytest.param("fit([], 1)", {"FULGURITE_AUTOLOAD": "0"}, marks=pytest.mark.slow),
         pytest.param("fit([], 1)", {"FULGURITE_AUTOLOAD": "rng"}, marks=pytest.mark.slow),
     ],

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SEED = 3
-STEPS = 48
-ROWS = 150
+STEPS = 24
+ROWS = 66
 BATCH_SIZE = 8
 LENGTH = 16
 VOCABULARY = 300

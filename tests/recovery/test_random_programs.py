@@ -24,7 +24,7 @@ from random_programs import (
 
 pytestmark = pytest.mark.full
 
-NUM_EXAMPLES = int(os.environ.get("FULGURITE_RANDOM_PROGRAMS", "4"))
+NUM_EXAMPLES = int(os.environ.get("FULGURITE_RANDOM_PROGRAMS", "2"))
 """How many programs are tried: `FULGURITE_RANDOM_PROGRAMS=500 pytest -m full` for a soak."""
 SEED = int(os.environ.get("FULGURITE_RANDOM_SEED", "0"))
 """Which programs: another number, others."""

@@ -166,7 +166,7 @@ def split_pairs(features: Mapping[str, Feature]) -> Selections:
         place = (kinds.index(kind) + 3 * numbers[feature]) % COVERING
         if place == 0:
             selections.fast.append((feature, kind))
-        elif place % 4 == 2:
+        elif place == 5:
             selections.full.append((feature, kind))
         else:
             selections.slow.append((feature, kind))

@@ -94,7 +94,7 @@ def test_two_examples_of_one_and_three_tokens_give_the_gradient_of_the_whole_bat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("n", [2, 3, 6])
+@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 6))])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_microbatches_without_a_token_count_for_nothing(loss: Loss, n: int) -> None:
     """Of six examples, the second, third, fifth and sixth have none: with n of 3 and 6 whole

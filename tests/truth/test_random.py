@@ -80,15 +80,18 @@ FEATURES: Mapping[str, Callable[[int, float], Feature]] = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.parametrize(
+    "num_examples",
+    [pytest.param(3, marks=pytest.mark.full), pytest.param(20, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", FEATURES)
 def test_whatever_is_drawn_is_that_of_the_oracle(
-    name: str, record_property: Callable[[str, object], None]
+    name: str, num_examples: int, record_property: Callable[[str, object], None]
 ) -> None:
     num_checked = 0
 
     @settings(
-        max_examples=8,
+        max_examples=num_examples,
         deadline=None,
         database=None,
         derandomize=True,

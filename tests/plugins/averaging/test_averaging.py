@@ -98,6 +98,7 @@ def test_stochastic_weight_averaging_by_hand() -> None:
     assert int(views["swa"].number) == 7
 
 
+@pytest.mark.full
 def test_a_mean_of_a_part_of_a_fit_holds_nothing_of_the_fit_before() -> None:
     """The weight is the number of the step."""
     rules = {
@@ -158,6 +159,7 @@ def list_accumulated_weights(gradients: list[float], n: int) -> list[float]:
     return weights[1:]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.hook("after_finalize")
 @pytest.mark.parametrize("num_steps", [8, 10])
 @pytest.mark.parametrize("n", [2, 4])
@@ -349,6 +351,7 @@ def test_statistics_are_averaged_with_microbatches_too() -> None:
     assert np.isfinite(averaged).all() and np.abs(averaged - running).min() > 1e-4
 
 
+@pytest.mark.full
 def test_averages_of_complex_weights() -> None:
     """The gradient by a number of its real part times `3 - 4j` is `3 + 4j`."""
 
@@ -394,6 +397,7 @@ class Student(fg.Module):
         return fg.Output(jnp.mean((preds - batch["y"]) ** 2), model_state=state)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["ema", "batch"])
 def test_only_statistics_that_training_updates_are_recomputed(mode: Any) -> None:
     """The teacher has a mean of 7 and a variance of 4 after two updates, and its `eps` is 1e-5; the
@@ -453,6 +457,7 @@ class Deep(fg.Module):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["ema", "batch"])
 def test_padding_is_no_part_of_recomputed_statistics(mode: Any) -> None:
     """The last of the batches of 8 has 3 examples; the second layer sees what the first makes of each."""

@@ -45,6 +45,7 @@ def load_best_step(run: Path) -> int:
     return -int(load(run, step="best", model=Counting()).weight)
 
 
+@pytest.mark.full
 def test_each_checkpoint_records_the_best_by_a_comparison_of_all_before(tmp_path: Path) -> None:
     result = train(tmp_path, SCORES, keep_period=1)
     commits = [entry.commit for entry in list_entries(tmp_path)]
@@ -95,6 +96,7 @@ def test_another_comparison_begins_with_all_checkpoints_that_are_left(tmp_path: 
     assert steps_in(tmp_path) == [4, 5] and load_best_step(tmp_path) == 4
 
 
+@pytest.mark.full
 def test_a_best_checkpoint_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
     train(tmp_path, (3.0, 5.0, 4.0))
     shutil.rmtree(tmp_path / "checkpoints" / "step-1")

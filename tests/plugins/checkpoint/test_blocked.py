@@ -83,6 +83,7 @@ def check_same_end(resumed: Path, whole: Path) -> None:
     assert records[0] == records[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_a_source_that_blocks_is_abandoned(prefetch: int, tmp_path: Path) -> None:
     result = train(tmp_path / "run", make_data(Blocking(17), prefetch))
@@ -135,6 +136,7 @@ class BlockingLogger:
             time.sleep(99)
 
 
+@pytest.mark.full
 def test_a_logger_that_blocks_gets_no_more_records(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="gets no more records"):
         result = train(tmp_path, ZEROS, BlockingLogger())

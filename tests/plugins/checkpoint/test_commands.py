@@ -18,7 +18,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_checkpoint import Checkpointer, comparing
 from fulgurite_checkpoint.comparing import build_columns, select_runs, sort_runs
-from fulgurite_checkpoint.listing import RUN_COLUMNS, RunRow, list_runs
+from fulgurite_checkpoint.listing import RUN_COLUMNS, RunRow, format_size, list_runs
 from fulgurite_cli.command import main
 from fulgurite_runs import RunPlugin
 from trained import ZEROS, Counting, engine
@@ -117,8 +117,22 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[dict[str, 
 
 
 ROWS = [
-    RunRow("a", "complete", step=9, arguments={"lr": 0.1, "name": "x"}, metrics={"test/f1": 0.5}),
-    RunRow("b", "killed", step=4, arguments={"lr": 0.01, "name": "x"}, metrics={"test/f1": 0.9}),
+    RunRow(
+        "a",
+        "complete",
+        step=9,
+        best=("test/loss", 10.25, 9, "min"),
+        arguments={"lr": 0.1, "name": "x"},
+        metrics={"test/f1": 0.5},
+    ),
+    RunRow(
+        "b",
+        "killed",
+        step=1_234_567,
+        best=("test/loss", 1e-5, 4, "min"),
+        arguments={"lr": 0.01, "name": "x"},
+        metrics={"test/f1": 0.9},
+    ),
     RunRow("c", "complete", arguments={"lr": 1, "name": "x", "deep": True}),
 ]
 
@@ -133,7 +147,10 @@ ROWS = [
         (["test/f1>=0.5"], "ab"),
         (["test/f1<0.6", "name=x"], "a"),
         (["deep=True"], "c"),
-        (["step<=4"], "b"),
+        (["step>9"], "b"),
+        (["lr==0.1"], "a"),
+        (["best<2"], "b"),
+        (["name<1"], ""),
     ],
 )
 def test_runs_are_selected_by_arguments_metrics_and_columns(
@@ -143,7 +160,15 @@ def test_runs_are_selected_by_arguments_metrics_and_columns(
 
 
 @pytest.mark.parametrize(
-    ("name", "names"), [("lr", "bac"), ("-lr", "cab"), ("test/f1", "abc"), ("-test/f1", "bac")]
+    ("name", "names"),
+    [
+        ("lr", "bac"),
+        ("-lr", "cab"),
+        ("test/f1", "abc"),
+        ("-test/f1", "bac"),
+        ("best", "bac"),
+        ("-best", "abc"),
+    ],
 )
 def test_runs_are_sorted_and_those_without_a_value_come_last(name: str, names: str) -> None:
     assert "".join(row.run for row in sort_runs(ROWS, name)) == names
@@ -151,17 +176,22 @@ def test_runs_are_sorted_and_those_without_a_value_come_last(name: str, names: s
 
 def test_columns_are_those_that_tell_runs_apart() -> None:
     columns = build_columns(RUN_COLUMNS, ROWS, ["test/f1"])
-    assert list(columns) == ["run", "state", "attempts", "step", "lr", "deep", "test/f1"]
+    names = ["run", "state", "attempts", "step", "best", "lr", "deep", "test/f1"]
+    assert list(columns) == names
     cells = [[format_cell(row) for format_cell in columns.values()] for row in ROWS]
     assert cells[1:] == [
-        ["b", "killed", "0", "4", "0.01", "", "0.9"],
-        ["c", "complete", "0", "", "1", "true", ""],
+        ["b", "killed", "0", "1234567", "smallest test/loss 1e-05 at 4", "0.01", "", "0.9"],
+        ["c", "complete", "0", "", "", "1", "true", ""],
     ]
 
 
 @pytest.mark.parametrize(
     ("condition", "says"),
-    [("lr", "'lr' is not a condition: write NAME=VALUE"), ("lrr=1", "'lrr'. Did you mean 'lr'")],
+    [
+        ("lr", "'lr' is not a condition: write NAME=VALUE"),
+        ("lrr=1", "'lrr'. Did you mean 'lr'"),
+        ("name<y", "'y' is not a number, and only numbers are larger or smaller"),
+    ],
 )
 def test_conditions_that_mean_nothing_are_errors(condition: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
@@ -192,18 +222,44 @@ def test_runs_are_compared(
     )
 
 
-def test_equal_runs_of_another_speed_do_not_differ(
-    template_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_equal_runs_whose_telemetry_differs_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    speeds = iter([10.0, 20.0])
+    class Speed(fg.Plugin):
+        speed = 10.0
 
-    def list_with_speed(path: Path) -> list[Any]:
-        rows = list_runs(path)
-        rows[0].metrics["train/steps_per_second"] = next(speeds)
-        return rows
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("log", fg.Every(1), self.log, stage="act")]
 
-    monkeypatch.setattr(comparing, "list_runs", list_with_speed)
-    assert printed(capsys, "compare", template_run, template_run) == "no difference\n"
+        def log(self, run: fg.Run) -> None:
+            Speed.speed *= 2
+            run.log_scalars("mine", {"speed": self.speed}, stream="telemetry")
+            run.log_scalars("mine", {"score": np.float32(run.step)})
+
+    for name in ("a", "b"):
+        plugins = [Checkpointer(1, monitor="mine/score", mode="max"), Speed()]
+        fg.Engine(
+            steps=2, log_every=1, run_dir=tmp_path / name, autoload=False, plugins=plugins
+        ).fit(Counting, ZEROS * 2)
+    row = list_runs(tmp_path / "a")[0]
+    assert row.metrics["mine/speed"] == 40 and "mine/speed" in row.telemetry
+    # A number of NumPy is one by which the best is chosen.
+    assert row.best == ("mine/score", 2.0, 2, "max")
+    assert printed(capsys, "compare", tmp_path / "a", tmp_path / "b") == "no difference\n"
+
+
+def test_numbers_that_differ_are_shown_with_the_digits_that_do() -> None:
+    assert comparing._list_differences("", {"loss": 0.6931471}, {"loss": 0.6931472}) == [
+        ("loss", "0.6931471", "0.6931472")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(999.4, "999 B"), (999_900, "1 MB"), (1e15, "1e+03 TB")]
+)
+def test_sizes_have_the_unit_that_they_round_to(count: float, text: str) -> None:
+    assert format_size(count) == text
 
 
 # --- runs -----------------------------------------------------------------------------------------

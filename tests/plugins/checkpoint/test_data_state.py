@@ -88,8 +88,14 @@ def make_grain_loader() -> Any:
     return iter(loader)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("make_data", [Reservoir, make_grain_dataset, make_grain_loader])
+@pytest.mark.parametrize(
+    "make_data",
+    [
+        pytest.param(Reservoir, marks=pytest.mark.full),
+        pytest.param(make_grain_loader, marks=pytest.mark.full),
+        pytest.param(make_grain_dataset, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_with_the_same_batches(make_data: Callable[[], Any], tmp_path: Path) -> None:
     def fit(run: str, **options: Any) -> fg.FitResult:
         stop = fg.LambdaPlugin(every={fg.At(7): lambda run: run.request_stop("a test")})

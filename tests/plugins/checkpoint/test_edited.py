@@ -97,7 +97,7 @@ def forge(checkpoint: Path, name: str, place: Place, new_value: Any) -> None:
 @pytest.mark.parametrize(
     "num_examples",
     [
-        pytest.param(10, marks=pytest.mark.full),
+        pytest.param(4, marks=pytest.mark.full),
         pytest.param(1_000, marks=pytest.mark.slow),
     ],
 )
@@ -144,6 +144,7 @@ def test_a_run_resumes_from_an_edited_checkpoint_or_says_why_not(
     check()
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("name", "place", "new_value", "reason"),
     [
@@ -250,8 +251,9 @@ class Pages:
         self.page, self.line = state
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("promises", [("exact",), ("restart",), ("exact", "restart")])
-@pytest.mark.parametrize("lengths", [(2, 4, 1), pytest.param((3, 1, 2), marks=pytest.mark.full)])
+@pytest.mark.parametrize("lengths", [(2, 4, 1), pytest.param((3, 1, 2), marks=pytest.mark.slow)])
 def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(
     promises: tuple[Any, ...], lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -277,13 +279,18 @@ def test_no_checkpoint_of_a_run_is_taken_for_an_edited_one(
 @pytest.mark.parametrize(
     ("place", "new_value", "reason"),
     [
-        (("jsonl",), 10**30, "does not tell of records.jsonl"),
-        (("jsonl", "records.jsonl"), -1, "which is not a size"),
         (("jsonl", "records.jsonl"), 10**30, "should be lines of that run"),
-        (("jsonl", "records.jsonl"), 0, "between None and 1"),
-        (("csv", "records.csv", "bytes"), 0, "should hold 8 columns and 4 rows"),
-        (("csv", "records.csv", "columns"), [1], r"should hold \[1\] columns and 4 rows"),
         (("csv", "records.csv", "rows"), 3, "should hold 8 columns and 3 rows"),
+        *(
+            pytest.param(*variant, marks=pytest.mark.slow)
+            for variant in (
+                (("jsonl",), 10**30, "does not tell of records.jsonl"),
+                (("jsonl", "records.jsonl"), -1, "which is not a size"),
+                (("jsonl", "records.jsonl"), 0, "between None and 1"),
+                (("csv", "records.csv", "bytes"), 0, "should hold 8 columns and 4 rows"),
+                (("csv", "records.csv", "columns"), [1], r"should hold \[1\] columns and 4 rows"),
+            )
+        ),
     ],
 )
 def test_a_position_of_a_logger_that_is_never_written(

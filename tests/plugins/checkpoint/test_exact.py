@@ -109,9 +109,9 @@ def future(position: Any = None, error: Exception | None = None) -> Future[Any]:
     "answer",
     [
         lambda: future(error=OSError("disk full")),
-        pytest.param(lambda: 1 / 0, marks=pytest.mark.full),
-        pytest.param(lambda: None, marks=pytest.mark.full),
-        pytest.param(lambda: future(object()), marks=pytest.mark.full),
+        pytest.param(lambda: 1 / 0, marks=pytest.mark.slow),
+        pytest.param(lambda: None, marks=pytest.mark.slow),
+        pytest.param(lambda: future(object()), marks=pytest.mark.slow),
     ],
 )
 def test_logger_without_a_position_prevents_a_checkpoint_only_if_required(
@@ -218,8 +218,8 @@ def test_a_stop_request_saves_where_it_stops(tmp_path: Path) -> None:
     "phase",
     [
         "evaluate",
-        pytest.param("act", marks=pytest.mark.full),
-        pytest.param("save", marks=pytest.mark.full),
+        pytest.param("act", marks=pytest.mark.slow),
+        pytest.param("save", marks=pytest.mark.slow),
     ],
 )
 def test_actions_after_one_that_saves_are_not_lost(tmp_path: Path, phase: Any) -> None:
@@ -268,12 +268,14 @@ def test_a_fit_that_would_end_before_its_checkpoint_is_an_error(tmp_path: Path) 
     assert int(fit(5, "auto").state.step) == 15
 
 
+@pytest.mark.full
 def test_fast_dev_run_starts_from_the_checkpoint_of_the_run(tmp_path: Path) -> None:
     counting(tmp_path)
     trial = engine(tmp_path, Checkpointer(1), fast_dev_run=2).fit(Counting, ZEROS, resume="auto")
     assert (float(trial.module.weight), steps_in(tmp_path)) == (-7, [3, 4, 5])
 
 
+@pytest.mark.full
 def test_state_older_than_the_newest_checkpoint_is_an_error(tmp_path: Path) -> None:
     """The records of the steps that it takes again would be there twice."""
     first = counting(tmp_path, "jsonl", steps=3)

@@ -28,7 +28,7 @@ def test_a_history_of_many_scalars_is_read_back_without_its_oldest_records() -> 
     assert decoded == records[-len(decoded) :]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_history_of_many_small_values_is_read_back_without_its_oldest_records() -> None:
     values = {"counts": [0] * 10_000}
     records = [fg.Record("scalars", "train", step, values) for step in range(1_000)]
@@ -39,6 +39,7 @@ def test_a_history_of_many_small_values_is_read_back_without_its_oldest_records(
     assert decoded == records[-len(decoded) :]
 
 
+@pytest.mark.full
 def test_a_record_that_alone_is_too_large_is_left_out() -> None:
     record = fg.Record("scalars", "train", 1, {"text": "x" * MAX_SIZE})
     assert loads(HistoryEncoder().encode([record])) == {"records": []}

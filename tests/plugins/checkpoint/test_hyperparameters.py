@@ -90,6 +90,7 @@ def test_a_rate_of_the_program_is_taken_where_resume_says_so(tmp_path: Path) -> 
     assert float(train(tmp_path, inject(0.25), 6).module.weight) == -2.0
 
 
+@pytest.mark.full
 def test_momentum_goes_on_where_the_rate_is_taken_anew(tmp_path: Path) -> None:
     """By hand: m = 0.5 m + 1 gives 1, 1.5, 1.75; the weight -1 - 1.5 - 0.1 * 1.75."""
     train(tmp_path, inject(1.0, momentum=0.5), 2)
@@ -98,6 +99,7 @@ def test_momentum_goes_on_where_the_rate_is_taken_anew(tmp_path: Path) -> None:
     np.testing.assert_allclose(float(result.module.weight), -2.675, rtol=1e-6)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("before", "now", "change"),
     [
@@ -145,6 +147,7 @@ def test_an_unchanged_program_resumes_without_a_warning(tmp_path: Path) -> None:
     assert any("learning_rate=0.25 (the program has 0.5);" in text for text in result.messages)
 
 
+@pytest.mark.full
 def test_a_start_without_a_step_does_not_hide_the_change(tmp_path: Path) -> None:
     train(tmp_path, inject(0.5), 2)
     for steps in (2, 3):

@@ -114,6 +114,7 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [Trying, TryingAtEpochs])
 @pytest.mark.parametrize("happen", [fail, pytest.param(terminate, marks=pytest.mark.full)])
 def test_an_interrupted_action_begins_from_the_state_before_it(
@@ -144,6 +145,7 @@ def test_an_interrupted_action_begins_from_the_state_before_it(
     assert result_again.metrics == result.metrics
 
 
+@pytest.mark.full
 def test_the_reason_to_stop_is_said_again_where_another_action_was_pending(tmp_path: Path) -> None:
     def stop(run: fg.Run) -> fg.StopTraining:
         return fg.StopTraining("it is good enough")

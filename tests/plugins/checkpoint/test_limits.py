@@ -65,6 +65,7 @@ def trial(data: Any, plugin: Any) -> fg.FitResult:
     return engine(None, Checkpointer(1, directory="unused"), plugin, **settings).fit(Counting, data)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_trial", [False, True])
 def test_a_host_state_that_could_not_be_read_again_is_an_error_at_the_first_save(
     is_trial: bool, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

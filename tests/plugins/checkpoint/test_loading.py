@@ -78,6 +78,7 @@ def test_the_model_of_a_run_is_loaded_with_its_state_bit_for_bit(tmp_path: Path)
         load(tmp_path, model=result.module)
 
 
+@pytest.mark.full
 def test_the_best_checkpoint_is_loaded_by_its_metric(tmp_path: Path) -> None:
     def measure(state: fg.TrainState, step: int) -> dict[str, Any]:
         return {"score": {1: 0.5, 2: 3.0, 3: 1.0}[step]}
@@ -96,6 +97,7 @@ def test_the_best_checkpoint_is_loaded_by_its_metric(tmp_path: Path) -> None:
     assert float(load(tmp_path, 2, model=Counting).weight) == -2
 
 
+@pytest.mark.full
 def test_another_head_keeps_what_the_model_makes_and_is_listed(run: Path) -> None:
     wide = partial(Head, width=3)
     with pytest.raises(
@@ -115,6 +117,7 @@ def test_another_head_keeps_what_the_model_makes_and_is_listed(run: Path) -> Non
     np.testing.assert_array_equal(head.body, np.zeros((1, 3)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_another_dtype_of_the_model_is_cast_and_listed_if_not_strict(run: Path, dtype: str) -> None:
     half = partial(Head, dtype=jnp.dtype(dtype))
@@ -161,6 +164,7 @@ def test_a_number_that_the_dtype_cannot_hold_is_an_error(tmp_path: Path) -> None
     assert np.asarray(cast.weight, np.float32).tolist() == [999424.0, -np.inf, 2.0]
 
 
+@pytest.mark.full
 def test_a_damaged_newest_checkpoint_is_replaced_by_the_one_before(tmp_path: Path) -> None:
     fg.Engine(steps=2, run_dir=tmp_path, plugins=[Checkpointer(1)]).fit(
         Counting, [(np.zeros(2, np.float32),)]
@@ -182,6 +186,7 @@ def test_a_checkpointer_without_an_interval_saves_at_the_end_and_monitors_nothin
         Checkpointer(monitor="test/loss")
 
 
+@pytest.mark.full
 def test_home_in_paths_of_checkpoints_is_expanded_and_steps_of_numpy_are_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

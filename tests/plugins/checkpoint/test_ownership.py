@@ -20,7 +20,10 @@ def list_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("resume", [None, "auto", "never", 2])
+@pytest.mark.parametrize(
+    "resume",
+    ["auto", *(pytest.param(choice, marks=pytest.mark.slow) for choice in (None, "never", 2))],
+)
 def test_a_run_leaves_the_checkpoints_of_another_alone_and_names_it(
     resume: Any, tmp_path: Path
 ) -> None:
@@ -40,6 +43,7 @@ def test_a_run_leaves_the_checkpoints_of_another_alone_and_names_it(
     assert float(counting(tmp_path / "first", directory=shared, resume="auto").module.weight) == -5
 
 
+@pytest.mark.full
 def test_a_program_without_a_run_leaves_the_checkpoints_of_one_alone(tmp_path: Path) -> None:
     """It reads them where it only evaluates."""
     shared = tmp_path / "shared"
@@ -52,6 +56,7 @@ def test_a_program_without_a_run_leaves_the_checkpoints_of_one_alone(tmp_path: P
     assert float(weights.module.weight) == -3
 
 
+@pytest.mark.full
 def test_checkpoints_that_do_not_know_their_run_are_read(tmp_path: Path) -> None:
     """Those of an earlier version, and of a run without a directory."""
     shared = tmp_path / "shared"
@@ -121,6 +126,7 @@ def test_the_lock_of_a_killed_run_is_free_for_its_next_start(tmp_path: Path) -> 
     assert (float(result.module.weight), steps_in(shared)) == (-6, [4, 5, 6])
 
 
+@pytest.mark.full
 def test_what_saved_in_the_meantime_is_no_former_run(tmp_path: Path) -> None:
     """Between the reading of a checkpoint and the lock, where no run directory tells."""
     shared = tmp_path / "shared"
@@ -138,6 +144,7 @@ def test_what_saved_in_the_meantime_is_no_former_run(tmp_path: Path) -> None:
     assert steps_in(shared) == [2, 3, 4]
 
 
+@pytest.mark.full
 def test_a_name_of_a_run_that_is_none_is_damage(tmp_path: Path) -> None:
     counting(tmp_path, steps=2)
     path = tmp_path / "checkpoints" / "step-2"

@@ -43,6 +43,7 @@ def first_step(run: Path | None, resume: Any, **options: Any) -> tuple[int, floa
     return observed[0]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(("resume", "first"), [("auto", 5), ("latest", 5), (2, 3), ("never", 1)])
 def test_resume_selects_the_checkpoint(run: Path, tmp_path: Path, resume: Any, first: int) -> None:
     shutil.copytree(run, tmp_path / "run")
@@ -157,6 +158,7 @@ def test_a_missing_plugin_is_an_error_that_says_what_to_install(net: Any, tmp_pa
         counting(tmp_path / "other", resume=tmp_path / "installed")
 
 
+@pytest.mark.full
 def test_new_plugin_is_an_error_or_starts_with_fresh_state(run: Path, tmp_path: Path) -> None:
     class Slice:
         plugin_name = "slice"
@@ -321,6 +323,7 @@ class Reader:
         return Checkpointer(1).restore_checkpoint(resume, template, engine, lambda _: None)
 
 
+@pytest.mark.full
 def test_part_of_another_model_is_restored(old: Any) -> None:
     path, result = old
     fresh = beginning(fg.CheckpointRef(path, map={"module.weight": "module.weight"}))
@@ -397,6 +400,7 @@ class Renamed(fg.Module):
     configure_optimizers = Old.configure_optimizers
 
 
+@pytest.mark.full
 def test_what_a_non_strict_restore_leaves_is_listed(old: Any, tmp_path: Path) -> None:
     """A frozen part that was initialized at random trained without a word."""
     path, result = old
@@ -416,6 +420,7 @@ def test_what_a_non_strict_restore_leaves_is_listed(old: Any, tmp_path: Path) ->
     assert float(state.module.weight) == float(result.module.weight)
 
 
+@pytest.mark.full
 def test_a_non_strict_restore_leaves_arrays_of_another_shape(old: Any) -> None:
     path, result = old
     build = partial(Renamed, width=4)

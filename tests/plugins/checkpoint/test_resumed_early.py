@@ -1,5 +1,6 @@
 """A run that resumes has its first step compiled while the arrays of its checkpoint are read."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,12 +26,23 @@ def train(run: Path, steps: int, seconds: float = 60.0) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of four steps, and the weights of one of eight that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("trained")
+    *events, whole = train(folder / "whole", 8)
+    assert events == ["compiles", "accounts 1 compile"]
+    train(folder / "run", 4)
+    return folder / "run", whole
+
+
 @pytest.mark.full
-def test_a_process_that_resumes_compiles_while_it_reads(tmp_path: Path) -> None:
+def test_a_process_that_resumes_compiles_while_it_reads(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    template, whole = trained
     run = tmp_path / "run"
-    *begun, whole = train(tmp_path / "whole", 8)
-    assert begun == ["compiles", "accounts 1 compile"]
-    train(run, 4)
+    shutil.copytree(template, run)
     *events, weights = train(run, 8)
     assert events == ["compiles", "reads while it compiles", "accounts 1 compile"]
     assert weights == whole
@@ -42,12 +54,12 @@ def test_a_process_that_resumes_compiles_while_it_reads(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_run_whose_newest_checkpoint_is_damaged_continues_from_the_one_before(
-    tmp_path: Path,
+    trained: tuple[Path, str], tmp_path: Path
 ) -> None:
     """What was begun for the damaged one serves the other, too."""
+    template, whole = trained
     run = tmp_path / "run"
-    *_, whole = train(tmp_path / "whole", 8)
-    train(run, 4)
+    shutil.copytree(template, run)
     damaged = [
         path for path in (run / "checkpoints" / "step-4" / "arrays").rglob("*") if path.is_file()
     ]

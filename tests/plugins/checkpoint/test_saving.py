@@ -64,6 +64,7 @@ def test_a_checkpoint_is_complete_when_fit_returns_and_not_saved_twice(tmp_path:
     assert (requested, steps_in(tmp_path)) == ([5], [5])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("background", [True, False])
 def test_later_save_of_the_same_step_replaces_the_earlier(tmp_path: Path, background: bool) -> None:
     """One before an action of the step, one after it: what the action changed must be in it."""
@@ -81,6 +82,7 @@ def test_later_save_of_the_same_step_replaces_the_earlier(tmp_path: Path, backgr
     assert weights_in(tmp_path) == 7
 
 
+@pytest.mark.full
 def test_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
     counting(tmp_path / "run", every=1)
     engine(tmp_path / "trial", Checkpointer(1), fast_dev_run=2).fit(Counting, ZEROS)
@@ -169,6 +171,7 @@ def test_loggers_are_told_where_the_best_is(tmp_path: Path, background: bool) ->
     assert again.best == [(5, 1.0)]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("mode", "values", "best"),
     [
@@ -281,6 +284,7 @@ def test_nothing_is_saved_of_a_step_that_is_not_finite(
 # --- exceptions and failures ----------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_exception_saves_where_resuming_is_exact(tmp_path: Path) -> None:
     """The failing action had emitted nothing, so that the resumed run does it again."""
     said: list[int] = []
@@ -308,6 +312,7 @@ def test_an_exception_in_the_middle_of_an_action_saves_nothing(tmp_path: Path) -
     assert steps_in(tmp_path) == [3]
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize(
     ("batch", "options", "says"),
@@ -367,6 +372,7 @@ def test_without_on_exception_nothing_is_saved(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [3]
 
 
+@pytest.mark.full
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     counting(tmp_path, steps=2)
     for name in ("saving-step-3", "trash-step-1"):
@@ -471,6 +477,7 @@ def test_iterator_can_only_restart(tmp_path: Path) -> None:
     assert resumed.history["train/seen"].tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.full
 def test_checkpoints_may_be_outside_the_run_directory(tmp_path: Path) -> None:
     counting(tmp_path / "run", directory=tmp_path / "else", steps=2)
     assert (steps_in(tmp_path / "run"), steps_in(tmp_path / "else")) == ([], [1, 2])
@@ -543,6 +550,7 @@ def test_checkpoints_without_a_run_are_set_aside_by_a_fresh_start(tmp_path: Path
     assert steps_in(tmp_path) == [1, 2]
 
 
+@pytest.mark.full
 def test_a_complete_run_that_is_started_again_keeps_the_metrics_of_its_last_step(
     tmp_path: Path,
 ) -> None:

@@ -12,6 +12,7 @@ import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, StateError
 from fulgurite_checkpoint import Checkpointer, restore_state, save_state, save_weights
+from fulgurite_cli.command import main
 from trained import NET, Average, regression
 
 pytestmark = pytest.mark.full
@@ -114,3 +115,48 @@ def test_a_state_that_does_not_fit_or_is_damaged_is_refused(tmp_path: Path) -> N
     file.write_bytes(file.read_bytes().replace(b"module.weight", b"module.weighs"))
     with pytest.raises(CheckpointError, match="no checkpoint of .* can be read"):
         restore_state(tmp_path / "state", like=state)
+
+
+def test_a_state_is_written_where_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    engine = make_engine()
+    state = engine.init_state(NET, BATCHES)
+    save_state(state, "~/states/0")
+    assert get_bits(restore_state("~/states/0", like=state)) == get_bits(state)
+    save_weights(state, "$HOME/weights")
+    for save in (save_state, save_weights):
+        with pytest.raises(ConfigurationError, match="gs://b/w is not a folder of this machine"):
+            save(state, "gs://b/w")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["states", "weights"]
+
+
+def test_arrays_of_64_bits_are_compared_where_jax_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Wide(fg.Module):
+        weight: jax.Array
+
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.sum(self.weight))
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(0.1)
+
+    with jax.enable_x64(True):
+        for name, difference in (("a", 0.0), ("b", 1e-12)):
+            engine = fg.Engine(steps=1, autoload=False)
+            module = Wide(jnp.ones(3) + difference)
+            save_weights(engine.init_state(module, [np.ones(1)]), tmp_path / name)
+    command = ["checkpoints", "diff", str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(command) == 2
+    message = "module.weight is of float64, of which JAX would read the half: run this again with"
+    assert message in capsys.readouterr().err
+    jax.config.update("jax_enable_x64", True)
+    try:
+        assert main(command) == 1
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert f"{(1 + 1e-12) - 1:.6g}" in capsys.readouterr().out

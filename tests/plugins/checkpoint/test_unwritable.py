@@ -71,6 +71,7 @@ def test_failed_background_save_is_reported_when_training_fails_too(
     assert steps_in(tmp_path) == [1, 2]
 
 
+@pytest.mark.full
 def test_full_disk_is_reported_and_saving_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_disk_that_takes_nothing_more_leaves_the_result_in_hand(
     assert f"{tmp_path / 'lock'} could not be updated" in notes and "File too large" in notes
 
 
+@pytest.mark.full
 def test_a_last_write_of_the_lock_that_fails_is_a_warning(
     tmp_path: Path, allow_no_bytes: Callable[..., None]
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_last_write_of_the_lock_that_fails_is_a_warning(
     assert RunDirectory(tmp_path).is_complete
 
 
+@pytest.mark.full
 def test_a_last_save_that_cannot_begin_leaves_the_result_in_hand(tmp_path: Path) -> None:
     """Of a host state that JSON cannot hold, and of a run whose lock is lost."""
     states: list[Any] = []
@@ -295,6 +298,7 @@ if __name__ == "__main__":
     read_only(Path(sys.argv[1]))
 
 
+@pytest.mark.full
 def test_a_run_in_use_is_said_before_its_checkpoints_are_read(tmp_path: Path) -> None:
     """Its owner deletes them meanwhile, which would look like damage."""
     counting(tmp_path, steps=3, max_to_keep=None)

@@ -182,6 +182,7 @@ def test_an_unknown_command_ends_with_2():
     assert done.stderr.endswith("code 2, heavy: []\n")
 
 
+@pytest.mark.full
 def test_fit_runs_the_experiment_of_a_file(
     program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -125,7 +125,7 @@ def test_damaged_and_foreign_entries_are_told_once_and_written_again(tmp_path: P
     assert again.stdout == whole.stdout
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_cache_of_an_engine_or_of_jax_holds(tmp_path: Path) -> None:
     directory = tmp_path / "cache" / "fulgurite" / "compiled"
     mine = tmp_path / "mine"
@@ -141,7 +141,7 @@ def test_cache_of_an_engine_or_of_jax_holds(tmp_path: Path) -> None:
     assert not (other / "cache").exists()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_runs_of_a_sweep_share_the_cache_and_the_option_that_turns_it_off(tmp_path: Path) -> None:
     directory = tmp_path / "cache" / "fulgurite" / "compiled"
     sweep = ["--sweep", "label=a,b", "--run"]

@@ -62,28 +62,38 @@ def folder(tmp_path: Path) -> Path:
     [
         ("e", {"evaluate", "explain", "export"}),
         ("fit arguments.py st", {"steps="}),
-        ("fit arguments.py ", {"steps=", "rate="}),
         ("fit --run a arguments.py r", {"rate="}),
-        ("fit arguments.py rate = ", set[str]()),
-        ("fit arguments.py --pr", {"--preempted-exit-code", "--print"}),
-        ("fit con", set[str]()),
         ("fit config.py part", {"part.size="}),
-        ("fit config.py m", {"model.width="}),
-        ("evaluate config.py aux", {"aux.names.here="}),
-        (
-            "explain config.py en",
-            {"engine.steps=", "engine.plugins=", "engine.plugins[1].patience=", "engine.seed="},
-        ),
         ("fit returned.py ", {"steps=", "part.size="}),
         ("evaluate --st", {"--step"}),
-        ("predict --al", {"--allow"}),
-        ("runs --s", {"--show", "--sort"}),
-        ("launch --prof", {"--profile", "--profiles"}),
-        ("launch arguments.py --sw", {"--sweep"}),
         ("launch --profile a evaluate config.py --gr", {"--group"}),
         ("config ", {"diff"}),
-        ("config diff --j", {"--json"}),
         ("nothing --", set[str]()),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("fit arguments.py ", {"steps=", "rate="}),
+                ("fit arguments.py rate = ", set[str]()),
+                ("fit arguments.py --pr", {"--preempted-exit-code", "--print"}),
+                ("fit con", set[str]()),
+                ("fit config.py m", {"model.width="}),
+                ("evaluate config.py aux", {"aux.names.here="}),
+                (
+                    "explain config.py en",
+                    {
+                        "engine.steps=",
+                        "engine.plugins=",
+                        "engine.plugins[1].patience=",
+                        "engine.seed=",
+                    },
+                ),
+                ("predict --al", {"--allow"}),
+                ("runs --s", {"--show", "--sort"}),
+                ("launch --prof", {"--profile", "--profiles"}),
+                ("launch arguments.py --sw", {"--sweep"}),
+                ("config diff --j", {"--json"}),
+            )
+        ),
     ],
 )
 def test_bash_completes(line: str, words: set[str], folder: Path) -> None:

@@ -351,6 +351,7 @@ def test_print_shows_values_and_where_they_come_from(
     assert " ".join(values["api_key"].split()) == "*** # default"
 
 
+@pytest.mark.full
 def test_a_run_starts_from_a_file_or_from_another_run(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -531,6 +532,7 @@ def test_names_like_those_of_secrets_leave_the_manifest_readable(tmp_path: Path)
     assert again.engine.steps == 1
 
 
+@pytest.mark.full
 def test_one_of_several_models_is_chosen_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -578,6 +580,7 @@ def test_a_file_may_hold_a_part_of_a_configuration(
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_runs_of_configurations_are_shown_and_compared_by_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -249,6 +249,7 @@ def test_a_function_that_returns_no_experiment_is_an_error():
         build_experiment(experiment, [])
 
 
+@pytest.mark.full
 def test_main_trains_with_the_overrides():
     assert float(run(counting, []).module.weight) == -3
     assert float(run(counting, ["steps=5"]).module.weight) == -5
@@ -267,6 +268,7 @@ def test_imports_are_out_of_the_search_for_garbage_while_a_program_runs():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.full
 def test_the_run_directory_is_set_from_the_command_line_anywhere_among_the_overrides(
     tmp_path: Path,
 ):
@@ -337,7 +339,7 @@ def test_help_shows_the_arguments_with_types_and_defaults(capsys: pytest.Capture
     ("number", "code", "options"),
     [
         (signal.SIGINT, 130, []),
-        (signal.SIGTERM, 143, []),
+        pytest.param(signal.SIGTERM, 143, [], marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 85, ["--preempted-exit-code", "85"], marks=pytest.mark.full),
         pytest.param(signal.SIGINT, 130, ["--preempted-exit-code=85"], marks=pytest.mark.slow),
     ],
@@ -379,7 +381,8 @@ def test_closed_standard_error_does_not_change_the_exit_code(monkeypatch: pytest
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow)],
 )
 def test_a_second_signal_ends_the_program_at_once(
     tmp_path: Path, number: signal.Signals, code: int

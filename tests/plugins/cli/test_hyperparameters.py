@@ -41,6 +41,7 @@ def train(run_dir: Path, *arguments: str) -> float:
     return float(result.module.weight)
 
 
+@pytest.mark.full
 def test_what_is_said_and_written_of_a_changed_rate_is_what_runs(tmp_path: Path) -> None:
     assert train(tmp_path, "lr=0.5") == -1.0
     with pytest.warns(UserWarning, match=r"the argument lr was 0\.5 and is 0\.25.*rate stays 0\.5"):

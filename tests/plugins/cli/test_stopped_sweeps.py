@@ -70,7 +70,11 @@ def read_until(process: Any, beginning: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -signal.SIGKILL)],
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_run_whose_sweep_is_ended_saves_and_ends(

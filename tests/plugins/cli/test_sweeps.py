@@ -173,7 +173,7 @@ def test_a_sweep_runs_what_is_not_complete(
     assert "width=1 is a run: give a sweep a directory of its own" in capfd.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_runs_of_a_module_of_a_package_are_run_as_it_is(tmp_path: Path) -> None:
     """The names in a configuration are then the same in all processes."""
     (tmp_path / "pack").mkdir()

@@ -72,7 +72,15 @@ def test_loader_continues_from_every_position_with_the_next_batch(kind):
         assert [is_last for _, is_last in epoch] == [False] * 5 + [True]
 
 
-@pytest.mark.parametrize("kind", ["torch-2", "stateful-2", "grain-2", "grainloader-2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "torch-2",
+        "stateful-2",
+        pytest.param("grain-2", marks=pytest.mark.slow),
+        pytest.param("grainloader-2", marks=pytest.mark.slow),
+    ],
+)
 def test_loader_with_spawned_workers_continues_in_another_process(kind):
     require(LIBRARIES[kind.removesuffix("-2")])
     whole = run_program(kind, TOTAL)

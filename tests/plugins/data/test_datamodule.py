@@ -116,7 +116,7 @@ except Exception as error:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("outcome", ["succeed", "fail"])
+@pytest.mark.parametrize("outcome", ["succeed", pytest.param("fail", marks=pytest.mark.slow)])
 def test_one_process_prepares_and_all_learn_how_it_went(outcome, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -107,8 +107,13 @@ def test_random_pipelines_are_their_plain_definition_however_they_are_read(
     check_pipeline(seed, tmp_path, {}, {"threads": 3})
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(40, 240, 20))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.full if seed == 40 else pytest.mark.slow)
+        for seed in range(40, 240, 20)
+    ],
+)
 def test_more_random_pipelines_are_their_plain_definition(tmp_path: Path, seed: int):
     for number in range(seed, seed + 20):
         check_pipeline(number, tmp_path, {}, {"threads": 3})

@@ -70,6 +70,7 @@ def test_a_position_is_small_and_far_ones_are_reached_at_once(tmp_path: Path):
     assert np.array_equal(item.batch["tokens"], expected["tokens"])
 
 
+@pytest.mark.full
 def test_data_that_changed_since_the_checkpoint_is_refused_with_what_differs(tmp_path: Path):
     def fit(steps: int, batches: Batches) -> Any:
         engine = fg.Engine(steps=steps, run_dir=tmp_path, plugins=[Checkpointer(every=2)])

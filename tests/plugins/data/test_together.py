@@ -115,7 +115,7 @@ def make_model() -> Sum:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("length", ["cycle", "max"])
+@pytest.mark.parametrize("length", ["cycle", pytest.param("max", marks=pytest.mark.slow)])
 def test_run_resumes_with_the_bits_of_one_that_never_stopped(tmp_path: Path, length: Any):
     def fit(folder: str, steps: int) -> Any:
         parts = {

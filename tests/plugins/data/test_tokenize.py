@@ -138,7 +138,7 @@ def test_killed_process_costs_the_shard_that_it_was_at(tmp_path):
     assert read_documents(paths) == [list(document.encode()) for document in documents]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_several_processes_write_the_same_files(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(tests=str(Path(__file__).parent)))

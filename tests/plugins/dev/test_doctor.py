@@ -49,6 +49,7 @@ def test_doctor_reports_an_unwritable_compilation_cache(
     )
 
 
+@pytest.mark.full
 def test_doctor_finds_what_breaks_every_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +83,7 @@ def test_doctor_finds_what_breaks_every_engine(
     )
 
 
+@pytest.mark.full
 def test_doctor_finds_broken_entry_points_versions_and_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

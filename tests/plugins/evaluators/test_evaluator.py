@@ -48,6 +48,7 @@ def test_accuracy_over_uneven_batches() -> None:
     assert result.metrics["test"]["accuracy"] == pytest.approx(5 / 6, rel=1e-6)
 
 
+@pytest.mark.full
 def test_snapshot_holds_the_metrics_of_its_own_step() -> None:
     """Of 0.36 and 0.36 one is best, of NaN, 0.5 and 1.0 the last: the checkpointer chooses, by
     these."""
@@ -65,6 +66,7 @@ def test_snapshot_holds_the_metrics_of_its_own_step() -> None:
         np.testing.assert_array_equal(accuracies, values)
 
 
+@pytest.mark.full
 def test_an_evaluation_at_step_i_sees_i_updates() -> None:
     logger = Logger()
     trigger = fg.AtStart() | fg.At(1) | fg.Every(3) | fg.AtEnd()
@@ -78,6 +80,7 @@ def test_n_steps_are_n_updates_with_several_steps_per_execution() -> None:
     assert logger.values("test", "updates") == [(3, 3), (6, 6)]
 
 
+@pytest.mark.full
 def test_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() -> None:
     class Killed(BaseException):
         pass
@@ -96,6 +99,7 @@ def test_one_result_at_the_start_of_a_run_that_was_killed_and_resumed() -> None:
     assert logger.values("test", "updates") == [(0, 0), (600, 600)]
 
 
+@pytest.mark.full
 def test_no_result_at_the_end_before_the_planned_end() -> None:
     keeper, logger = Keeper(100), Logger()
     evaluator = Evaluator("test", ZERO, every=fg.AtEnd())
@@ -170,6 +174,7 @@ def test_metrics_and_losses_of_an_evaluator_replace_those_of_the_module() -> Non
     assert metrics["both"] == {**losses, "wrong": pytest.approx(0.4)}
 
 
+@pytest.mark.full
 def test_loss_is_the_sum_of_terms_with_different_weights() -> None:
     """Over both batches (1 + 2 * 3 + 5 * 10 + 7) / 15; the means of each would be 7/4 and 57/11."""
 
@@ -289,6 +294,7 @@ def test_noise_repeats_unless_it_is_to_be_fresh_dropout_is_off_and_the_model_sta
     )
 
 
+@pytest.mark.full
 def test_one_program_for_each_evaluator_and_no_bit_of_training_changed() -> None:
     traced: list[str] = []
 
@@ -342,6 +348,7 @@ def test_subclass_overrides_evaluate_and_may_call_super() -> None:
     assert result.metrics["test"] == {"twice": 8, "step": 4, "of/weight": -4}
 
 
+@pytest.mark.full
 def test_a_function_is_called_with_a_state_in_inference_mode() -> None:
     def probe(state: fg.TrainState, step: int) -> dict[str, Any]:
         assert not fg.is_training() and not jax.jit(fg.is_training)()
@@ -364,6 +371,7 @@ def test_custom_evaluation_returning_something_else_is_an_error() -> None:
         fit(Evaluator("probe", fn=lambda state, step: 3))  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.full
 def test_media_of_a_custom_evaluation_are_logged_and_its_metrics_are_numbers() -> None:
     records: list[fg.Record] = []
 
@@ -482,6 +490,7 @@ def test_nonfinite_state_is_not_a_failure_of_the_evaluator() -> None:
         engine(Evaluator("test", ZERO, 3, raise_on_error=False), steps=4).fit(Exploding, ZERO)
 
 
+@pytest.mark.full
 def test_interrupted_evaluation_is_not_a_failure_and_is_repeated_on_resume() -> None:
     @dataclass
     class Terminating:

@@ -157,6 +157,7 @@ def test_killed_follower_continues_where_it_stopped(run: Path) -> None:
     assert witnessed.count("restores 40") in (1, 2)
 
 
+@pytest.mark.slow
 def test_follower_survives_a_killed_and_resumed_trainer(run: Path) -> None:
     close(run, "train-25")
     with follower(run) as following:

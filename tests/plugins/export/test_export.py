@@ -52,6 +52,7 @@ def make_many(size: int) -> dict[str, Any]:
     return {"image": image, "more": (numbers, numbers % 2 == 0)}
 
 
+@pytest.mark.full
 def test_dtypes_and_structures_of_inputs_and_outputs_are_kept(tmp_path: Path) -> None:
     module = Many()
     export(module, tmp_path / "model", make_many(2))
@@ -90,6 +91,7 @@ def test_an_empty_batch_gives_empty_outputs(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_several_functions_share_the_weights(tmp_path: Path) -> None:
     module = Perceptron(key=jax.random.key(0))
 
@@ -183,6 +185,7 @@ def test_a_folder_that_could_not_be_loaded_is_not_written(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.full
 def test_a_seed_gives_the_random_numbers_of_an_engine_of_that_seed(tmp_path: Path) -> None:
     class Noisy(fg.Module):
         base: Perceptron
@@ -238,6 +241,7 @@ def test_the_size_of_an_input_of_which_no_number_is_read_is_known(tmp_path: Path
     assert load(tmp_path / "model")({"x": X[:3]}).shape == (3,)
 
 
+@pytest.mark.full
 def test_a_task_with_dropout_takes_any_batch(tmp_path: Path) -> None:
     linear = eqx.nn.Linear(4, 3, key=jax.random.key(0))
     model = eqx.nn.Sequential([linear, eqx.nn.Dropout(0.5)])

@@ -25,6 +25,7 @@ def export(run: str, out: Path, *arguments: str) -> int:
     return fulgurite(["export", run, "--program", str(PROGRAM), "-o", str(out), *arguments])
 
 
+@pytest.mark.full
 def test_a_step_of_a_run_is_exported_with_a_view(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def check_cases(cases: dict[str, Case], folder: Path) -> None:
             np.testing.assert_allclose(outputs["out"], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.full
 def test_any_batch_is_predicted_where_equinox_cannot_be_imported(tmp_path: Path) -> None:
     check_cases({"perceptron": make_perceptron()}, tmp_path)
 

@@ -36,6 +36,7 @@ def make_net() -> Net:
     return Net(eqx.nn.MLP(3, 2, 4, 2, key=jax.random.key(0)))
 
 
+@pytest.mark.full
 def test_layers_of_a_model_that_knows_nothing_of_it() -> None:
     model = make_net()
     inputs = jnp.ones((5, 3))
@@ -140,6 +141,7 @@ def test_sown_values_have_names_beside_layers() -> None:
     assert (double == outs).all() and odd == outs[1]
 
 
+@pytest.mark.full
 def test_batch_norm_shows_its_output_without_its_state() -> None:
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
 

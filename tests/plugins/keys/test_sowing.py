@@ -36,6 +36,7 @@ def apply_blocks(weights: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.scan(apply_block, x, weights)[0]
 
 
+@pytest.mark.full
 def test_blocks_under_scan_and_checkpoint_and_their_gradient() -> None:
     weights = jax.random.normal(jax.random.key(0), (6, 8, 8))
     inputs = jnp.ones((5, 8))

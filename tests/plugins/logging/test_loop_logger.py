@@ -52,6 +52,7 @@ def test_a_loop_logs_what_a_fit_logs_with_the_same_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(history["train/loss"][1], losses[4:8].mean(), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_logger_belongs_to_the_loop_until_that_ends_also_if_it_cannot_begin(
     tmp_path: Path,
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_loop_that_starts_again_logs_each_record_once(tmp_path: Path) -> None:
         pass  # it was released
 
 
+@pytest.mark.full
 def test_mistakes_in_a_loop_are_told(tmp_path: Path) -> None:
     class Falling(Line):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:

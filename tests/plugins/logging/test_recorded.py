@@ -145,6 +145,7 @@ class Tower(Line):
         self.layers = [eqx.nn.Linear(4, 2, key=key), eqx.nn.Linear(2, 3, use_bias=False, key=key)]
 
 
+@pytest.mark.full
 def test_environment_is_logged_once_as_telemetry(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,6 +355,7 @@ def test_long_texts_are_redacted_in_time_that_grows_with_them() -> None:
 # --- compilations ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_compilation_during_training_says_what_changed() -> None:
     logger, batches = (
         Logger(),
@@ -411,6 +413,7 @@ def test_norms_equal_numpy() -> None:
     assert history["train/norms/parameters/top"][-1] == pytest.approx(float(top), rel=1e-6)
 
 
+@pytest.mark.full
 def test_norms_of_a_selection_leave_the_rest_out_of_groups_as_well() -> None:
     monitor = NormMonitor(("parameters", "updates"), {"all": "**"}, where="layers[1]")
     rest = NormMonitor(("parameters",), where=~fg.select("layers[1]"), instance="rest")
@@ -426,6 +429,7 @@ def test_norms_of_a_selection_leave_the_rest_out_of_groups_as_well() -> None:
     assert metrics["norms/updates"] == metrics["norms/updates/all"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clip_first", [True, False])
 def test_norms_before_and_after_clipping_are_both_shown(clip_first: bool) -> None:
     clip = GradientClip(max_norm=1e-3)
@@ -439,6 +443,7 @@ def test_norms_before_and_after_clipping_are_both_shown(clip_first: bool) -> Non
     assert "train/norms/clipped_gradients" not in plain.names()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_norms_are_computed_only_at_log_steps(
     steps_per_execution: int, monkeypatch: pytest.MonkeyPatch
@@ -505,6 +510,7 @@ class Scheduled(Line):
         )
 
 
+@pytest.mark.full
 def test_the_learning_rate_is_that_of_the_steps_update() -> None:
     result = engine(LearningRateMonitor()).fit(Scheduled, data())
     np.testing.assert_allclose(
@@ -532,6 +538,7 @@ class Shown(Line):
         return super().training_step(batch, ctx).replace(media=media)
 
 
+@pytest.mark.full
 def test_media_are_shown_at_their_trigger() -> None:
     logger = Logger()
     engine(logger, MediaLogger(every=3)).fit(Shown, data())
@@ -623,6 +630,7 @@ def test_lines_go_to_logging_B22(caplog: pytest.LogCaptureFixture) -> None:
     assert ("WARNING", ["step", "2", "note:", "half"]) in lines
 
 
+@pytest.mark.full
 def test_monitors_rename_what_they_measure_B22() -> None:
     monitor = NormMonitor(("gradients",), {"all": fg.select("**")}, rename=str.upper)
     history = engine(monitor, steps=2).fit(Line, data()).history

@@ -178,6 +178,7 @@ def test_checkpoints_of_adapters_fit_the_base(tmp_path: Path, is_made: bool):
         reader.load_weights(model, tmp_path / "run")
 
 
+@pytest.mark.full
 def test_an_adapter_of_another_rank_is_left_as_a_whole(tmp_path: Path):
     """Its scale would fit, and belongs to matrices that do not."""
     model = Net(key=jax.random.key(0))
@@ -203,6 +204,7 @@ def test_an_adapter_of_another_rank_is_left_as_a_whole(tmp_path: Path):
     assert_same(loaded.body, trained.body)
 
 
+@pytest.mark.full
 def test_a_layer_whose_matrix_is_zero_computes_what_the_base_does():
     model = Net(key=jax.random.key(0))
     fresh = add_adapters(model, rank=2, key=KEY)
@@ -215,6 +217,7 @@ def test_a_layer_whose_matrix_is_zero_computes_what_the_base_does():
     assert (jax.vmap(changed)(X) != expected).any()
 
 
+@pytest.mark.full
 def test_adapters_of_rank_zero_train_nothing_but_a_head():
     model = Net(key=jax.random.key(0))
     lora = Lora("body", rank=0, train_too="head")
@@ -237,6 +240,7 @@ def test_merged_weights_compute_the_same():
         use_adapters(merged, "default")
 
 
+@pytest.mark.full
 def test_several_adapters_stand_side_by_side():
     model = Net(key=jax.random.key(0))
     module = set_up_matrices(add_adapters(model, rank=2, name="french", key=KEY))
@@ -311,6 +315,7 @@ def test_several_plugins_of_one_name_have_ranks_of_their_own():
     assert_same(remove_adapters(module), model)
 
 
+@pytest.mark.full
 def test_paths_of_the_base_stay():
     attention = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0))
     module = add_adapters({"attention": attention}, "attention", rank=2, key=KEY)
@@ -431,7 +436,7 @@ def test_errors_say_what_to_do():
         merge(model)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_adapters_of_a_sharded_transformer_resume_with_the_same_bits(tmp_path: Path):
     """Acceptance 2: killed after a checkpoint, on two devices."""
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}

@@ -93,6 +93,7 @@ def test_means_by_count_and_by_weight() -> None:
     assert mean == pytest.approx(1.16667, abs=1e-5)
 
 
+@pytest.mark.full
 def test_huber_loss_and_its_gradient() -> None:
     preds = jnp.array([1.1, 0.9, 3, -1])
     values = compute_values(losses.huber_loss, preds, jnp.ones(4))
@@ -139,6 +140,7 @@ def test_triplet_loss_of_a_batch() -> None:
         assert np.isfinite(coincident).all() and coincident.any()
 
 
+@pytest.mark.full
 def test_negative_cosine_and_its_gradient_at_a_zero_vector() -> None:
     preds = jnp.array([[1.0, 0], [3, 4], [0, 0], [1e-30, 0], [1e30, 1e30]])
     targets = jnp.array([[1.0, 1], [4, 3], [1, 2], [1, 0], [1, 1]])
@@ -374,6 +376,7 @@ def test_every_loss_is_checked_with_masks() -> None:
     assert functions == {name.split()[0] for name in WITH_MASK}
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     "name",
     [
@@ -394,21 +397,24 @@ def test_what_is_masked_changes_no_value_and_no_gradient(name: str) -> None:
         padded[is_real] = array
         return padded
 
-    @partial(jax.jit, static_argnames="reduction")
-    def differentiate(arrays: Arrays, options: dict[str, Any], reduction: str) -> Any:
+    @jax.jit
+    def differentiate(arrays: Arrays, options: dict[str, Any]) -> dict[str, Any]:
         first, *rest = arrays
 
-        def compute(first: Any) -> Any:
+        def compute(first: Any, reduction: str) -> Any:
             values = loss(first, *rest, reduction=reduction, **options)
             return jnp.sum(values), values
 
-        return jax.grad(compute, has_aux=True)(first)
+        return {
+            reduction: jax.grad(compute, has_aux=True)(first, reduction)
+            for reduction in ("mean", "weighted_mean", "none")
+        }
 
-    padded = tuple(map(pad, arrays))
-    for reduction in ("mean", "weighted_mean", "none"):
-        gradient, values = differentiate(arrays, {"weight": weight}, reduction)
-        options = {"weight": pad(weight), "mask": is_real}
-        padded_gradient, padded_values = differentiate(padded, options, reduction)
+    expected = differentiate(arrays, {"weight": weight})
+    padded_options = {"weight": pad(weight), "mask": is_real}
+    padded = differentiate(tuple(map(pad, arrays)), padded_options)
+    for reduction, (gradient, values) in expected.items():
+        padded_gradient, padded_values = padded[reduction]
         assert np.isfinite(gradient).all() and gradient.any()
         np.testing.assert_allclose(padded_gradient[is_real], gradient, rtol=1e-5, atol=1e-7)
         assert not padded_gradient[~is_real].any()
@@ -434,6 +440,7 @@ def test_without_examples_loss_and_gradient_are_zero_and_nan_is_not_hidden(name:
     assert np.isnan(differentiate(first, np.ones(6, bool))[0])
 
 
+@pytest.mark.full
 def test_gradients_have_the_dtype_of_the_input_and_values_float32() -> None:
     logits = make_arrays()["logits"].astype(jnp.bfloat16)
     loss = partial(losses.softmax_cross_entropy, labels=make_arrays()["classes"])
@@ -467,12 +474,14 @@ def test_classes_of_probability_zero_have_finite_losses_and_gradients() -> None:
         assert wrong == pytest.approx(-math.log(1e-7), rel=1e-3) and np.isfinite(gradient).all()
 
 
+@pytest.mark.full
 def test_focal_loss_of_a_certain_example_has_a_finite_gradient() -> None:
     loss = partial(losses.sigmoid_focal_loss, gamma=0.5)
     value, gradient = jax.value_and_grad(loss)(jnp.array([100.0, -100]), jnp.array([1, 1]))
     assert value == pytest.approx(50) and np.isfinite(gradient).all()
 
 
+@pytest.mark.full
 def test_log_cosh_is_exact_for_small_errors_and_finite_for_large() -> None:
     errors = jnp.array([0, 1e-4, 0.9999999, 1e30])
     values = compute_values(losses.log_cosh, errors, jnp.zeros(4))
@@ -524,6 +533,7 @@ def test_wrong_arguments_are_errors(call: Callable[..., Any], message: str) -> N
         call(arrays["logits"], arrays["classes"])
 
 
+@pytest.mark.full
 def test_a_step_of_a_padded_batch_trains_as_one_without_padding() -> None:
     """End to end: the last batch of a set holds padding, which the engine fills with zeros."""
 

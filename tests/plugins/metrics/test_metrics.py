@@ -397,7 +397,7 @@ def merged(parts: list[Any], random: np.random.Generator) -> Any:
     ],
 )
 @given(n=st.integers(0, 25), seed=st.integers(0, 10_000))
-@settings(max_examples=25)
+@settings(max_examples=8)
 @example(n=0, seed=0)
 @example(n=1, seed=0)
 def test_any_split_gives_what_scikit_learn_gives_over_the_whole_set(
@@ -461,24 +461,22 @@ def some_metrics() -> list[fg.metrics.Metric]:
     ]
 
 
-@pytest.mark.parametrize("metric", some_metrics(), ids=lambda metric: type(metric).__name__)
-def test_merging_with_the_identity_on_both_sides_changes_no_bit(
-    metric: fg.metrics.Metric,
-) -> None:
+def test_merging_with_the_identity_on_both_sides_changes_no_bit() -> None:
     def bits(tree: Any) -> list[Any]:
         return [
             (leaf.dtype, leaf.shape, leaf.weak_type, leaf.tobytes())
             for leaf in jax.tree.leaves(tree)
         ]
 
-    twice = MERGE(metric, metric)
-    for operand in (metric, twice, metric.empty()):
-        assert jax.tree.structure(operand) == jax.tree.structure(metric.empty())
-        assert (
-            bits(MERGE(operand, metric.empty()))
-            == bits(MERGE(metric.empty(), operand))
-            == bits(operand)
-        )
+    for metric in some_metrics():
+        twice = MERGE(metric, metric)
+        for operand in (metric, twice, metric.empty()):
+            assert jax.tree.structure(operand) == jax.tree.structure(metric.empty())
+            assert (
+                bits(MERGE(operand, metric.empty()))
+                == bits(MERGE(metric.empty(), operand))
+                == bits(operand)
+            )
 
 
 @pytest.mark.full

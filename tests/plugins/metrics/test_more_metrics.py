@@ -36,6 +36,7 @@ def test_norm_of_a_tree_together_and_the_mean_of_norms() -> None:
     assert fm.Norm.from_tree(jnp.array([3 + 4j])).compute() == 5
 
 
+@pytest.mark.full
 def test_means_of_the_leaves_of_a_tree_and_their_mean() -> None:
     """Metrics of each leaf need no class of their own: a tree of metrics is logged by its paths."""
     tree = {"a": jnp.arange(12), "b": {"c": jnp.arange(8), "d": jnp.arange(9)}}
@@ -46,6 +47,7 @@ def test_means_of_the_leaves_of_a_tree_and_their_mean() -> None:
     assert mean.compute() == pytest.approx(4.3333, abs=1e-4)
 
 
+@pytest.mark.full
 def test_average_precision_of_several_labels_and_psnr_of_a_constant_error() -> None:
     # The example of torchmetrics.
     scores = [[0.75, 0.05, 0.35], [0.45, 0.75, 0.05], [0.05, 0.55, 0.75], [0.05, 0.65, 0.05]]
@@ -119,6 +121,7 @@ def test_items_of_a_list_may_be_masked() -> None:
     assert np.isnan(fm.NDCG.from_scores(scores, relevance).compute())
 
 
+@pytest.mark.full
 def test_reciprocal_rank_of_ties_and_of_lists_without_an_answer() -> None:
     scores = jnp.array([[1.0, 1, 1], [0, 0, 1], [5, NAN, 1]])
     relevance = jnp.array([[0, 1, 1], [0, 0, 0], [0, 1, 1]])
@@ -127,6 +130,7 @@ def test_reciprocal_rank_of_ties_and_of_lists_without_an_answer() -> None:
     assert first == 0.5
 
 
+@pytest.mark.full
 def test_pearson_is_exact_with_large_means_and_over_many_parts() -> None:
     random = np.random.default_rng(0)
     preds = (random.normal(size=400) + 1000).astype(np.float32)

@@ -151,6 +151,7 @@ def test_fewer_examples_than_the_sample_size() -> None:
     assert sample(SampledSet.from_values(np.zeros(0), np.zeros(0, int), size=2)) == []
 
 
+@pytest.mark.full
 def test_every_example_is_equally_likely() -> None:
     keys = jax.random.split(jax.random.key(0), 4000)
     ids = jnp.arange(8)
@@ -183,6 +184,7 @@ def test_median_of_few_values_is_exact(n: int) -> None:
     np.testing.assert_array_equal(jax.jit(lambda metric: metric.compute())(merged), on_host)
 
 
+@pytest.mark.full
 def test_median_of_many_or_repeated_values_is_close() -> None:
     values = np.random.default_rng(0).exponential(size=20_000).astype("f4")
     parts = [

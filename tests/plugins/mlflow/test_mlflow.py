@@ -96,6 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.full
 def test_history_parameters_and_status_are_at_mlflow(folder: Path):
     logger = MLflowLogger("tests", tags={"data": "v2"})
     history = fit(folder, logger).history

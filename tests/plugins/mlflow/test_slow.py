@@ -103,6 +103,7 @@ def list_losses(result: fg.FitResult) -> list[tuple[int, float]]:
     return [*zip(result.history.steps("train/loss"), result.history["train/loss"], strict=True)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [0, pytest.param(5, marks=pytest.mark.full)])
 def test_training_and_checkpoints_wait_for_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
@@ -117,7 +118,7 @@ def test_training_and_checkpoints_wait_for_no_answer(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("step", [0, 5])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_what_had_not_arrived_before_a_kill_is_sent_by_the_resumed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ):

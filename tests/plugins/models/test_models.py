@@ -44,6 +44,7 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     return {name: array for path in files for name, array in load_file(path).items()}
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_of_a_folder_are_those_of_plain_numpy(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]
@@ -54,6 +55,7 @@ def test_logits_of_a_folder_are_those_of_plain_numpy(name: str, tmp_path: Path) 
     np.testing.assert_allclose(compute_logits(model, inputs), expected, atol=1e-5)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_folder_comes_back_byte_for_byte_with_its_config(name: str, tmp_path: Path) -> None:
     arrays = write_folder(tmp_path / "theirs", CONFIGS[name], shards=2)
@@ -128,6 +130,7 @@ def test_names_of_older_files_are_read_as_well(tmp_path: Path) -> None:
         from_pretrained(tmp_path)
 
 
+@pytest.mark.full
 def test_a_folder_is_read_in_another_dtype_and_into_another_head(tmp_path: Path) -> None:
     arrays = write_folder(tmp_path, CONFIGS["vit"])
     half = from_pretrained(tmp_path, dtype=jnp.bfloat16)
@@ -190,6 +193,7 @@ ROTATIONS = {
 }
 
 
+@pytest.mark.full
 def test_a_config_with_what_the_model_has_not_is_refused_by_its_name(tmp_path: Path) -> None:
     configs: list[Any] = [({key: value}, key) for key, value in REFUSED.items()]
     configs.append(({"head_dim": 3}, "a head of 3 numbers has no halves to turn"))
@@ -388,6 +392,7 @@ def test_dropout_needs_a_key_and_keeps_means() -> None:
     np.testing.assert_allclose(quiet, eqx.nn.inference_mode(nothing)(tokens), atol=1e-6)
 
 
+@pytest.mark.full
 def test_sizes_that_do_not_go_together_are_errors() -> None:
     with pytest.raises(ConfigurationError, match="6 heads cannot share 4"):
         LlamaConfig(num_heads=6, num_kv_heads=4)
@@ -419,6 +424,7 @@ def test_what_are_no_tokens_of_one_example_is_an_error_that_says_so() -> None:
             gpt2(*arguments)
 
 
+@pytest.mark.full
 def test_compiling_does_not_take_longer_for_more_blocks() -> None:
     def count_lines(depth: int) -> int:
         config = LlamaConfig(16, 8, depth, 2, 1, 16)

@@ -53,7 +53,9 @@ def test_the_model_in_a_task_begins_with_a_folder_and_its_adapters_stay(tmp_path
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layout", ["fsdp", "tensor_parallel"])
+@pytest.mark.parametrize(
+    "layout", ["fsdp", pytest.param("tensor_parallel", marks=pytest.mark.slow)]
+)
 def test_a_divided_model_trains_and_writes_as_one_on_one_device(layout: str) -> None:
     """In a process with four simulated devices."""
     program = Path(__file__).with_name("divided_training.py")
@@ -68,6 +70,7 @@ def test_a_divided_model_trains_and_writes_as_one_on_one_device(layout: str) -> 
     assert run.stdout.endswith("equal\n"), run.stderr
 
 
+@pytest.mark.full
 def test_a_larger_vocabulary_is_trained_from_what_fits(tmp_path: Path) -> None:
     theirs = GPT2(CONFIG, key=jax.random.key(7))
     save_pretrained(theirs, tmp_path / "gpt2")

@@ -15,7 +15,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, StateError
 from fulgurite_monitor import PEAKS, RateWindow, Throughput, count_flops, count_model_flops
-from fulgurite_optimizers import GradientAccumulation
+from fulgurite_optimizers import Freeze, GradientAccumulation
 from monitored import LINE_FLOPS, Line, Records, fit, make_rows
 
 
@@ -55,6 +55,7 @@ def count_step(model: Any, data: Any, *plugins: Any, **settings: Any) -> float:
     return flops
 
 
+@pytest.mark.full
 def test_model_flops_of_a_training_step_are_its_products_alone() -> None:
     batch = {"x": np.zeros((128, 784), np.float32), "label": np.zeros(128, np.int32)}
     layers = [784 * 256, 256 * 256, 256 * 10]
@@ -113,6 +114,7 @@ def test_model_flops_do_not_depend_on_how_steps_are_dispatched(steps_per_executi
     assert count == LINE_FLOPS
 
 
+@pytest.mark.full
 def test_microbatches_of_a_step_all_count() -> None:
     four_of_eight_examples = count_step(Line, make_rows(64, 32), GradientAccumulation(4))
     assert four_of_eight_examples == 4 * LINE_FLOPS
@@ -161,6 +163,7 @@ def test_error_in_a_count_names_what_was_counted() -> None:
     assert "while Throughput counted the tokens of a batch" in caught.value.__notes__
 
 
+@pytest.mark.full
 def test_padding_of_data_on_the_device_is_not_counted() -> None:
     records, _ = fit(Throughput(), make_rows(11, remainder="pad", on_device=True))
     for values in records.values:
@@ -169,11 +172,55 @@ def test_padding_of_data_on_the_device_is_not_counted() -> None:
         fit(Throughput(items={"rows": len}), make_rows(11, on_device=True))
 
 
+@pytest.mark.full
 def test_batches_of_two_shapes_count_each_with_its_own_flops() -> None:
     records, _ = fit(Throughput(), make_rows(12))  # batches of 8 and of 4
     for values in records.values:
         expected = values["batches_per_second"] * LINE_FLOPS * (1 + 0.5) / 2
         assert values["flops_per_second"] == pytest.approx(expected)
+
+
+def test_a_program_that_changes_counts_from_then_on_alone() -> None:
+    """A frozen layer has no gradients: 2 of its 3 products of 2·8·64·64 FLOPs are not computed."""
+    batches = [np.ones((8, 64), np.float32)] * 20
+
+    class Two(fg.Module):
+        first: jax.Array
+        second: jax.Array
+
+        def __init__(self, *, key: Any) -> None:
+            self.first = jnp.ones((64, 64)) / 64
+            self.second = jnp.ones((64, 64)) / 64
+
+        def training_step(self, batch: jax.Array, ctx: Any) -> fg.Output:
+            return fg.Output(jnp.mean(jnp.tanh(batch @ self.first) @ self.second))
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(0.1)
+
+    throughput = Throughput(interval=0, peak_flops=1e12)
+    flops: list[tuple[int, float]] = []
+
+    class Read(fg.Plugin):
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("read", fg.Every(5), self.read, stage="act")]
+
+        def read(self, run: fg.Run) -> None:
+            assert throughput._meter is not None
+            flops.append((run.step, throughput._meter.counts["flops"]))
+
+    plugins = [Freeze("first", until=10), throughput, Read()]
+    fg.Engine(steps=20, log_every=5, plugins=plugins, autoload=False).fit(Two, batches)
+    product = 2 * 8 * 64 * 64
+    # Frozen: two products forward, one for the gradient of `second`. Then five without that of
+    # the batch.
+    assert flops == [
+        (5, 5 * 3 * product),
+        (10, 10 * 3 * product),
+        (15, (10 * 3 + 5 * 5) * product),
+        (20, (10 * 3 + 10 * 5) * product),
+    ]
 
 
 def test_another_fit_of_the_same_engine_knows_the_flops() -> None:

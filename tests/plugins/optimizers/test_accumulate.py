@@ -54,6 +54,7 @@ class Linear(fg.Module):
 ONE = [np.zeros(1, np.float32)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_three_steps_for_one_update(steps_per_execution: int) -> None:
     """p is 0 after one step and after two, 0.1 after three; the gradient is -1. What remains at the
@@ -128,6 +129,7 @@ def test_nonfinite_remainder_is_not_applied() -> None:
         np.testing.assert_allclose(result.module.place, expected)
 
 
+@pytest.mark.full
 def test_remainder_is_an_ordinary_update() -> None:
     """It obeys constraints, a plateau has made it smaller, and evaluations of whatever kind come
     after it."""
@@ -211,6 +213,7 @@ class Centred(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 def test_microbatch_of_padding_leaves_the_model_state_alone() -> None:
     """The second batch is 5 and padding: its second microbatch has no example, and the mean of
     nothing is NaN."""
@@ -340,6 +343,7 @@ def test_microbatches_take_a_fraction_of_the_memory() -> None:
     assert memory[1] < 0.35 * memory[0], memory
 
 
+@pytest.mark.full
 def test_microbatches_draw_distinct_numbers_and_carry_the_model_state() -> None:
     class Counted(fg.Module):
         weight: jax.Array
@@ -384,6 +388,7 @@ def test_phases_accumulate_separately() -> None:
     assert result.history["train/min/updates"].tolist() == [0, 1]
 
 
+@pytest.mark.full
 def test_one_microbatch_is_the_plain_step() -> None:
     start = Linear(jnp.ones(8), optax.adam(0.1))
     plain, single = (
@@ -423,6 +428,7 @@ def test_numbers_at_steps_are_checked() -> None:
         GradientAccumulation({0: 1, 5: 0})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_accumulation_over_more_steps_from_a_step_on(steps_per_execution: int) -> None:
     """The gradient is -1: updates at steps 1, 2, 3; then at 6, 9, and for the rest at 10."""
@@ -483,6 +489,7 @@ def test_phases_change_where_the_plugin_knows_the_steps() -> None:
         engine(MultiOptimizer(), steps=3).init_state(hidden(jnp.float32(1), jnp.float32(2)), ONE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_penalty_on_the_weights_goes_with_the_tokens_of_several_steps(n: int) -> None:
     """It does not depend on the batch, so that any weight is right; two steps have no token."""

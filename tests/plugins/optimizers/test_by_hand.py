@@ -145,8 +145,13 @@ def test_quadratic_games_equal_a_handwritten_step(order: Any, steps_per_executio
                 assert_same_bits(jax.tree.leaves(opt_state), jax.tree.leaves(state))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param("alternating", marks=pytest.mark.slow),
+        pytest.param("simultaneous", marks=pytest.mark.full),
+    ],
+)
 def test_small_gan_equals_a_handwritten_step(order: Any) -> None:
     """100 steps; losses from one forward pass share its key where they are simultaneous."""
     model = Pair(key=jax.random.key(1))

@@ -108,6 +108,7 @@ def on_the_sphere(parts: Parts, step: int) -> Parts:
 PHASES: dict[str, Any] = {"a": Phase(optax.sgd(RATE), "a"), "b": Phase(optax.sgd(RATE), "b")}
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("plugin", "update"),
     [

@@ -138,6 +138,7 @@ class Nested(fg.Module):
         return optax.sgd(1.0)
 
 
+@pytest.mark.full
 def test_layers_of_a_model_ask_for_their_own_constraints() -> None:
     """Each number becomes one less, and is then put into its bounds; the first constraint of the
     outer module sees what those of the layers left."""

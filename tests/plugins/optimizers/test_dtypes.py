@@ -50,6 +50,7 @@ def train_by_hand(dtype: Any, every: int) -> Any:
     return weight
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("plugins", "every"),

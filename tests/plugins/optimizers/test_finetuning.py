@@ -86,6 +86,7 @@ def test_the_fraction_grows() -> None:
     np.testing.assert_allclose(rates, [0.1, 0.1, 0.2, 0.2], rtol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_a_backbone_is_trained_from_a_step_on_at_its_rate(steps_per_execution: int) -> None:
     """The rates of the head are 2, 4, 8, 16, of the backbone a half of 8 and of 16."""

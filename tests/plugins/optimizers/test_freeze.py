@@ -59,6 +59,7 @@ def test_permanently_frozen_parameters_take_no_part_in_training() -> None:
     assert compiled["frozen"].flops < 0.8 * compiled["whole"].flops
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "until", [pytest.param(3, marks=pytest.mark.full), fg.At(3), fg.Every(3), fg.EveryEpoch(1)]
@@ -114,6 +115,7 @@ def test_frozen_until_a_step(until: Any, steps_per_execution: int) -> None:
     np.testing.assert_allclose(result.module.second, params[1], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_part_is_frozen_since_a_step_and_between_two() -> None:
     def is_frozen(**times: Any) -> str:
         plugin = Freeze("first", **times)
@@ -132,6 +134,7 @@ def test_a_part_is_frozen_since_a_step_and_between_two() -> None:
     assert message.endswith("is frozen from step 2 on: the step is compiled again")
 
 
+@pytest.mark.full
 def test_continued_fit_is_not_frozen_again() -> None:
     frozen_first = engine(Freeze("first", until=3), steps=4)
     result = frozen_first.fit(Two, points())
@@ -278,6 +281,7 @@ class Normed(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("plugin", "changes"),
     [

@@ -78,6 +78,7 @@ def check_factors(net: Net, **factors: float) -> None:
         np.testing.assert_allclose(array, factors.get(path, 1.0), rtol=1e-5, err_msg=path)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     "decay",
     [

@@ -41,6 +41,7 @@ def fit(*plugins: Any, model: Any = None, steps: int = 2, **settings: Any) -> fg
 # --- by hand --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [Game, Apart])
 def test_alternating_phases_see_the_update_before(kind: Any) -> None:
     """x: 1 - (1 + 2)/2 = -0.5, y: 2 - (2 + 0.5)/4 = 1.375; x: -0.5 - 0.875/2 = -0.9375, y: 1.375 -
@@ -52,6 +53,7 @@ def test_alternating_phases_see_the_update_before(kind: Any) -> None:
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [pytest.param(Game, marks=pytest.mark.full), Apart])
 def test_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
     """x: 1 - 3/2 = -0.5, y: 2 - (2 - 1)/4 = 1.75; x: -0.5 - 1.25/2 = -1.125, y: 1.75 - 2.25/4 =
@@ -65,6 +67,7 @@ def test_simultaneous_phases_see_the_same_parameters(kind: Any) -> None:
         assert played(result) == expected
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("kind", [Game, Apart])
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 @pytest.mark.parametrize("steps_per_execution", [1, pytest.param(2, marks=pytest.mark.full)])
@@ -91,6 +94,7 @@ def test_a_phase_runs_with_every_kth_update(
         assert np.isnan(history["train/max/product"]).tolist() == [True, False, True]
 
 
+@pytest.mark.full
 def test_a_phase_may_repeat_its_update_in_a_step() -> None:
     """x: 1, -0.5, -1.25; y: 2 - 3.25/4 = 1.1875. The loss is the mean of 2.5 and 0.125 - 1 =
     -0.875."""
@@ -154,6 +158,7 @@ def test_phases_and_repetitions_draw_distinct_numbers() -> None:
     assert drawn(1)[0] != drawn(2)[0]
 
 
+@pytest.mark.full
 def test_each_phase_counts_its_own_updates_for_schedules() -> None:
     """The rate of the n-th update is 1/n; `max` has had one update where `min` has had two."""
 
@@ -230,6 +235,7 @@ class ByFunctions(fg.Module):
         return {"min": lambda: self.x * batch.mean(), "max": largest}
 
 
+@pytest.mark.full
 def test_losses_are_evaluated_too() -> None:
     data, plugin = (
         [np.asarray([1.0, 2.0, 3.0], np.float32), np.asarray([5.0], np.float32)],
@@ -415,6 +421,7 @@ def test_invalid_phases_are_errors() -> None:
         engine(plugin, GradientAccumulation(2), steps=1).init_state(game(), ONE)
 
 
+@pytest.mark.full
 def test_running_metrics_rest_while_their_phase_does_not_run_G8() -> None:
     """y is 2 at steps 1 and 2, and 2 - 4/4 = 1 from then on; the loss is its square. The average
     of the second value takes half of each."""
@@ -436,6 +443,7 @@ def test_running_metrics_rest_while_their_phase_does_not_run_G8() -> None:
         assert tuple(history[f"train/{name}"][1:]) == values
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("kind", [Game, Apart])
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 def test_batch_loss_and_its_average_of_each_phase_G8(kind: Any, order: Any) -> None:
@@ -449,6 +457,7 @@ def test_batch_loss_and_its_average_of_each_phase_G8(kind: Any, order: Any) -> N
         assert history[f"train/{phase}/loss_average"] == pytest.approx(means, rel=1e-6)
 
 
+@pytest.mark.full
 def test_aux_of_a_step_with_several_optimizers_leaves_it_where_asked() -> None:
     class WithAux(Game):
         def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
@@ -559,6 +568,7 @@ class ShownApart(Apart):
         return {**super().losses(batch, ctx), "max": lambda: shown}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 def test_media_come_from_a_phase_that_runs_every_step(order: Any) -> None:
     show, x, y, expected = Show(), 1.0, 2.0, []
@@ -571,6 +581,7 @@ def test_media_come_from_a_phase_that_runs_every_step(order: Any) -> None:
     np.testing.assert_allclose(show.numbers("x"), expected)
 
 
+@pytest.mark.full
 def test_idle_phase_still_shows_its_media() -> None:
     """y is 2 until the phase `max` runs with the second update, where x is 0.25: 2 - 0.25 * (2 +
     0.75)."""

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, dict[str, float], list[float], list[float]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_plateau_is_found_in_both_modes_and_for_values_of_either_sign() -> None:
     def measure(state: fg.TrainState, step: int) -> dict[str, float]:
         return {name: values[step - 1] for name, (_, _, values, _) in CASES.items()}
@@ -149,6 +150,7 @@ def test_a_trial_decides_at_its_last_step_where_everything_is_done() -> None:
     assert result.history.steps("reduce_on_plateau/scale").tolist() == [1]
 
 
+@pytest.mark.full
 def test_a_value_of_an_earlier_step_is_refused() -> None:
     """Where an evaluator runs is known before the first step, where other plugins report is not,
     nor where an epoch of unknown length ends."""

@@ -96,6 +96,7 @@ def test_a_line_search_after_adam_converges_as_in_a_plain_loop() -> None:
     assert compute_loss(expected, batches[0]) < 0.01 * compute_loss(adam, batches[0])
 
 
+@pytest.mark.full
 def test_optimizers_whose_updates_have_other_dtypes_keep_their_precision() -> None:
     wide = optax.chain(optax.scale_by_adam(mu_dtype=jnp.float32), optax.scale(-0.1))
     switched = switch_optimizers({0: wide, 6: optax.sgd(0.1)})
@@ -107,6 +108,7 @@ def test_optimizers_whose_updates_have_other_dtypes_keep_their_precision() -> No
     assert result.module.bias.dtype == jnp.bfloat16
 
 
+@pytest.mark.full
 def test_what_one_optimizer_does_not_update_the_next_one_may() -> None:
     parts: Any = {True: optax.sgd(0.1), False: optax.set_to_zero()}
     bias_only = optax.partition(parts, fg.select("bias"))
@@ -123,6 +125,7 @@ def test_what_one_optimizer_does_not_update_the_next_one_may() -> None:
     assert frozen.bias != 0
 
 
+@pytest.mark.full
 def test_updates_are_counted_and_not_batches() -> None:
     optimizer = switch_optimizers({0: optax.sgd(0.1), 2: optax.sgd(0.0)})
     engine = fg.Engine(steps=12, plugins=[GradientAccumulation(3, "steps")], autoload=False)

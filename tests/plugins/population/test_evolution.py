@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
+from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
 from fulgurite_optimizers import Freeze
@@ -68,6 +69,7 @@ def test_each_hyperparameter_has_a_factor_of_its_own():
     assert (read_momentum(evolve(vary, factors, seed=1)) / 0.5).tolist() != momentum.tolist()
 
 
+@pytest.mark.full
 def test_arrays_of_the_module_that_are_not_trained_are_multiplied():
     vary = {"factor": [1.0] * 8, "kind": [3] * 8, "learning_rate": [1] * 8}
     state = evolve(vary, (1.25,))
@@ -89,6 +91,7 @@ class Signed(Point):
         return fg.Output(constant + 0 * self.p)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("log_every", "every"), [(2, 4), (4, 4)])
 def test_members_are_compared_by_the_window_that_ends_at_the_step(log_every, every):
     """The window before, and none before the first, would make the other member the best."""
@@ -125,6 +128,7 @@ def test_a_frozen_member_is_reported_once_when_the_metrics_tell_of_it(tmp_path):
     assert train(8, resume="auto") == [(6, "member 2 was not finite at ste")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_a_frozen_member_is_reported_before_it_is_trained_again(log_every):
     population = Population(
@@ -145,6 +149,7 @@ def test_frozen_members_are_reported_at_the_end_without_logging():
     assert len(result.messages) == 1
 
 
+@pytest.mark.full
 def test_members_are_compared_by_what_a_function_measures():
     """The function finds the last member the best, which by its loss is the worst."""
 
@@ -173,3 +178,62 @@ def test_members_are_compared_by_what_a_function_measures():
         ConfigurationError, match=r"'own' measured no score\[0\].* but score: a fun"
     ):
         train(measure_together)
+
+
+class Still(Point):
+    """A number that is not trained, and a factor of its loss."""
+
+    factor: jax.Array
+
+    def __init__(self, *, key):
+        self.p = jnp.ones(())
+        self.factor = jnp.ones(())
+
+    def training_step(self, batch, ctx):
+        return fg.Output(self.p**2 / 2 * self.factor * batch["x"].mean())
+
+    def configure_optimizers(self):
+        return optax.sgd(0.0)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "view"), [(Average(EMA(decay=0.9)), "averaged"), (Lookahead(2), "slow")]
+)
+def test_a_copy_has_what_a_plugin_keeps_of_the_weights_of_its_parent(plugin, view):
+    """Nothing is trained, so the copy of the member at 1 is at 1, and so is all that was derived
+    from it. What varies and is not trained is 1.25 times that of the parent, also there."""
+    population = Population(
+        seeds=range(2),
+        vary={"p": [10.0, 1.0], "factor": [2.0, 4.0]},
+        evolution=Evolution(every=2, monitor="test/loss", share=0.5, factors=(1.25,)),
+    )
+    test = Evaluator("test", NUMBERS[:1], every=2)
+    plugins = (population, test, Freeze("factor"), plugin)
+    result = fit(Still, NUMBERS, 3, *plugins, on_nonfinite="ignore")
+    for module in (result.module, result.view(view).module):
+        assert module.members.p.tolist() == [1.0, 1.0]
+        assert module.members.factor.tolist() == [5.0, 4.0]
+
+
+def test_a_plugin_that_keeps_something_of_each_member_is_refused_beside_evolution():
+    class Keeper:
+        plugin_name = "keeper"
+
+        @fg.hookimpl
+        def init_plugin_state(self, module):
+            return {"p": module.members.p}
+
+    evolution = Evolution(every=2, monitor="test/loss")
+    population = Population(seeds=range(3), evolution=evolution)
+    test = Evaluator("test", NUMBERS[:1], every=2)
+    with pytest.raises(ConfigurationError, match="'keeper' keeps arrays with an axis of 3"):
+        fit(Point, NUMBERS, 3, population, test, Keeper())
+
+
+def test_as_many_members_are_replaced_as_the_share_says():
+    """0.29 · 100 is 28.999999999999996 in floating-point numbers."""
+    for size, share, expected in [(100, 0.29, 29), (50, 0.14, 7), (20, 0.35, 7), (12, 1 / 3, 4)]:
+        evolution = Evolution(every=1, monitor="test/loss", share=share)
+        values = [float(index) for index in range(size)]
+        parents = evolution.choose_parents(values, [True] * size)
+        assert sum(parent != index for index, parent in enumerate(parents)) == expected

@@ -34,10 +34,14 @@ class Clipped(Net):
         return optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
 
 
-@pytest.mark.full
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("model", "plugins"), [(Net, ()), (Clipped, ()), (Net, (GradientClip(0.1),))]
+    ("model", "plugins"),
+    [
+        pytest.param(Net, (GradientClip(0.1),), marks=pytest.mark.full),
+        pytest.param(Net, (), marks=pytest.mark.slow),
+        pytest.param(Clipped, (), marks=pytest.mark.slow),
+    ],
 )
 def test_exact_members_have_the_bits_of_runs_of_their_own(model, plugins):
     seeds = (3, 1, 0, 7)
@@ -87,6 +91,7 @@ def make_phases(order, rates=(0.1, 0.1)):
     return MultiOptimizer(order=order, g=Phase(sgd(rates[0]), "x"), d=Phase(sgd(rates[1]), "y"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["alternating", "simultaneous"])
 @pytest.mark.parametrize("model", [Two, pytest.param(TwoFunctions, marks=pytest.mark.full)])
 def test_several_optimizers_train_each_member_as_a_run_of_its_own(model, order):
@@ -103,6 +108,7 @@ def test_several_optimizers_train_each_member_as_a_run_of_its_own(model, order):
             np.testing.assert_allclose(result.metrics["train"][f"{name}[{index}]"], value)
 
 
+@pytest.mark.full
 def test_a_rate_of_one_optimizer_varies():
     population = Population(seeds=(3, 5), vary={"g/learning_rate": [0.5, 1.0]})
     result = fit(Two, NUMBERS, 1, population, make_phases("simultaneous"))
@@ -119,6 +125,7 @@ class Terms(Point):
         return fg.Output(losses={"a": self.p**2 / 2 * batch["x"].mean(), "b": self.p**2})
 
 
+@pytest.mark.full
 def test_terms_of_the_loss_are_logged_for_each_member_and_over_them():
     population = Population(seeds=(0, 1), vary={"p": [1.0, 2.0]})
     test = Evaluator("test", NUMBERS[:1], every=1)
@@ -163,9 +170,11 @@ class Steep(fg.Module):
         return optax.sgd(1e-3)
 
 
-@pytest.mark.full
 @pytest.mark.optimized
-@pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "exact",
+    [pytest.param(True, marks=pytest.mark.full), pytest.param(False, marks=pytest.mark.slow)],
+)
 def test_a_member_skips_an_overflow_of_its_loss_scale_as_a_run_of_its_own(exact):
     batches = make_batches(20)
     options = {"on_nonfinite": "skip", "log_every": 5}
@@ -194,6 +203,7 @@ def test_a_member_skips_an_overflow_of_its_loss_scale_as_a_run_of_its_own(exact)
     assert result.metrics["train"]["skipped_steps[1]"] > 0
 
 
+@pytest.mark.full
 def test_steps_that_all_members_skip_count_for_each():
     class Bad(Point):
         def training_step(self, batch, ctx):
@@ -208,6 +218,7 @@ def test_steps_that_all_members_skip_count_for_each():
     assert metrics["loss/std"] == 0
 
 
+@pytest.mark.full
 def test_members_that_nobody_looks_at_go_on():
     population = Population(seeds=(0, 1), vary={"p": [1.0, np.inf]})
     result = fit(Point, NUMBERS, 2, population, on_nonfinite="ignore")
@@ -216,6 +227,7 @@ def test_members_that_nobody_looks_at_go_on():
     assert population.best(result, "train/loss").index == 0
 
 
+@pytest.mark.full
 def test_adapters_begin_as_in_a_run_of_their_own():
     batches = make_batches(1)
     population = Population(seeds=(3, 5))
@@ -226,6 +238,7 @@ def test_adapters_begin_as_in_a_run_of_their_own():
     assert_same_bits(members.take(1), alone.init_state(Net, batches).module)
 
 
+@pytest.mark.full
 def test_spikes_are_those_of_the_mean_loss_whatever_the_order():
     for is_first in (True, False):
         spikes = SpikeDetection(factor=1.01, window=1)

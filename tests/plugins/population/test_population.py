@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, ModelError, NonFiniteError
+from fulgurite_averaging import Lookahead
 from fulgurite_evaluators import Evaluator
 from fulgurite_logging import LearningRateMonitor
 from fulgurite_lora import Lora
@@ -87,6 +88,15 @@ def test_a_member_that_is_not_finite_is_frozen():
     assert result.metrics["train"]["frozen"] == 1
 
 
+def test_lookahead_is_refused_where_members_may_stay_as_they_are():
+    with pytest.raises(ConfigurationError, match="Lookahead moves all members, also one that is"):
+        fit(Point, NUMBERS, 2, Population(seeds=(0, 1)), Lookahead(2))
+    vary = {"learning_rate": [0.1, 0.2]}
+    population = Population(seeds=(0, 1), vary=vary)
+    result = fit(Point, NUMBERS, 2, population, Lookahead(2), on_nonfinite="ignore")
+    np.testing.assert_allclose(result.module.members.p, [(1 + 0.81) / 2, (1 + 0.64) / 2], rtol=1e-6)
+
+
 @pytest.mark.full
 def test_all_members_not_finite_end_the_fit():
     class Bad(Point):
@@ -152,6 +162,48 @@ def test_arrays_are_named_by_their_paths():
             fit(Net, make_batches(1), 1, Population(seeds=range(2), vary={name: [0.0, 1.0]}))
 
 
+class Grouped(fg.Module):
+    """Two numbers with the losses x²/2 and y²/2, and an optimizer of its own for each."""
+
+    x: jax.Array
+    y: jax.Array
+
+    def __init__(self, *, key):
+        self.x, self.y = jnp.ones(()), jnp.ones(())
+
+    def training_step(self, batch, ctx):
+        return fg.Output((self.x**2 + self.y**2) / 2 * batch["x"].mean())
+
+    def configure_optimizers(self):
+        labels = eqx.tree_at(lambda model: (model.x, model.y), self, ("head", "backbone"))
+        return optax.multi_transform({"head": sgd(0.1), "backbone": sgd(0.01)}, labels)
+
+
+def test_the_rate_of_each_part_varies_by_the_name_of_its_optimizer():
+    vary = {"head/learning_rate": [0.1, 0.2], "backbone/learning_rate": [0.01, 0.02]}
+    result = fit(Grouped, NUMBERS, 2, Population(seeds=(0, 1), vary=vary))
+    np.testing.assert_allclose(result.module.members.x, [0.9**2, 0.8**2], rtol=1e-6)
+    np.testing.assert_allclose(result.module.members.y, [0.99**2, 0.98**2], rtol=1e-6)
+    both = Population(seeds=(0, 1), vary={"learning_rate": [0.1, 0.2]})
+    result = fit(Grouped, NUMBERS, 2, both)
+    np.testing.assert_allclose(result.module.members.y, [0.9**2, 0.8**2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "vary"),
+    [
+        (Net, {"scale": [0.5, 1.9]}),
+        (Net, {"scale": [1, 2**40]}),
+        (Point, {"p": [1.0, 1e300]}),
+        (Point, {"p": [1.0, 1j]}),
+        (Point, {"learning_rate": [1.0, 1e300]}),
+    ],
+)
+def test_numbers_that_an_array_cannot_hold_are_an_error(model, vary):
+    with pytest.raises(ConfigurationError, match="that it replaces cannot hold"):
+        fit(model, make_batches(1) if model is Net else NUMBERS, 1, Population((0, 1), vary))
+
+
 class Scheduled(Point):
     """A number whose rate has a schedule, which another number scales."""
 
@@ -168,6 +220,7 @@ def test_a_scheduled_hyperparameter_varies_by_a_scale():
         fit(Scheduled, NUMBERS, 1, Population(seeds=range(2), vary={"learning_rate": [0.1, 0.2]}))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "make_plugin",
     [
@@ -215,6 +268,7 @@ def test_best_says_what_it_needs():
     assert population.best(accurate, "test/accuracy").index == 1
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("monitor", "log_every", "message"),
     [

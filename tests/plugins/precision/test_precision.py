@@ -63,6 +63,7 @@ class Tiny(fg.Module):
         return optax.sgd(1e6)
 
 
+@pytest.mark.full
 def test_gradients_survive_and_losses_are_not_scaled() -> None:
     # Two of the six overflow: 2e4 times a scale of 32768 and more is infinite in float16.
     values = [1e-8, 1e-8, 2e4, 1e-8, 1e-8, 2e4]
@@ -169,6 +170,7 @@ class Offset(fg.Module):
         return optax.sgd(1e6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_first", [True, False], ids=["spikes_first", "precision_first"])
 def test_a_spike_of_the_loss_is_no_overflow_of_its_scale(is_first: bool) -> None:
     """Step 4 has a spike, and step 6 gradients that overflow."""
@@ -316,6 +318,7 @@ def test_dtypes_of_parameters_computation_and_output(mode: Any) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_loss_of_a_task_is_computed_in_float32() -> None:
     dtypes: list[Any] = []
 
@@ -334,6 +337,7 @@ def test_the_loss_of_a_task_is_computed_in_float32() -> None:
     assert module.model.layers[0].weight.dtype == jnp.float32
 
 
+@pytest.mark.full
 def test_parameters_may_have_another_dtype() -> None:
     task = fg.Task(
         eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0)),
@@ -407,6 +411,7 @@ def test_a_scale_needs_an_engine_that_skips() -> None:
         engine.fit(Tiny(jnp.ones(())), [make_batch(1.0)])
 
 
+@pytest.mark.full
 def test_a_scaled_loss_leaves_complex_gradients_as_they_are() -> None:
     """Each step takes a fifth of the distance from 3 + 4j."""
 

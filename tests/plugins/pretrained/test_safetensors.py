@@ -274,6 +274,7 @@ def test_a_map_that_cannot_be_read_is_an_error(torch_file: tuple[Path, dict[str,
         load_safetensors(path, into=Net(key=KEY), map="head")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.full
 def test_without_strict_what_fits_is_taken_past_another_head_and_the_rest_is_listed(
     torch_file: tuple[Path, dict[str, np.ndarray]],
 ) -> None:

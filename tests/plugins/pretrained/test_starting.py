@@ -63,6 +63,7 @@ def test_a_fit_begins_with_a_file_and_an_evaluation_measures_it(file: Path, tmp_
     np.testing.assert_allclose(np.asarray(preds), jax.vmap(make_mlp(7))(jnp.asarray(X)), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_weights_of_another_dtype_are_read_where_that_is_asked_for(
     file: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_weights_of_another_dtype_are_read_where_that_is_asked_for(
     assert begun.module.model.layers[0].weight.dtype == jnp.bfloat16
 
 
+@pytest.mark.full
 def test_what_fits_is_taken_past_another_head(file: Path) -> None:
     save_safetensors(make_mlp(7, outputs=5), file, map=NAMES)
     engine = fg.Engine(steps=1, plugins=[Pretrained(NAMES, into="model")])

@@ -115,6 +115,7 @@ def test_trace_holds_the_steps_of_its_window_and_what_each_layer_took(
     assert "install fulgurite-profiler[xprof]" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_fit_that_resumes_within_a_window_does_not_trace_it(tmp_path: Path) -> None:
     checkpointer = Checkpointer(every=12)
     fit(tmp_path, checkpointer, steps=12)
@@ -123,11 +124,13 @@ def test_fit_that_resumes_within_a_window_does_not_trace_it(tmp_path: Path) -> N
     assert list_names(tmp_path) == ["steps-16-17"]
 
 
+@pytest.mark.full
 def test_only_the_newest_traces_stay(tmp_path: Path) -> None:
     fit(tmp_path, Profile(at=2, steps=1, every=3, keep=2), steps=12)
     assert list_names(tmp_path) == ["steps-9-9", "steps-12-12"]
 
 
+@pytest.mark.full
 def test_signal_within_a_window_ends_the_trace(tmp_path: Path) -> None:
     interrupt = fg.LambdaPlugin(every={fg.At(12): lambda run: os.kill(os.getpid(), signal.SIGTERM)})
     result = fit(tmp_path, Profile(at=10, steps=5), interrupt, steps=20)
@@ -139,6 +142,7 @@ def test_signal_within_a_window_ends_the_trace(tmp_path: Path) -> None:
     assert list(summary.steps) == list(range(11, last + 1))
 
 
+@pytest.mark.full
 def test_exception_within_a_window_ends_the_trace(tmp_path: Path) -> None:
     def fail(run: fg.Run) -> None:
         raise ValueError("an action fails")
@@ -150,6 +154,7 @@ def test_exception_within_a_window_ends_the_trace(tmp_path: Path) -> None:
         pass  # nothing is traced any more, so that this can
 
 
+@pytest.mark.full
 def test_another_profiler_is_let_alone(tmp_path: Path) -> None:
     with trace_elsewhere(tmp_path / "other"):
         result = fit(tmp_path / "run", Profile(at=2, steps=2), steps=5)
@@ -161,6 +166,7 @@ def test_another_profiler_is_let_alone(tmp_path: Path) -> None:
     assert not list_names(tmp_path / "run")
 
 
+@pytest.mark.full
 def test_two_windows_never_overlap(tmp_path: Path) -> None:
     plugins = [Profile(at=2, steps=4, instance="a"), Profile(at=4, steps=1, instance="b")]
     result = fit(tmp_path, *plugins, steps=10)
@@ -168,6 +174,7 @@ def test_two_windows_never_overlap(tmp_path: Path) -> None:
     assert len(result.messages) == 1 and "Only one profile" in result.messages[0]
 
 
+@pytest.mark.full
 def test_numbers_are_those_of_a_run_without_a_trace(tmp_path: Path) -> None:
     traced = fit(tmp_path, Profile(at=2, steps=4), steps=10)
     plain = fit(None, steps=10)

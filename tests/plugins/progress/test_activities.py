@@ -171,6 +171,7 @@ def test_an_evaluation_has_a_bar_below_the_line(monkeypatch: pytest.MonkeyPatch)
     )
 
 
+@pytest.mark.full
 def test_a_save_that_training_waits_for_has_a_bar_of_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_save_that_training_waits_for_has_a_bar_of_bytes(
     assert re.search(r"saving step 5  \d+ s  \d+ B/\d+ B  [━╌]{5,}", "".join(watching.shown))
 
 
+@pytest.mark.full
 def test_a_resumed_run_says_which_step_it_restores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

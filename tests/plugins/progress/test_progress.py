@@ -116,6 +116,7 @@ def test_metrics_are_visible_in_80_columns_whatever_is_going_on(activity: str):
     assert ended.text(80).plain.endswith("accuracy 0.9855  stopped: early_stopping")
 
 
+@pytest.mark.full
 def test_the_rate_is_that_of_steps_and_not_of_compilation(monkeypatch: pytest.MonkeyPatch):
     """By a clock of its own, on which a batch takes a tenth of a second and compiling as long as
     1,000 of them."""
@@ -172,6 +173,7 @@ def test_rates_and_times(rate: float, left: int, shown: str):
     assert shown in text and f"{clock} left" in text
 
 
+@pytest.mark.full
 def test_two_runs_of_one_process_are_shown_on_standard_error(capsys: pytest.CaptureFixture[str]):
     trained = engine(ProgressBar(), steps=20)
     for _ in range(2):
@@ -286,6 +288,7 @@ def test_a_fit_that_cannot_start_leaves_the_terminal_as_it_was(monkeypatch: pyte
         assert not thread.is_alive(), thread
 
 
+@pytest.mark.full
 def test_an_evaluation_has_a_line_and_variants_of_the_loss_are_hidden(
     capsys: pytest.CaptureFixture[str],
 ):
@@ -309,6 +312,7 @@ def test_an_evaluation_has_a_line_and_variants_of_the_loss_are_hidden(
     assert any(line.startswith(f"step 10, test: {LONG} {loss}") for line in lines)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [10, 20])
 def test_a_pipe_gets_nothing_twice(
     step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -358,6 +362,7 @@ class Named(fg.Module):
 SECRET = "canary-in-a-name"
 
 
+@pytest.mark.full
 def test_a_registered_secret_in_a_name_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     register_secret(SECRET)
     evaluating = fg.LambdaPlugin(
@@ -450,6 +455,7 @@ def test_unwritable_output_does_not_end_the_run(where: str, monkeypatch: pytest.
         file.close()
 
 
+@pytest.mark.full
 def test_each_executable_is_reported(capsys: pytest.CaptureFixture[str]):
     batches = [np.ones((2, 3), np.float32), np.ones((1, 3), np.float32)]
     engine(ProgressBar(times=False), steps=4).fit(Net, fg.DataSource(batches))
@@ -545,6 +551,7 @@ def test_activities_have_the_names_that_users_know(names: list[str], expected: s
     assert describe_activity(names) == expected
 
 
+@pytest.mark.full
 def test_end_of_a_run_in_epochs_is_the_current_estimate():
     progress = ProgressBar()
     watching = Watching(progress)
@@ -570,6 +577,7 @@ def test_an_exception_ends_the_line(capsys: pytest.CaptureFixture[str], error: t
     assert not [thread for thread in threading.enumerate() if thread.name == "fulgurite progress"]
 
 
+@pytest.mark.full
 def test_the_line_of_a_step_that_was_not_finite_is_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -603,7 +611,12 @@ SAID = "said [red] by :smile: [/program], on more than one line of a terminal"
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "act", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('broken')", "input()"]
+    "act",
+    [
+        "os.kill(os.getpid(), signal.SIGINT)",
+        pytest.param("raise ValueError('broken')", marks=pytest.mark.slow),
+        pytest.param("input()", marks=pytest.mark.slow),
+    ],
 )
 def test_terminal_is_restored(act: str):
     """In a terminal of 40 columns, of 30 once there was an input: the cursor is shown in the end,
@@ -712,6 +725,7 @@ def test_deep_model_is_summarized_to_the_available_rows():
     ] == "54"
 
 
+@pytest.mark.full
 def test_summary_shows_optimizer_bytes_and_frozen_parameters(
     capsys: pytest.CaptureFixture[str],
 ):

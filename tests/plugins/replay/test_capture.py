@@ -13,6 +13,7 @@ import pytest
 from captured import BAD_EXAMPLE, BAD_STEP, make_engine, read_data, write_data
 from fulgurite.errors import CheckpointError, ConfigurationError, NonFiniteError
 from fulgurite_cli import build_experiment, load_experiment
+from fulgurite_optimizers import Freeze
 from fulgurite_replay import (
     Capture,
     Recorded,
@@ -21,7 +22,7 @@ from fulgurite_replay import (
     replay,
     replay_capture,
 )
-from fulgurite_replay.capture_files import Captured, read_state, write_capture
+from fulgurite_replay.capture_files import Captured, read_state, remove_oldest, write_capture
 from fulgurite_replay.commands import replay as replay_command
 from fulgurite_testing import TinyModel, assert_same_bits, tiny_data
 from replayed import Weighted
@@ -75,6 +76,7 @@ def test_captured_are_the_batch_and_the_state_before_it(
     assert 0 < int(note.removeprefix(start).split()[0].replace(",", "")) < size
 
 
+@pytest.mark.full
 def test_replay_of_a_capture_finds_what_the_replay_of_the_run_finds(
     failed_run: tuple[Path, NonFiniteError],
 ) -> None:
@@ -88,6 +90,7 @@ def test_replay_of_a_capture_finds_what_the_replay_of_the_run_finds(
     culprits = [result.examination.culprit for result in (captured, from_data)]
     assert culprits[0] is not None and str(culprits[0]) == str(culprits[1])
     assert (culprits[0].operation, culprits[0].example) == ("sqrt", (BAD_EXAMPLE, 8))
+    assert captured.source == from_data.source == [f"the batch is data[{BAD_STEP - 1}]"]
 
 
 def test_command_needs_no_data_and_no_checkpoint(
@@ -103,12 +106,15 @@ def test_command_needs_no_data_and_no_checkpoint(
         assert "captures/step-18\nstep 18: the loss is not finite\n  NaN made by sqrt" in output
         assert replay_command([*arguments, "--step", "17", "--from", "capture"]) == 2
         assert "no capture of step 17; captured is 18" in capsys.readouterr().err
+        assert replay_command([*arguments, "--step", "0", "--from", "capture"]) == 2
+        assert "no capture of step 0; captured is 18" in capsys.readouterr().err
     finally:
         moved.rename(folder / "data.npz")
     with np.load(tmp_path / "batch.npz") as batch:
         assert batch["batch.weight"][BAD_EXAMPLE] == -1
 
 
+@pytest.mark.full
 def test_steps_that_a_function_of_the_metrics_wants_are_captured_and_few_kept(
     tmp_path: Path,
 ) -> None:
@@ -151,14 +157,24 @@ def test_batches_keep_their_containers(tmp_path: Path) -> None:
     parts = ([np.arange(3, dtype=np.int8), None], {"b": np.ones((3, 2), np.float32)})
     batch = fg.Batch(parts, np.array([True, True, False]), spec="images")
     step_range = fg.StepRange(0, None, (4, 8))
-    captured = Captured(5, "test", step_range, batch, state)
+    names = ("row 7 of the arrays", "row 2 of the arrays")
+    captured = Captured(5, "test", step_range, batch, state, "the batch is data[4]", names)
     path, _ = write_capture(tmp_path, captured)
     again = read_capture(path)
     assert again.step_range == step_range
+    assert (again.place, again.examples) == (captured.place, names)
     _, read = read_state(path, again.batch, state)
     assert isinstance(read, fg.Batch) and read.spec == "images"
     assert jax.tree.structure(read) == jax.tree.structure(batch)
     assert_same_bits(jax.tree.leaves(read), jax.tree.leaves(batch))
+
+
+def test_names_of_examples_that_are_too_long_are_left_out(tmp_path: Path) -> None:
+    state = fg.Engine(steps=1, autoload=False).init_state(TinyModel, tiny_data())
+    batch = {"x": np.ones(2, np.float32)}
+    captured = Captured(5, "test", fg.StepRange(0, 9), batch, state, "a batch", ("a" * 2**20,))
+    again = read_capture(write_capture(tmp_path, captured)[0])
+    assert (again.place, again.examples) == ("a batch", ())
 
 
 class Pair(fg.Module):
@@ -191,6 +207,9 @@ def test_containers_that_could_not_be_read_again_are_refused(tmp_path: Path) -> 
         lambda content: content.update(batch={"shape": [1], "dtype": "float32,float32"}),
         lambda content: content.update(batch={"batch": {"dict": [["a", None]]}, "spec": None}),
         lambda content: content.update(batch={"dict": [[1, 2, 3]]}),
+        lambda content: content.update(place=["data[3]"]),
+        lambda content: content.update(examples="row 3"),
+        lambda content: content.update(examples=[3]),
         lambda content: content.clear(),
     ],
 )
@@ -238,6 +257,7 @@ def test_byte_that_changed_in_an_array_is_noticed(tmp_path: Path) -> None:
         read_state(path, captured.batch, state)
 
 
+@pytest.mark.full
 def test_capture_that_could_write_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="captures nothing: give when="):
         Capture(on=None)
@@ -258,6 +278,93 @@ def test_capture_that_could_write_nothing_is_refused(tmp_path: Path) -> None:
         engine.fit(TinyModel, tiny_data())
 
 
+def test_captured_is_the_state_that_an_action_has_put_in_place_of_another(tmp_path: Path) -> None:
+    states: dict[int, fg.TrainState] = {}
+
+    class Replacing(fg.Plugin):
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [
+                fg.ScheduledAction("begin", fg.AtStart(), self.double),
+                fg.ScheduledAction("double", fg.At(3, 5), self.double),
+                fg.ScheduledAction("keep", 1, self.keep, stage="save"),
+            ]
+
+        def double(self, run: fg.Run) -> fg.ReplaceState:
+            state = run.state
+            doubled = jax.tree.map(lambda leaf: 2 * leaf, state.module)
+            return fg.ReplaceState(state.replace(module=doubled))
+
+        def keep(self, run: fg.Run) -> None:
+            states[run.step] = jax.tree.map(jnp.copy, run.state)
+
+    wanted = {2: True, 7: True}
+    engine = fg.Engine(
+        steps=8,
+        log_every=1,
+        autoload=False,
+        run_dir=str(tmp_path / "run"),
+        plugins=[
+            Replacing(),
+            Capture(on=None, when=lambda metrics: wanted.pop(len(states) + 1, False)),
+        ],
+    )
+    engine.fit(TinyModel, tiny_data())
+    captures = list_captures(tmp_path / "run")
+    assert sorted(captures) == [2, 7]
+    for step, path in captures.items():
+        like = engine.init_state(TinyModel, tiny_data())
+        state, _ = read_state(path, read_capture(path).batch, like)
+        assert_same_bits(state.module, states[step - 1].module)
+        assert_same_bits(state.opt_state, states[step - 1].opt_state)
+
+
+def test_a_rule_that_waits_for_an_epoch_is_captured(tmp_path: Path) -> None:
+    plugins = [
+        Freeze("linear.bias", until=fg.EveryEpoch(1)),
+        Capture(on=None, when=lambda metrics: True),
+    ]
+    engine = fg.Engine(
+        epochs=2, log_every=1, autoload=False, run_dir=str(tmp_path / "run"), plugins=plugins
+    )
+    result = engine.fit(TinyModel, tiny_data())
+    assert list_captures(tmp_path / "run") and not result.failures
+
+
+def test_a_step_that_cannot_be_written_is_told_and_training_continues(tmp_path: Path) -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    class Keyed(TinyModel):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return super().training_step(batch["numbers"], ctx)
+
+    batches = [{"numbers": batch, "keys": keys} for batch in tiny_data()][:2]
+    engine = fg.Engine(
+        steps=2,
+        log_every=1,
+        autoload=False,
+        run_dir=str(tmp_path / "run"),
+        plugins=[Capture(on=None, when=lambda metrics: True)],
+    )
+    with pytest.warns(UserWarning, match="step 1 was not captured"):
+        result = engine.fit(Keyed, batches)
+    assert "consists of numbers, not of key<fry>" in result.failures["capture"]
+    assert not list_captures(tmp_path / "run")
+
+
+def test_the_captures_that_were_written_first_go(tmp_path: Path) -> None:
+    state = fg.Engine(steps=1, autoload=False).init_state(TinyModel, tiny_data())
+    (tmp_path / "captures" / ".step-9.new").mkdir(parents=True)  # of a process that was killed
+    for step in (25, 30, 5, 30):
+        captured = Captured(step, "test", fg.StepRange(0, 40), np.ones(2), state)
+        path, _ = write_capture(tmp_path, captured)
+        remove_oldest(tmp_path, 2)
+        assert path.is_dir()
+    assert sorted(list_captures(tmp_path)) == [5, 30]
+    assert len(list((tmp_path / "captures").iterdir())) == 2
+
+
+@pytest.mark.full
 def test_source_that_writes_into_the_same_arrays_is_noticed(tmp_path: Path) -> None:
     def iter_batches() -> Iterator[Any]:
         batch = {key: array[:4].copy() for key, array in tiny_data().arrays.items()}

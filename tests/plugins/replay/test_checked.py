@@ -95,6 +95,7 @@ class Stack(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 def test_failed_check_names_the_layer() -> None:
     stack = Stack([Root(jnp.ones(())), Root(jnp.ones(()))])
     with pytest.raises(CheckError, match=r"sqrt in the layer layers\[1\] at .*Root") as caught:

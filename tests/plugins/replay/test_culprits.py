@@ -65,6 +65,7 @@ def assert_is_in(function: Callable[..., Any], culprit: Culprit) -> None:
     assert frame.file == __file__ and first <= frame.line < first + len(lines)
 
 
+@pytest.mark.full
 def test_overflow_in_the_loss_is_named_and_not_what_it_becomes() -> None:
     def compute(net: Net, batch: Any) -> Any:
         powers = jnp.exp(100 * net.w)  # infinite in float32
@@ -77,6 +78,7 @@ def test_overflow_in_the_loss_is_named_and_not_what_it_becomes() -> None:
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_gradient_of_where_and_sqrt_at_zero_is_the_division_in_the_backward_pass() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jnp.where(net.w > 0, jnp.sqrt(net.w), 0.0).sum()
@@ -91,6 +93,7 @@ def test_gradient_of_where_and_sqrt_at_zero_is_the_division_in_the_backward_pass
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_infinities_and_nan_that_nothing_uses_are_not_reported() -> None:
     def compute(net: Net, batch: Any) -> Any:
         masked = jnp.where(jnp.array([True, False, True]), net.w, -jnp.inf)
@@ -101,6 +104,7 @@ def test_infinities_and_nan_that_nothing_uses_are_not_reported() -> None:
     assert examine(compute, {"x": X}, w=(0.0, 1.0, 4.0)).is_clean
 
 
+@pytest.mark.full
 def test_attention_whose_mask_is_minus_infinity_is_not_reported() -> None:
     def attend_by_hand(x: Any) -> Any:
         logits = x @ x.T + jnp.where(jnp.tril(jnp.ones((3, 3), bool)), 0.0, -jnp.inf)
@@ -116,6 +120,7 @@ def test_attention_whose_mask_is_minus_infinity_is_not_reported() -> None:
     assert examine(compute, {"x": X}).is_clean
 
 
+@pytest.mark.full
 def test_a_row_that_is_masked_as_a_whole_is_reported_where_nan_is_made() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jax.nn.softmax(jnp.where(batch["x"] > 3, net.w, -jnp.inf), axis=1).sum()
@@ -126,6 +131,7 @@ def test_a_row_that_is_masked_as_a_whole_is_reported_where_nan_is_made() -> None
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit])
 def test_operation_that_the_loss_is_computed_with_is_of_the_forward_pass(wrap: Any) -> None:
     def compute(net: Net, batch: Any) -> Any:
@@ -146,6 +152,7 @@ def test_operation_that_the_loss_is_computed_with_is_of_the_forward_pass(wrap: A
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_factor_of_a_derivative_in_a_loop_is_of_the_backward_pass() -> None:
     def compute(net: Net, batch: Any) -> Any:
         def body(carry: Any, w: Any) -> Any:
@@ -158,6 +165,7 @@ def test_factor_of_a_derivative_in_a_loop_is_of_the_backward_pass() -> None:
     assert culprit.place.loops == ("scan iteration 1 of 3",)
 
 
+@pytest.mark.full
 def test_iteration_of_a_scan_is_named() -> None:
     def compute(net: Net, batch: Any) -> Any:
         def body(carry: Any, index: Any) -> Any:
@@ -172,6 +180,7 @@ def test_iteration_of_a_scan_is_named() -> None:
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_loops_conditions_and_checkpoints_are_taken_apart() -> None:
     @jax.checkpoint
     def shrink(value: Any) -> Any:
@@ -187,6 +196,7 @@ def test_loops_conditions_and_checkpoints_are_taken_apart() -> None:
     assert_is_in(compute, culprit)
 
 
+@pytest.mark.full
 def test_optimizer_is_named_and_not_the_loss() -> None:
     examination = examine(
         lambda net, batch: jnp.sum(net.w * 0), {"x": X}, optimizer=optax.adam(1e-3, eps=0.0)
@@ -205,6 +215,7 @@ def test_nan_in_the_data_is_named_with_its_example() -> None:
     assert culprit.output == Operand("batch.x", "float32", (2, 3), 1.0, 6.0, num_nan=1)
 
 
+@pytest.mark.full
 def test_index_outside_of_an_embedding_is_found_where_indices_are_looked_at() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return net.table[batch["index"]].sum()
@@ -247,6 +258,7 @@ class Stack(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 @pytest.mark.parametrize(
     ("layer", "path", "part", "operation"),
@@ -270,6 +282,7 @@ def test_path_of_the_layer_is_named(
     assert f"  in the layer {path}\n" in "\n".join(examination.describe())
 
 
+@pytest.mark.full
 def test_index_outside_of_an_embedding_layer_is_found_in_the_line_that_calls_it() -> None:
     def compute(net: Net, batch: Any) -> Any:
         embedding = eqx.nn.Embedding(weight=net.table)
@@ -287,6 +300,7 @@ def test_index_outside_of_an_embedding_layer_is_found_in_the_line_that_calls_it(
     )
 
 
+@pytest.mark.full
 def test_label_outside_of_the_classes_is_found() -> None:
     def compute(net: Net, batch: Any) -> Any:
         logits = net.w * batch["x"]
@@ -331,6 +345,7 @@ def test_plugin_and_hook_are_named(plugin: Any, operation: str, part: str) -> No
     assert frame is not None and frame.function.startswith(type(plugin).__name__)
 
 
+@pytest.mark.full
 def test_microbatch_of_an_accumulation_is_named() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jnp.mean(jnp.sqrt(net.w * batch["x"]).sum(1)) + net.table.sum()
@@ -368,6 +383,7 @@ def test_phase_of_a_gan_is_named() -> None:
     assert_is_in(Pair.losses, culprit)
 
 
+@pytest.mark.full
 def test_overflow_of_float16_is_reported_and_an_expected_skip_is_not() -> None:
     def compute(net: Net, batch: Any) -> Any:
         return jnp.sum((net.w * batch["x"]) ** 2) * 1e3 + net.table.sum()
@@ -389,6 +405,7 @@ def test_overflow_of_float16_is_reported_and_an_expected_skip_is_not() -> None:
     assert not examine(compute_scaled, small, scaled).is_clean
 
 
+@pytest.mark.full
 def test_overflow_of_bfloat16_is_named_with_its_dtype() -> None:
     def compute(net: Net, batch: Any) -> Any:
         large = (net.w * 1e20).astype(jnp.bfloat16)
@@ -412,8 +429,165 @@ def test_a_report_reads_as_sentences() -> None:
 
 def test_the_example_is_that_of_the_nan_and_not_one_with_a_mask() -> None:
     scores = np.where(np.eye(3) > 0, np.ones((4, 3, 3)), -np.inf).astype(np.float32)
-    assert find_example(scores, [4]) == (0, 4)
+    assert find_example(scores, {0}) == (0, 4)
     scores[2] = np.nan
-    assert find_example(scores, [4]) == (2, 4)
-    assert find_example(scores, [5]) is None
-    assert find_example(np.ones((4, 3), np.float32), [4]) is None
+    assert find_example(scores, {0}) == (2, 4)
+    assert find_example(scores, set()) is None
+    assert find_example(np.ones((4, 3), np.float32), {0}) is None
+
+
+def test_complex_elements_are_counted_and_found_as_wholes() -> None:
+    array = np.ones((8, 3), np.complex64)
+    array[5, 1] = complex(np.nan, np.nan)
+    assert find_example(array, {0}) == (5, 8)
+    array[6, 0] = complex(-7, np.inf)
+    operand = Operand.describe(array)
+    # Of the 22 other elements, 1 + 0j, and of -7 the parts are looked at.
+    assert (operand.num_nan, operand.num_inf) == (1, 1)
+    assert (operand.low, operand.high) == (-7.0, 1.0)
+
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.abs(1 / (batch["x"] * net.w.astype(jnp.complex64))).sum()
+
+    x = np.ones((8, 3), np.float32)
+    x[5] = 0
+    culprit = find(compute, {"x": x})
+    assert culprit.example == (5, 8) and culprit.output is not None
+    assert culprit.output.num_nan == 3
+
+
+def double_none(w: Any) -> Any:
+    return jax.lax.fori_loop(0, 0, lambda _, value: 2 * value, w)
+
+
+def stack_none(w: Any) -> Any:
+    last, rows = jax.lax.scan(lambda value, x: (2 * value, value), w, jnp.zeros((0, 2)))
+    return last + rows.sum()
+
+
+def double_none_in_reverse(w: Any) -> Any:
+    return jax.lax.scan(lambda value, _: (2 * value, None), w, length=0, reverse=True)[0]
+
+
+@pytest.mark.parametrize("loop", [double_none, stack_none, double_none_in_reverse])
+def test_loop_of_no_iterations_is_passed_through(loop: Callable[..., Any]) -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return (batch["x"] @ loop(net.w)).sum()
+
+    def divide(net: Net, batch: Any) -> Any:
+        return jax.jit(lambda w: (batch["x"] @ loop(w / 0)).sum())(net.w)
+
+    assert examine(compute, {"x": X}, checks_indices=True).is_clean
+    culprit = find(divide, {"x": X})
+    assert (culprit.operation, culprit.kind) == ("div", "inf")
+    assert_is_in(divide, culprit)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda value: jax.lax.dynamic_slice(value, (), ()),
+        lambda value: jax.lax.dynamic_update_slice(value, value, ()),
+    ],
+)
+def test_slice_of_a_single_number_has_no_index(read: Callable[..., Any]) -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return read(net.w.sum())
+
+    assert examine(compute, {"x": X}, checks_indices=True).is_clean
+
+
+# Eight examples, of which one is bad, and a weight with as many rows.
+EIGHT = np.ones((8, 3), np.float32)
+EIGHT[5] = -1
+ROWS = np.ones((8, 3), np.float32)
+
+
+def convolve(w: Any, x: Any) -> Any:
+    return jax.lax.conv_general_dilated(x[:, None], w[:, None, :2], (1,), "VALID")
+
+
+def map_examples(w: Any, x: Any) -> Any:
+    return jax.lax.map(lambda row: row * 2, x)
+
+
+def carry_examples(w: Any, x: Any) -> Any:
+    return jax.lax.fori_loop(0, 3, lambda _, value: value + x, jnp.zeros_like(x))
+
+
+def choose(w: Any, x: Any) -> Any:
+    return jax.lax.cond(w[0, 0] > 0, lambda: x @ w.T, lambda: jnp.outer(x[:, 0], w[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("compute", "example"),
+    [
+        (lambda w, x: jax.vmap(lambda row: w @ row)(x), 5),
+        (lambda w, x: w @ x.T, 5),
+        (lambda w, x: jnp.einsum("ri,bi->rb", w, x)[..., None] * jnp.ones(8), 5),
+        (lambda w, x: jnp.einsum("bi,bj->bij", x, w), 5),
+        (lambda w, x: jnp.concatenate([w, x], axis=1), 5),
+        (lambda w, x: x.reshape(8, 1, 3).transpose(2, 1, 0).squeeze(1), 5),
+        (lambda w, x: jax.checkpoint(jnp.multiply)(w, x), 5),
+        (lambda w, x: jnp.sum(x, axis=1, keepdims=True) * jnp.ones((8, 8)), 5),
+        (lambda w, x: w[jnp.where(x[:, 0] < 0, 2, 1)] * jnp.where(x < 0, -1, 1), 5),
+        (lambda w, x: jnp.take_along_axis(x, jnp.zeros((8, 1), int), axis=1), 5),
+        (lambda w, x: jnp.ones((8, 3)).at[:, 0].set(1) * x[:, :1], 5),
+        (convolve, 5),
+        (map_examples, 5),
+        (carry_examples, 5),
+        (choose, 5),
+        # Rows that are not of one example each, or whose order is another one.
+        (lambda w, x: -w, None),
+        (lambda w, x: x[::-1], None),
+        (lambda w, x: jnp.sort(x, axis=0), None),
+        (lambda w, x: x.T @ jnp.ones((8, 8)) - 9, None),
+        (lambda w, x: jnp.broadcast_to(x.sum(0) - 9, (8, 3)), None),
+        (lambda w, x: x.reshape(24), None),
+        (lambda w, x: x.reshape(4, 2, 3), None),
+        (lambda w, x: jnp.ones((8, 3)).at[0].set(x.sum(0) - 9), None),
+        (lambda w, x: x[jnp.array([0, 5, 2, 3, 4, 1, 6, 7])], None),
+    ],
+)
+def test_only_a_row_of_examples_is_told_as_an_example(
+    compute: Callable[..., Any], example: int | None
+) -> None:
+    culprit = find(
+        lambda net, batch: jnp.sqrt(compute(net.w, batch["x"])).sum(), {"x": EIGHT}, w=ROWS
+    )
+    assert culprit.operation == "sqrt"
+    assert culprit.example == (None if example is None else (example, 8))
+
+
+def test_row_of_a_weight_is_not_told_as_an_example() -> None:
+    def compute(net: Net, batch: Any) -> Any:
+        return jnp.mean(net.w[3].sum() * 1e6 * batch["x"])
+
+    # It overflows in the optimizer, in the gradient, and is NaN from the beginning.
+    good = {"x": np.ones((8, 3), np.float32)}
+    culprit = find(compute, good, w=ROWS, optimizer=optax.sgd(1e38))
+    assert (culprit.place.part, culprit.example) == ("optimizer", None)
+
+    def multiply(net: Net, batch: Any) -> Any:
+        return jnp.sum((1e38 * batch["x"]) @ net.w.T)  # the sum over eight examples is too large
+
+    culprit = find(multiply, good, w=1e-30 * ROWS)
+    assert (culprit.operation, culprit.place.part) == ("dot_general", "backward pass")
+    assert culprit.output is not None and culprit.output.shape == (8, 3)
+    assert culprit.example is None
+    ruined = ROWS.copy()
+    ruined[2, 0] = np.nan
+    culprit = find(compute, good, w=ruined)
+    assert culprit.is_given and culprit.example is None
+
+
+def test_index_that_is_of_no_example_is_not_told_as_one() -> None:
+    rows = jnp.array([0, 1, 2, 9, 3, 3, 3, 3])
+
+    def compute(net: Net, batch: Any) -> Any:
+        return (batch["x"] @ net.w[rows].T).sum() + net.w[batch["index"]].sum()
+
+    batch = {"x": EIGHT, "index": np.array([0, 0, 0, 0, 0, 0, 9, 0], np.int32)}
+    faults = examine(compute, batch, w=ROWS, checks_indices=True).index_faults
+    examples = {fault.example for fault in faults if fault.operation == "gather"}
+    assert examples == {None, (6, 8)}

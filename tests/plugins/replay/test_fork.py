@@ -1,5 +1,6 @@
 """A fork leaves a batch out, and continues to after it was killed."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import BatchIterator
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_replay import Recorded, SkippedBatches, fork, verify
+from fulgurite_replay.forking import count_steps
 from fulgurite_runs import read_origin
 from fulgurite_testing import assert_same_bits
 
@@ -60,13 +62,13 @@ class Kill:
         raise Killed
 
 
-def make_recorded(path: Path, *plugins: Any, data: Any = BATCHES, **settings: Any) -> Recorded:
+def make_recorded(
+    path: Path, *plugins: Any, data: Any = BATCHES, saved_in: Path | None = None, **settings: Any
+) -> Recorded:
     options: dict[str, Any] = {"epochs": 2} | settings
+    checkpointer = Checkpointer(every=3, max_to_keep=None, on_exception=False, directory=saved_in)
     engine = fg.Engine(
-        run_dir=str(path),
-        autoload=False,
-        plugins=[Checkpointer(every=3, max_to_keep=None, on_exception=False), *plugins],
-        **options,
+        run_dir=str(path), autoload=False, plugins=[checkpointer, *plugins], **options
     )
     return Recorded(engine, Line, data, path)
 
@@ -113,7 +115,7 @@ def test_batch_that_is_left_out_is_as_never_there(
     twice = [*BATCHES, *BATCHES]
     batches = [batch for number, batch in enumerate(twice, 1) if number not in skipped]
     expected = train_by_hand(batches, get_initial_layer())
-    assert int(result.state.step) == len(batches)
+    assert int(result.state.step) == len(batches) == count_steps(trained, changed, skipped)
     np.testing.assert_allclose(result.module.layer.weight, expected.weight, rtol=1e-5)
     np.testing.assert_allclose(result.module.layer.bias, expected.bias, rtol=1e-5)
     assert read_origin(tmp_path / "new") == {
@@ -123,8 +125,20 @@ def test_batch_that_is_left_out_is_as_never_there(
     }
 
 
+@pytest.mark.parametrize(("skipped", "expected"), [((8,), 23), ((12, 13, 25), 22), ((), None)])
+def test_steps_of_epochs_without_some_batches_are_counted(
+    trained: Recorded, tmp_path: Path, skipped: tuple[int, ...], expected: int | None
+) -> None:
+    # Two epochs of twelve batches; batch 25 would be the first of a third.
+    changed = make_recorded(tmp_path / "new")
+    assert count_steps(trained, changed, skipped) == expected
+    assert count_steps(trained, make_recorded(tmp_path, epochs=None, steps=24), skipped) is None
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("killed_at", [7, 10, 14])
+@pytest.mark.parametrize(
+    "killed_at", [10, *(pytest.param(step, marks=pytest.mark.slow) for step in (7, 14))]
+)
 def test_fork_that_was_killed_continues_to_leave_it_out(
     trained: Recorded, tmp_path: Path, killed_at: int
 ) -> None:
@@ -139,6 +153,7 @@ def test_fork_that_was_killed_continues_to_leave_it_out(
     assert_same_bits(again.state.opt_state, whole.state.opt_state)
 
 
+@pytest.mark.full
 def test_program_without_the_fork_does_not_continue_it_with_other_batches(
     trained: Recorded, tmp_path: Path
 ) -> None:
@@ -157,6 +172,7 @@ def forked(trained: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recor
     return recorded
 
 
+@pytest.mark.full
 def test_fork_of_a_fork_leaves_out_what_either_does(forked: Recorded, tmp_path: Path) -> None:
     # Its step 11 is on batch 12, and its step 13 on batch 2 of the second epoch.
     result = fork(forked, 9, make_recorded(tmp_path / "new"), skipped_steps=[13, 11])
@@ -168,6 +184,7 @@ def test_fork_of_a_fork_leaves_out_what_either_does(forked: Recorded, tmp_path: 
     assert read_origin(tmp_path / "new")["skipped_batches"] == [8, 12, 14]
 
 
+@pytest.mark.full
 def test_steps_of_a_fork_are_made_again_without_what_it_leaves_out(
     forked: Recorded, tmp_path: Path
 ) -> None:
@@ -203,6 +220,74 @@ def test_fork_by_a_program_that_reads_no_checkpoint_is_refused(
     changed = Recorded(fg.Engine(epochs=2, autoload=False), Line, BATCHES, tmp_path / "new")
     with pytest.raises(ConfigurationError, match="the program has no Checkpointer"):
         fork(trained, 6, changed)
+
+
+@pytest.fixture(scope="module")
+def saved_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Return a run of six steps whose checkpoints have a directory of their own."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    recorded = make_recorded(folder / "old", saved_in=folder / "saved", steps=6, epochs=None)
+    recorded.engine.fit(Line, BATCHES)
+    return recorded
+
+
+def list_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of all checkpoints below a folder."""
+    files = folder.rglob("step-*/**/*")
+    return {str(path): path.read_bytes() for path in files if path.is_file()}
+
+
+def test_fork_does_not_save_where_the_other_run_does(
+    saved_elsewhere: Recorded, tmp_path: Path
+) -> None:
+    saved = saved_elsewhere.checkpoint_root
+    assert [step for step, _ in saved_elsewhere.list_checkpoints()] == [3, 6]
+    before = list_files(saved)
+    (tmp_path / "link").symlink_to(saved)
+    for same_place in (saved, tmp_path / "link"):
+        changed = make_recorded(tmp_path / "new", saved_in=same_place)
+        with pytest.raises(ConfigurationError, match="give its Checkpointer another directory="):
+            fork(saved_elsewhere, 3, changed)
+    # Nor where a third one does.
+    third = make_recorded(tmp_path / "third", saved_in=tmp_path / "both", steps=3, epochs=None)
+    third.engine.fit(Line, BATCHES)
+    of_third = list_files(tmp_path / "both")
+    changed = make_recorded(tmp_path / "new", saved_in=tmp_path / "both", steps=6, epochs=None)
+    with pytest.raises(CheckpointError, match="is a checkpoint of the run .*third"):
+        fork(saved_elsewhere, 3, changed)
+    assert list_files(saved) == before and list_files(tmp_path / "both") == of_third
+
+
+@pytest.mark.parametrize("use", [lambda run, new: fork(run, 3, new), lambda run, _: verify(run)])
+def test_checkpoints_of_another_run_are_not_read_as_those_of_the_run(
+    saved_elsewhere: Recorded, tmp_path: Path, use: Any
+) -> None:
+    shutil.copytree(saved_elsewhere.checkpoint_root, tmp_path / "saved")
+    mixed_up = make_recorded(tmp_path / "other", saved_in=tmp_path / "saved")
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of the run .*old"):
+        use(mixed_up, make_recorded(tmp_path / "new"))
+
+
+def test_killed_fork_that_saves_elsewhere_continues_from_what_it_saved(
+    saved_elsewhere: Recorded, tmp_path: Path
+) -> None:
+    def make_changed(*plugins: Any) -> Recorded:
+        saved = tmp_path / "saved"
+        return make_recorded(tmp_path / "new", *plugins, saved_in=saved, steps=12, epochs=None)
+
+    with pytest.raises(Killed):
+        fork(saved_elsewhere, 3, make_changed(Kill(8)))
+    starts: list[int] = []
+    note_start = fg.LambdaPlugin(on_fit_start=lambda run: starts.append(run.step))
+    again = fork(saved_elsewhere, 3, make_changed(note_start))
+    expected = train_by_hand(BATCHES, get_initial_layer())
+    assert starts == [6] and not (tmp_path / "saved/superseded").exists()
+    np.testing.assert_allclose(again.module.layer.weight, expected.weight, rtol=1e-5)
+    # Once its directory is gone, it begins again.
+    shutil.rmtree(tmp_path / "new")
+    with pytest.warns(UserWarning, match="held checkpoints that this run does not resume from"):
+        fork(saved_elsewhere, 3, make_changed(note_start))
+    assert starts == [6, 3]
 
 
 def test_limited_epochs_are_refused(trained: Recorded, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fulgurite as fg
 import jax
@@ -14,7 +15,7 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_optimizers import Freeze
 from fulgurite_replay import PinPrograms, read_programs
-from fulgurite_replay.pinning import hash_executable
+from fulgurite_replay.pinning import hash_executable, hash_source
 from fulgurite_testing import TinyModel, tiny_data
 from pinned import make_engine
 
@@ -29,7 +30,7 @@ def resume_in_a_process(
     return subprocess.run(arguments, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_resumed_run_notices_another_executable_and_no_other_difference(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = resume_in_a_process(run, 4, "error")
@@ -61,6 +62,7 @@ def alter(run: Path, **changes: str) -> None:
     file.write_text(json.dumps(entry) + "\n")
 
 
+@pytest.mark.full
 def test_change_of_version_is_named_and_ends_the_run_before_a_step(
     tmp_path: Path,
 ) -> None:
@@ -76,6 +78,7 @@ def test_change_of_version_is_named_and_ends_the_run_before_a_step(
     assert [program.attempt for program in read_programs(run)] == [1, 3]
 
 
+@pytest.mark.full
 def test_programs_of_one_attempt_for_the_same_batches_are_no_change(tmp_path: Path) -> None:
     def make_frozen(steps: int) -> fg.Engine:
         plugins = [
@@ -104,6 +107,27 @@ def test_place_of_an_operation_in_the_code_is_no_part_of_the_hash() -> None:
 
     assert hash_executable(compile_sum(2.0)) == hash_executable(compile_elsewhere())
     assert hash_executable(compile_sum(2.0)) != hash_executable(compile_sum(3.0))
+
+
+def test_names_and_copies_of_functions_are_no_part_of_the_hash_of_a_source() -> None:
+    def make_inner(scale: float) -> Any:
+        @jax.jit
+        def inner(x: Any) -> Any:
+            return jnp.sin(scale * x)
+
+        return inner
+
+    def lower(*functions: Any) -> jax.stages.Lowered:
+        return jax.jit(lambda x: [function(x) for function in functions]).lower(jnp.arange(3.0))
+
+    first = make_inner(2.0)
+    shared = lower(first, first)
+    copied = lower(first, make_inner(2.0))
+    assert shared.as_text() != copied.as_text()
+    assert hash_source(shared) == hash_source(copied)
+    assert hash_source(lower(first, make_inner(3.0))) != hash_source(shared)
+    assert hash_source(lower(first)) != hash_source(shared)
+    assert hash_source(lower(make_inner(3.0), first)) != hash_source(lower(first, make_inner(3.0)))
 
 
 def test_file_of_something_else_and_a_run_without_directory_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What a run recorded is compared with what its steps compute again."""
 
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_averaging import EMA, Average
 from fulgurite_checkpoint import Checkpointer, restore_state, save_state
+from fulgurite_optimizers import GradientAccumulation
 from fulgurite_replay import (
     Recorded,
     StateDigest,
@@ -21,28 +24,46 @@ from fulgurite_replay import (
     read_digests,
     verify,
 )
-from fulgurite_runs import dumps
+from fulgurite_runs import dumps, loads
 from fulgurite_testing import TinyModel, tiny_data
 
 
-def make_engine(run_dir: Path) -> fg.Engine:
-    """Return an engine for 12 steps that saves, logs, digests and averages."""
+class Shift:
+    """Changes the bias at step 6, which is digested, and at step 8, which is saved."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("shift", fg.At(6, 8), self.shift)]
+
+    def shift(self, run: fg.Run) -> fg.ReplaceState:
+        bias = run.state.module.linear.bias + 1
+        return fg.ReplaceState(eqx.tree_at(lambda state: state.module.linear.bias, run.state, bias))
+
+
+def make_engine(run_dir: Path, *plugins: Any, steps: int = 12, **saving: Any) -> fg.Engine:
+    """Return an engine for 12 steps that saves, logs, digests, averages and changes the state."""
+    options: dict[str, Any] = {"every": 4, "max_to_keep": None} | saving
     return fg.Engine(
-        steps=12,
+        steps=steps,
         log_every=2,
         run_dir=str(run_dir),
         autoload=False,
         plugins=[
-            Checkpointer(every=4, max_to_keep=None),
+            Checkpointer(**options),
             "jsonl",
             StateDigest(every=3),
             Average(EMA(0.9)),
+            Shift(),
+            *plugins,
         ],
     )
 
 
-def make_recorded(run_dir: Path, data: Any = None) -> Recorded:
-    return Recorded(make_engine(run_dir), TinyModel, data or tiny_data(), run_dir)
+def make_recorded(
+    run_dir: Path, data: Any = None, *plugins: Any, steps: int = 12, **saving: Any
+) -> Recorded:
+    engine = make_engine(run_dir, *plugins, steps=steps, **saving)
+    return Recorded(engine, TinyModel, data or tiny_data(), run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +88,7 @@ def test_an_untouched_run_is_equal_and_stays_as_it_is(run_dir: Path) -> None:
     assert list_files(run_dir) == before
 
 
+@pytest.mark.full
 def test_an_altered_record_and_a_flipped_bit_are_found_with_their_steps(
     run_dir: Path, tmp_path: Path
 ) -> None:
@@ -95,6 +117,119 @@ def test_an_altered_record_and_a_flipped_bit_are_found_with_their_steps(
     assert str(proof).startswith("steps 5 to 12 are not as recorded")
 
 
+def replace_number(line: str) -> str:
+    values = loads(line)
+    values["values"]["loss"] += 1e-6
+    return dumps(values)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (replace_number, "step 6: train/loss is "),
+        (lambda line: "garbage", r"step 4: .*records.jsonl, line 3: no record"),
+        (lambda line: line[:20], r"step 4: .*records.jsonl, line 3: no record"),
+        (lambda line: line.replace('"step":6', '"step":5'), "step 5: the step gives no record"),
+        (lambda line: line.replace('"train"', '"test"'), "step 6: the step gives no .*'test'"),
+        (lambda line: f"{line}\n{line}", "step 6: the step gives no record of 'train'"),
+        (lambda line: None, "step 6: the run has no record of 'train' with "),
+    ],
+)
+def test_altered_line_of_the_records_is_found(
+    run_dir: Path, tmp_path: Path, edit: Any, message: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    path = run / "records.jsonl"
+    lines = path.read_text().splitlines()
+    assert [loads(line)["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    edited = [edit(line) if index == 2 else line for index, line in enumerate(lines)]
+    path.write_text("\n".join(line for line in edited if line is not None) + "\n")
+    proof = verify(make_recorded(run), 4, 8)
+    (difference,) = proof.differences
+    assert difference.source == "records" and re.match(message, str(difference))
+
+
+class AtBegin:
+    """Logs a number before the first step, and one a quarter of the way."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        triggers = {"begin": fg.AtStart(), "parts": fg.EvenlySpaced(4)}
+        return [fg.ScheduledAction(name, each, self.log) for name, each in triggers.items()]
+
+    def log(self, run: fg.Run) -> None:
+        run.log_scalars("mine", {"value": 1.0})
+
+
+@pytest.mark.filterwarnings("ignore:.*may not be exact. data was")
+@pytest.mark.parametrize(
+    ("saving", "counts"),
+    [
+        ({"every": fg.AtStart() | fg.Every(4)}, {"records": 10, "digests": 4, "checkpoints": 3}),
+        ({"weights_only": True}, {"records": 11, "digests": 4, "checkpoints": 3}),
+        ({"weights_only": fg.select("linear")}, {"records": 11, "digests": 4, "checkpoints": 3}),
+        (
+            {"monitor": "train/loss", "mode": "min"},
+            {"records": 11, "digests": 4, "checkpoints": 3},
+        ),
+    ],
+)
+def test_run_is_equal_whatever_it_saves(
+    tmp_path: Path, saving: dict[str, Any], counts: dict[str, int]
+) -> None:
+    run = tmp_path / "run"
+    make_engine(run, AtBegin(), **saving).fit(TinyModel, tiny_data())
+    proof = verify(make_recorded(run, None, AtBegin(), **saving))
+    assert proof.is_equal, proof
+    # Six of training, four of quarters, and one of the begin, which is before a checkpoint of it.
+    assert proof.counts == counts
+    data = tiny_data()
+    reordered = fg.ArrayData(data.arrays, 4, shuffle=True, seed=1)
+    sources = {each.source for each in verify(make_recorded(run, reordered, **saving)).differences}
+    assert sources == {"records", "digests", "checkpoint"}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "back_to", "max_to_keep"),
+    [
+        ([6, 12], None, 1),
+        ([6, 12, 10], 4, None),
+        pytest.param([12, 8], 4, None, marks=pytest.mark.full),
+        pytest.param([6, 9, 12], None, None, marks=pytest.mark.full),
+    ],
+)
+def test_run_that_was_made_longer_or_shorter_is_equal(
+    tmp_path: Path, lengths: list[int], back_to: int | None, max_to_keep: int | None
+) -> None:
+    """At each end that it had, it updated the weights by the gradients that were left."""
+    run = tmp_path / "run"
+    plugins = [GradientAccumulation(4, mode="steps"), AtBegin()]
+    saving: dict[str, Any] = {"max_to_keep": max_to_keep}
+    for number, steps in enumerate(lengths):
+        is_last = number == len(lengths) - 1
+        resume = back_to if is_last and back_to is not None else "auto"
+        engine = make_engine(run, *plugins, steps=steps, **saving)
+        engine.fit(TinyModel, tiny_data(), resume=resume)
+    recorded = make_recorded(run, None, *plugins, steps=lengths[-1], **saving)
+    whole = verify(recorded)
+    assert whole.is_equal and (whole.start, whole.stop) == (0, lengths[-1]), whole
+    part = verify(recorded, 3, 6)
+    assert part.is_equal and part.stop == 6, part
+
+
+def test_run_that_does_not_say_where_it_was_made_longer_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "attempts").mkdir(parents=True)
+    for number, steps in enumerate((6, 12), 1):
+        manifest = {"settings": {"steps": steps, "epochs": None}}
+        (run / "attempts" / str(number)).write_text(dumps(manifest))
+    with pytest.raises(
+        ConfigurationError, match="where attempt 2 of .* began, it was made longer or shorter"
+    ):
+        verify(make_recorded(run), 0, 12)
+
+
 def test_another_batch_order_is_found_at_the_first_step_that_was_recorded(run_dir: Path) -> None:
     data = tiny_data()
     reordered = fg.ArrayData(data.arrays, 4, shuffle=True, seed=1)
@@ -102,8 +237,9 @@ def test_another_batch_order_is_found_at_the_first_step_that_was_recorded(run_di
     assert [difference.step for difference in proof.differences][:2] == [2, 3]
 
 
+@pytest.mark.full
 def test_steps_that_the_run_does_not_have_are_refused(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the steps 8:8 are none"):
+    with pytest.raises(ConfigurationError, match="there are no steps 8:8"):
         verify(make_recorded(run_dir), 8, 8)
     with pytest.raises(CheckpointError, match="holds no checkpoint: name the last step"):
         verify(make_recorded(tmp_path / "none"))
@@ -111,9 +247,14 @@ def test_steps_that_the_run_does_not_have_are_refused(run_dir: Path, tmp_path: P
         verify(make_recorded(run_dir), 8, 13)
 
 
-def write_digests(run: Path, digests: dict[int, dict[str, str]]) -> None:
+def write_digests(
+    run: Path, digests: dict[int, dict[str, str]], attempts: Sequence[int] = (1, 1, 1)
+) -> None:
     run.mkdir()
-    lines = [dumps({"step": step, "attempt": 1, "digests": digests[step]}) for step in digests]
+    lines = [
+        dumps({"step": step, "attempt": attempt, "digests": digests[step]})
+        for step, attempt in zip(digests, attempts, strict=False)
+    ]
     (run / "digests.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -126,6 +267,29 @@ def test_bisect_names_the_first_step_and_array_that_differ(tmp_path: Path) -> No
     write_digests(tmp_path / "short", {5: {}})
     with pytest.raises(ConfigurationError, match="have no digests of a common step"):
         bisect(good, tmp_path / "short")
+
+
+@pytest.mark.parametrize(
+    ("starts", "steps"),
+    [
+        ([0], [10, 20, 30]),
+        ([0, 10], [10, 20, 30]),  # the second attempt wrote those after 10
+        ([0, 10, 15], [10]),
+        ([0, 10, 20], [10, 20]),
+        ([0, 10, 30, 10], [10]),
+        ([0, None, None], [10, 20, 30]),  # a version that did not note them
+        ([0, 10, 0], []),
+    ],
+)
+def test_digests_of_steps_that_a_run_has_given_up_do_not_count(
+    tmp_path: Path, starts: list[int | None], steps: list[int]
+) -> None:
+    run = tmp_path / "run"
+    write_digests(run, {10: {"a": "0"}, 20: {"a": "1"}, 30: {"a": "2"}}, [1, 2, 2])
+    (run / "attempts").mkdir()
+    for number, start in enumerate(starts, 1):
+        (run / "attempts" / str(number)).write_text(dumps({"start_step": start}))
+    assert list(read_digests(run)) == steps
 
 
 def test_digests_of_a_run_are_those_of_its_states_and_survive_a_line_cut_off(
@@ -144,6 +308,23 @@ def test_digests_of_a_run_are_those_of_its_states_and_survive_a_line_cut_off(
     lines = text.splitlines()
     (cut / "digests.jsonl").write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]))
     assert list(read_digests(cut)) == [3, 9, 12]
+
+
+def test_digests_with_a_line_cut_off_anywhere_are_read(tmp_path: Path) -> None:
+    line = dumps({"step": 2, "attempt": 1, "digests": {'a["x}"]': "0", "b": "1"}})
+    others = [line.replace('"step":2', f'"step":{step}') for step in (1, 3)]
+    for length in range(len(line)):
+        cut = [others[0], line[:length], others[1]]
+        (tmp_path / "digests.jsonl").write_text("\n".join(cut) + "\n")
+        assert list(read_digests(tmp_path)) == [1, 3], line[:length]
+
+
+@pytest.mark.parametrize("line", ["garbage", "[1]", '{"step": 2}}', '{"step": 2, "digests": 3}'])
+def test_damaged_line_of_digests_is_an_error(tmp_path: Path, line: str) -> None:
+    whole = dumps({"step": 1, "attempt": 1, "digests": {"a": "0"}})
+    (tmp_path / "digests.jsonl").write_text(f"{whole}\n{line}\n{whole}\n")
+    with pytest.raises(CheckpointError, match="line 2 is not a line of StateDigest"):
+        read_digests(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
 """A step of a run is executed again, operation by operation, as it was."""
 
+import shutil
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, NonFiniteError
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_checkpoint.commands import compare
 from fulgurite_cli import build_experiment, load_experiment
 from fulgurite_logging import iter_records
-from fulgurite_replay import Recorded, ReplayHint, replay
+from fulgurite_replay import Recorded, Replay, ReplayHint, replay
 from fulgurite_replay.commands import bisect, fork as fork_command, replay as replay_command, verify
+from fulgurite_testing import TinyModel, tiny_data
 from replayed import Jitter
 
 PROGRAM = Path(__file__).parent / "replayed.py"
@@ -33,6 +37,7 @@ def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NonFinit
     return path, caught.value
 
 
+@pytest.mark.full
 def test_the_error_names_the_command_and_what_to_call(
     failed_run: tuple[Path, NonFiniteError], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +53,7 @@ def test_the_error_names_the_command_and_what_to_call(
     assert "step 38: the loss is not finite" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_replay_names_operation_line_numbers_and_example(
     failed_run: tuple[Path, NonFiniteError],
     tmp_path: Path,
@@ -77,6 +83,46 @@ def test_replay_names_operation_line_numbers_and_example(
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
+def test_look_at_indices_alone_says_nothing_of_numbers(
+    failed_run: tuple[Path, NonFiniteError],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, _ = failed_run
+    arguments = [str(path), "--program", str(PROGRAM), "--step", "38", "--check", "index"]
+    assert replay_command([*arguments, "--out", str(tmp_path / "batch.bin")]) == 0
+    head, line, written = capsys.readouterr().out.splitlines()
+    assert (head, written) == ("replayed from step 30", f"batch: {tmp_path / 'batch.bin'}")
+    assert line == (
+        "step 38: no index is outside of an array. The step is not finite: replay it without "
+        "--check index"
+    )
+    with np.load(tmp_path / "batch.bin") as batch:
+        assert batch["batch.weight"][5] == -1
+    finite = Replay(step=3, start=0, checks_numbers=False)
+    assert str(finite).endswith("\nstep 3: no index is outside of an array")
+
+
+@pytest.mark.parametrize("policy", ["skip", "ignore"])
+def test_step_that_the_run_did_not_end_at_is_found_without_its_number(
+    tmp_path: Path, policy: str
+) -> None:
+    data = tiny_data()
+    batches = [{name: array[:4].copy() for name, array in data.arrays.items()} for _ in range(8)]
+    batches[5]["x"][2] = np.nan
+
+    def make_engine() -> fg.Engine:
+        saving = Checkpointer(every=4, max_to_keep=None)
+        settings: dict[str, Any] = {"on_nonfinite": policy, "run_dir": str(tmp_path / "run")}
+        return fg.Engine(steps=8, log_every=4, autoload=False, plugins=[saving], **settings)
+
+    make_engine().fit(TinyModel, batches)
+    shutil.rmtree(tmp_path / "run/checkpoints/step-8")
+    result = replay(Recorded(make_engine(), TinyModel, batches, tmp_path / "run"))
+    assert (result.start, result.step, result.examination.example) == (4, 6, (2, 4))
+
+
+@pytest.mark.full
 def test_the_replayed_records_are_those_of_the_run(
     failed_run: tuple[Path, NonFiniteError],
 ) -> None:
@@ -97,7 +143,7 @@ def test_the_first_bad_step_is_found_without_its_number(
     assert (result.start, result.step) == (30, 38)
     with pytest.raises(ConfigurationError, match="step 38 is not finite already"):
         replay(build(path), 40)
-    with pytest.raises(ConfigurationError, match="step 0 is none"):
+    with pytest.raises(ConfigurationError, match="there is no step 0"):
         replay(build(path), 0)
 
 
@@ -112,6 +158,7 @@ def test_a_step_before_the_first_checkpoint_is_replayed_from_the_begin(
     assert [record.values for record in result.records] == recorded
 
 
+@pytest.mark.full
 def test_steps_that_are_not_as_recorded_are_told(failed_run: tuple[Path, NonFiniteError]) -> None:
     path, _ = failed_run
     recorded = build(path)
@@ -121,6 +168,7 @@ def test_steps_that_are_not_as_recorded_are_told(failed_run: tuple[Path, NonFini
     assert "the steps before it are not as recorded (step 33: train/batch_loss is " in str(result)
 
 
+@pytest.mark.full
 def test_run_without_a_checkpointer_is_replayed_from_the_begin(tmp_path: Path) -> None:
     recorded = build(tmp_path / "run")
     plugins = ["jsonl", Jitter(), ReplayHint()]
@@ -147,6 +195,7 @@ def test_program_without_an_experiment_is_told_what_it_lacks(
     assert f"print(replay(Recorded(engine, model, data, {str(path)!r}), step=N))" in text
 
 
+@pytest.mark.full
 def test_verify_and_bisect_are_commands(
     failed_run: tuple[Path, NonFiniteError], capsys: pytest.CaptureFixture[str]
 ) -> None:

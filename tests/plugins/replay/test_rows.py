@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fulgurite_data import Arrays
 from fulgurite_replay import Observer, SkippedBatches
-from fulgurite_replay.rows import describe_batch, describe_example
+from fulgurite_replay.rows import describe_batch, describe_example, list_examples
 from fulgurite_testing import TinyModel
 
 RNG = np.random.default_rng(0)
@@ -57,6 +57,7 @@ def list_steps(data: Any, row: int) -> list[int]:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("on_device", [False, True])
 def test_row_of_shuffled_arrays_is_named_with_the_steps_that_have_it_again(on_device: bool) -> None:
     data = fg.ArrayData(ARRAYS, 4, shuffle=True, on_device=on_device)
@@ -75,6 +76,7 @@ def test_row_of_shuffled_arrays_is_named_with_the_steps_that_have_it_again(on_de
     assert example is not None and example.endswith(f"again at step {later[0]}")
 
 
+@pytest.mark.full
 def test_row_of_a_pipeline_is_that_of_its_source() -> None:
     data = Arrays(ARRAYS).shuffle().batch(4, remainder="drop")
     batch, example, x = describe(data)
@@ -82,6 +84,29 @@ def test_row_of_a_pipeline_is_that_of_its_source() -> None:
     assert example == f"the example is example {find_row(x)} of Arrays"
 
 
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (fg.ArrayData(ARRAYS, 4, shuffle=True, remainder="pad"), "row {} of the arrays"),
+        (Arrays(ARRAYS).shuffle().batch(4, remainder="pad"), "example {} of Arrays"),
+    ],
+)
+def test_all_examples_of_a_batch_are_named_without_those_of_padding(data: Any, name: str) -> None:
+    answers: list[Any] = []
+
+    def look(run: fg.Run) -> None:
+        item = run.data_iterator.look_ahead(0)
+        assert item is not None
+        answers.append((list_examples(run, item), np.asarray(item.batch.value["x"])))
+
+    # Of 22 rows, the sixth batch of an epoch has two.
+    observer = Observer({5: look, 6: look})
+    fg.Engine(epochs=2, seed=5, autoload=False, plugins=[observer]).fit(TinyModel, data)
+    for (names, x), length in zip(answers, (2, 4), strict=True):
+        assert names == [name.format(find_row(row)) for row in x[:length]]
+
+
+@pytest.mark.full
 def test_row_of_data_without_some_batches_is_that_of_the_data() -> None:
     data = fg.ArrayData(ARRAYS, 4, shuffle=True)
     batch, example, x = describe(SkippedBatches(data, (2,)))

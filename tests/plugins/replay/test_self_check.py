@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite.errors import ConfigurationError
+from fulgurite_optimizers import Freeze, GradientAccumulation
 from fulgurite_replay import CorruptionError, SelfCheck
+from fulgurite_replay.self_check import _iter_devices
 from fulgurite_testing import TinyModel, assert_same_bits, tiny_data
 
 
@@ -72,6 +75,7 @@ def test_a_flipped_bit_is_caught_at_its_step_and_leaves_no_trace(
     assert which in message
 
 
+@pytest.mark.full
 def test_three_results_end_the_run() -> None:
     with pytest.raises(
         CorruptionError, match=r"step 12 was made three times .* module.linear.bias"
@@ -79,8 +83,43 @@ def test_three_results_end_the_run() -> None:
         train({0: 20, 1: 21, 2: 22}, SelfCheck(every=12))
 
 
+@pytest.mark.full
 def test_a_clean_run_says_nothing_and_keeps_its_bits(clean: fg.TrainState) -> None:
     result, flip = train({}, SelfCheck(every=fg.At(1, 12, 14)))
     assert flip.num_calls == 2
     assert_same_bits(result.state.module, clean.module)
     assert not any("gave two results" in text for text in result.messages)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        # Replaces the state at the end, in the same stage.
+        lambda: GradientAccumulation(4, mode="steps"),
+        # Waits for the end of an epoch.
+        lambda: Freeze("linear.bias", until=fg.EveryEpoch(2)),
+    ],
+)
+def test_plugins_beside_it_keep_their_bits(make: Any, is_first: bool) -> None:
+    def fit(*plugins: Any) -> fg.FitResult:
+        engine = fg.Engine(epochs=3, autoload=False, plugins=plugins)
+        return engine.fit(TinyModel, tiny_data())
+
+    plugins = [SelfCheck(every=1), make()]
+    result = fit(*(plugins if is_first else reversed(plugins)))
+    assert_same_bits(result.state, fit(make()).state)
+    assert not any("gave two results" in text for text in result.messages)
+
+
+def test_a_trigger_that_depends_on_the_clock_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="depends on the clock"):
+        SelfCheck(every=fg.EverySeconds(60))
+
+
+def test_the_devices_of_random_keys_that_differ_are_named() -> None:
+    first, second = (
+        fg.Engine(steps=1, autoload=False, seed=seed).init_state(TinyModel, tiny_data())
+        for seed in (0, 1)
+    )
+    assert list(_iter_devices("key", first, second)) == [str(jax.devices()[0])]

@@ -79,6 +79,7 @@ def test_members_of_a_population_share_a_chart(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path: Path) -> None:
     records = [("train", step, {"loss": step % 7 + step / 1e5}) for step in range(1, 100_001)]
     page = write_page(tmp_path, write_run(tmp_path / "run", records=records))

@@ -159,6 +159,7 @@ def test_keys_differ_between_steps_streams_phases_and_seeds():
     assert len({bits(key).tobytes() for key in keys}) == len(keys)
 
 
+@pytest.mark.full
 def test_n_steps_draw_the_keys_of_n_steps():
     result = trained("default", "dropout", steps=9, plugins=[Rng()])
     for name in ("default", "dropout"):
@@ -167,6 +168,7 @@ def test_n_steps_draw_the_keys_of_n_steps():
         )
 
 
+@pytest.mark.full
 def test_fused_steps_and_single_steps_draw_the_same_keys():
     fused = trained("dropout", plugins=[Rng()], steps_per_execution=4)
     engine = fg.Engine(steps=9, seed=0, plugins=[Rng()])
@@ -190,6 +192,7 @@ def test_keys_are_split_for_examples():
     )
 
 
+@pytest.mark.full
 def test_a_stream_that_is_not_per_step_draws_one_key():
     result = trained(
         "fixed", steps=3, plugins=[Rng(RngStream("fixed", train=True, per_step=False))]
@@ -197,6 +200,7 @@ def test_a_stream_that_is_not_per_step_draws_one_key():
     assert_array_equal(drawn(result, "fixed"), [folded(0, "fixed", "train")] * 3)
 
 
+@pytest.mark.full
 def test_modules_are_initialized_from_the_stream_params():
     for plugins in ([], [Rng()]):
         result = fg.Engine(steps=1, seed=5, autoload=False, plugins=plugins).fit(witness(), BATCHES)
@@ -244,6 +248,7 @@ class Evaluations:
         return [fg.ScheduledAction("evaluate", 2, evaluate, stage="evaluate")]
 
 
+@pytest.mark.full
 def test_evaluation_keys_fold_evaluator_and_batch_and_the_step_only_if_new_each_time():
     history = trained("noise", steps=4, plugins=[Rng(NOISE), Evaluations()]).history
     for evaluation, step in enumerate((2, 4)):
@@ -267,6 +272,7 @@ def test_evaluation_keys_outside_of_an_engine():
     assert_array_equal(bits(traced), folded(0, "noise", 4, "eval", "test", 1))
 
 
+@pytest.mark.full
 def test_engine_evaluate_draws_by_name_and_batch():
     engine = fg.Engine(steps=2, seed=0, plugins=[Rng(NOISE)])
     result = engine.fit(witness("noise"), BATCHES)
@@ -298,6 +304,7 @@ def test_a_stream_is_added_or_overwritten_by_name_and_no_other_changes():
     assert_array_equal(bits(before.train_keys(3)["dropout"]), folded(0, "dropout", 3, "train"))
 
 
+@pytest.mark.full
 def test_the_default_stream_is_the_same_with_and_without_the_plugin():
     without = trained("default", steps=3, plugins=[], autoload=False)
     assert_array_equal(
@@ -367,6 +374,7 @@ class WithDropout(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 def test_dropout_layer_draws_a_key_for_each_example_and_rests_in_evaluation_K29():
     batch = np.ones((3, 8), np.float32)
     engine = fg.Engine(seed=1, plugins=[Rng()], autoload=False)
@@ -383,6 +391,7 @@ def test_dropout_layer_draws_a_key_for_each_example_and_rests_in_evaluation_K29(
     assert 0 < np.mean(out.aux == 0) < 1
 
 
+@pytest.mark.full
 def test_seeds_that_differ_above_32_bits_are_different_seeds():
     streams = Rng().make_streams
     for seed in (0, 5, 2**31, 2**32 - 1):
@@ -409,6 +418,7 @@ def _draw_uniform_by_hand(key: Any, shape: tuple[int, ...], *num: int) -> Any:
     return np.stack(parts, axis=len(outer))
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
 def test_dropout_under_vmap_drops_other_elements_of_each_example(dtype: str):
     key = fold_name(Rng().make_streams(3).key("dropout", "train"), "make_rng", 0)
@@ -452,6 +462,7 @@ class Stacked(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 def test_dropout_within_sequential_trains_and_the_context_gives_the_same_keys_outside_an_engine():
     batch: Any = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
     linear: Any = eqx.nn.Linear(8, 8, key=jax.random.key(1))
@@ -480,6 +491,7 @@ def test_dropout_within_sequential_trains_and_the_context_gives_the_same_keys_ou
     assert_allclose(out.preds, expected, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_keys_outside_an_engine_are_those_of_its_streams_steps_and_phases():
     noise = RngStream("noise", train=True)
     with rng_context(7, noise, step=4):

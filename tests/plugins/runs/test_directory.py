@@ -182,6 +182,7 @@ def test_manifest_of_an_attempt_is_written_once(tmp_path: Path):
     assert (tmp_path / "attempts" / "1").read_text() == '{"seed": 0}'
 
 
+@pytest.mark.full
 def test_triggers_and_selections_among_the_settings_of_a_plugin_are_text(tmp_path: Path):
     @dataclass
     class Timed:
@@ -312,6 +313,7 @@ def test_an_empty_manifest_of_the_newest_attempt_is_passed_over(tmp_path: Path) 
     assert run.read_manifest() == {"a": 1}
     assert run.start_attempt('{"a": 3}') == 3
     assert run.read_manifest() == {"a": 3}
+    assert run.read_manifests() == {1: {"a": 1}, 3: {"a": 3}}
     (tmp_path / "attempts" / "3").write_text("{")
     with pytest.raises(CheckpointError, match="attempts/3 cannot be read as the manifest of a run"):
         run.read_manifest()

@@ -67,6 +67,7 @@ def scale(factor: float, step: Any) -> Any:
 ADAM = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "eps_root": 0.0, "nesterov": False}
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -97,6 +98,7 @@ def test_numbers_in_the_functions_of_an_optimizer_have_names(
     assert expected.items() <= section["program"].items()
 
 
+@pytest.mark.full
 def test_injected_numbers_are_in_the_state_and_scheduled_ones_in_the_program() -> None:
     section = describe(
         optax.inject_hyperparams(optax.adamw)(

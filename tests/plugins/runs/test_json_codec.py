@@ -69,6 +69,7 @@ def test_output_is_strict_json_on_one_line(value: Any):
     assert same(loads(text.encode()), value)
 
 
+@pytest.mark.full
 @given(
     hnp.arrays(
         hnp.scalar_dtypes().filter(lambda dtype: dtype.kind in "biuf" and dtype.itemsize <= 8), ()

@@ -111,6 +111,7 @@ def test_run_in_use_by_another_process_is_an_error_naming_it(
     assert owner[0].is_running(owner[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "arguments", [(), pytest.param(("with a worker",), marks=pytest.mark.full)]
 )
@@ -160,6 +161,7 @@ def test_a_lock_whose_end_cannot_be_noted_hides_no_error_and_is_free(tmp_path: P
         pass
 
 
+@pytest.mark.full
 def test_two_fits_on_one_run_at_once_are_an_error(tmp_path: Path):
     def within(run: fg.Run) -> None:
         fg.Engine(steps=1, run_dir=tmp_path, plugins=[RunPlugin()], autoload=False).fit(
@@ -363,6 +365,7 @@ def test_a_lock_file_that_was_deleted_or_replaced_is_lost(
     assert path.exists() == (replacement is not None)
 
 
+@pytest.mark.full
 def test_a_run_begun_where_another_was_deleted_is_no_takeover(
     tmp_path: Path, holder: Callable[..., Any]
 ):

@@ -195,6 +195,7 @@ def step_game_by_hand(x: float, y: float, simultaneous: bool) -> tuple[float, fl
     return new_x, new_y, [abs(x**3 + y), abs(y**3 - other)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "order"),
     [
@@ -244,6 +245,7 @@ def differentiate_quartic(w: float, x: Any) -> float:
     return float(np.mean((w + 0.2 * ascent - x) ** 3) + 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["microbatch", pytest.param("steps", marks=pytest.mark.full)])
 def test_each_microbatch_has_its_own_worst_point(mode: Any):
     """Foret et al. call it m-sharpness. The two ways to accumulate agree."""
@@ -260,6 +262,7 @@ def test_each_microbatch_has_its_own_worst_point(mode: Any):
     np.testing.assert_allclose(result.module.w, by_hand, rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_first", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_frozen_part_takes_no_part_in_the_ascent(is_first: bool):
     plugins = [Freeze("fixed"), Sam(0.2)] if is_first else [Sam(0.2), Freeze("fixed")]
@@ -304,6 +307,7 @@ class Complex(fg.Module):
         return optax.sgd(0.1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "offset", [None, pytest.param(0.01, marks=pytest.mark.full)], ids=["plain", "adaptive"]
 )

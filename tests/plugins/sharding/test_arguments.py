@@ -82,6 +82,7 @@ def test_sizes_are_an_axis_and_a_number() -> None:
             ShardBySize(**value)
 
 
+@pytest.mark.full
 def test_rules_and_axes_may_come_from_an_iterator() -> None:
     """Which gives them once: they would be checked and then be gone."""
     once: Any = zip(["weight"], [P("model")], strict=True)
@@ -107,6 +108,7 @@ def test_two_shardings_are_an_error() -> None:
         fg.Engine(steps=1, plugins=[DataParallel(), FSDP()], autoload=False)
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     "plugin",
     [

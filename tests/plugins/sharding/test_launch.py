@@ -144,6 +144,7 @@ def test_processes_are_connected_and_agree(program: Path, tmp_path: Path) -> Non
         assert [line for line in log.splitlines() if line.startswith("{")] == lines
 
 
+@pytest.mark.slow
 def test_process_with_unread_output_continues(program: Path) -> None:
     """More of it than a pipe holds."""
     reading, writing = os.pipe()
@@ -247,7 +248,7 @@ def test_gpus_are_divided_evenly(
 # --- distributed ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("process", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_process_that_never_connects_is_an_error(process: int, program: Path) -> None:
     """Whoever waits, says for whom, and ends."""
     place = f"127.0.0.1:{20_000 + os.getpid() % 10_000} {process}/2 timeout=2"

@@ -115,6 +115,7 @@ def test_each_reason_is_its_own() -> None:
     }
 
 
+@pytest.mark.full
 def test_the_stop_is_the_planned_end_and_all_reasons_are_told() -> None:
     ends: list[int] = []
     plugins = [
@@ -137,6 +138,7 @@ def test_the_stop_is_the_planned_end_and_all_reasons_are_told() -> None:
         ]
 
 
+@pytest.mark.full
 def test_a_resumed_run_stops_at_the_same_step_for_the_same_reason() -> None:
     values = [6, 5, 5, 5, 5, 5]
     whole = fit(EarlyStopping("test/loss"), evaluate(*values))
@@ -164,6 +166,7 @@ def test_the_best_weights_come_back() -> None:
     assert float(fit(stopping, evaluate(6, 5, 4, 8), steps=4).module.weight) == 3.0
 
 
+@pytest.mark.full
 def test_an_instance_counts_from_nothing_in_its_next_fit_also_in_one_that_resumes() -> None:
     stopping = EarlyStopping("test/loss", patience=2)
     for _ in range(2):
@@ -212,6 +215,7 @@ def test_metrics_of_training_are_those_of_the_window_that_ends_at_the_step() -> 
     assert str(result.stop_reason).endswith("it was 2 at step 2")
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     ("values", "log_every", "patience", "weight", "message"),
     [
@@ -235,6 +239,7 @@ def test_the_best_weights_by_a_metric_of_training_are_those_at_the_end_of_its_wi
     assert message is None or message in result.messages[0]
 
 
+@pytest.mark.full
 def test_a_window_without_an_update_is_no_check() -> None:
     engine = fg.Engine(
         steps=4,
@@ -326,6 +331,7 @@ def test_durations_are_read_from_strings() -> None:
     assert parse_duration(10) == parse_duration("10s") == 10
 
 
+@pytest.mark.full
 def test_the_time_is_counted_over_attempts() -> None:
     checkpoints = InMemoryCheckpointer()
     limit = TimeLimit(0.05)
@@ -414,6 +420,7 @@ def test_a_spike_is_told() -> None:
     assert float(result.module.weight) == 8
 
 
+@pytest.mark.full
 def test_the_update_of_a_spike_is_left_out() -> None:
     result = spiking("skip", on_nonfinite="skip")
     assert (int(result.state.step), float(result.module.weight)) == (8, 7.0)

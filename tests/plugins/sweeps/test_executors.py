@@ -1,8 +1,11 @@
 """Where trials run, and which devices they get."""
 
+from pathlib import Path
+
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_sweeps.executors import divide_devices, find_devices
+from fulgurite_sweeps.failures import find_error_line
 from fulgurite_sweeps.workers import parse_executor
 
 
@@ -28,6 +31,10 @@ def test_only_devices_that_this_process_may_use_are_divided(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-8f1a")
     assert find_devices() == ["2", "GPU-8f1a"]
+    # As CUDA reads it: an invalid one hides itself and all behind it.
+    for hidden in ("-1", "", "2,-1,3"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert find_devices() == hidden.split(",")[:1] * (hidden == "2,-1,3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert find_devices() == []
 
@@ -35,6 +42,18 @@ def test_only_devices_that_this_process_may_use_are_divided(
 def test_workers_are_local_ones_with_a_number() -> None:
     assert parse_executor("local").num_slots == 1
     assert parse_executor("local:3").num_slots == 3
-    for text in ("local:0", "local:x", "local(2)", "lokal:2", "3", "local:2(cpus=1)"):
+    for text in ("local:0", "local:x", "local(2)", "lokal:2", "3"):
         with pytest.raises(ConfigurationError, match="give"):
             parse_executor(text)
+
+
+def test_the_error_of_a_trial_is_not_what_python_ignores_at_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "trial-0.log"
+    ignored = (
+        "Exception ignored in: <function Data.__del__ at 0x7f>\nTraceback (most recent call last):\n"
+        "  File \"data.py\", line 3, in __del__\nAttributeError: 'NoneType' has no 'close'\n"
+    )
+    error = "MemoryError: RESOURCE_EXHAUSTED: out of memory\n"
+    for text in (error + ignored, ignored + error, ignored + error + ignored):
+        log.write_text(text)
+        assert find_error_line(log, 0) == error.strip()

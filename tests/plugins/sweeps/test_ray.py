@@ -2,10 +2,6 @@
 
 import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +13,16 @@ from fulgurite_sweeps import RayExecutor, list_trials
 from fulgurite_sweeps.ray_executor import LONGEST_FOLDER, count_trials
 from fulgurite_sweeps.workers import parse_executor
 from quadratic import HOLD
-from ray_cluster import VARIABLES
+from ray_cluster import (
+    VARIABLES,
+    RayCluster,
+    find_machine,
+    read_name,
+    read_parent,
+    start_cluster,
+)
 from sweep_processes import kill_started, read_records, run_sweep, start_sweep, wait_for
 
-CLUSTER = Path(__file__).with_name("ray_cluster.py")
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the dependency group `ray`")
 
 
@@ -50,9 +52,14 @@ def test_a_machine_has_room_for_as_many_trials_as_its_scarcest_resource() -> Non
         ("ray(cpu=1)", "has no argument 'cpu'. Did you mean 'cpus'"),
         ("ray(slots=0)", "give positive numbers"),
         ("ray(2)", "there are no workers"),
+        ("ray(cpus=0.00001)", "cpus=1e-05 is less than Ray can count, which is 0.0001"),
+        ("slurm:gpu", "slurm:gpu submits jobs that choose their trials"),
+        ("population:4(exakt=true)", "has no argument 'exakt'. Did you mean 'exact'?"),
+        ("population:4(exact=1)", "exact is 1: give true or false"),
+        ("local:2(cpus=1)", "local has no argument 'cpus'"),
     ],
 )
-def test_ray_workers_that_are_written_wrong_are_an_error(text: str, message: str) -> None:
+def test_workers_that_are_written_wrong_are_an_error(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_executor(text)
     assert message in str(caught.value)
@@ -120,41 +127,31 @@ def test_a_cluster_of_a_sweep_is_seen_by_this_machine_alone_and_ends_with_it(
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["subprocess.Popen[str]"]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
     """A cluster of two machines, whose trials wait for a file `go` in the folder `hold`."""
     monkeypatch.setenv(HOLD, str(tmp_path / "hold"))
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "hold").mkdir()
-    folder = tempfile.mkdtemp(prefix="fg-ray-")
-    process = subprocess.Popen(
-        [sys.executable, str(CLUSTER), folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    yield process
-    process.communicate(timeout=120)
-    shutil.rmtree(folder)
+    with start_cluster() as cluster:
+        yield cluster
 
 
 @needs_ray
 @pytest.mark.slow
 def test_trials_of_a_machine_that_is_lost_are_resumed_on_another(
-    tmp_path: Path, cluster: "subprocess.Popen[str]"
+    tmp_path: Path, cluster: RayCluster
 ) -> None:
-    assert cluster.stdin is not None and cluster.stdout is not None
-    address = cluster.stdout.readline().strip()
-    assert address, "there is no cluster"
     hold = tmp_path / "hold"
     space = ["steps=40", "lr=0.02,0.05,0.1", "--sampler", "grid"]
-    driver = start_sweep(tmp_path, *space, "--workers", f"ray:{address}")
+    driver = start_sweep(tmp_path, *space, "--workers", f"ray:{cluster.address}")
     wait_for(lambda: len(list(hold.iterdir())) == 2)
     # They are on different machines.
-    raylets = {find_raylet(int(path.name)) for path in hold.iterdir()}
-    assert len(raylets) == 2
-    cluster.stdin.write("replace\n")
-    cluster.stdin.flush()
+    machines = {find_machine(int(path.name)) for path in hold.iterdir()}
+    assert len(machines) == 2
+    machine = machines.pop()
+    assert machine is not None
+    cluster.replace_machine(machine)
     wait_for(lambda: len(list(hold.iterdir())) == 3)
     (hold / "go").touch()
     output, _ = driver.communicate(timeout=600)
@@ -168,13 +165,6 @@ def test_trials_of_a_machine_that_is_lost_are_resumed_on_another(
         assert read_records(trial.run_dir) == read_records(other.run_dir)
 
 
-def find_raylet(pid: int) -> int:
-    """Return the process of the machine of Ray on which a trial runs."""
-    while "raylet" not in read_name(pid):
-        pid = read_parent(pid)
-    return pid
-
-
 def list_descendants(pid: int) -> dict[int, str]:
     """Return the names of the processes that a process has started, and so on, by their numbers."""
     parents = {int(path.name): read_parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
@@ -184,20 +174,6 @@ def list_descendants(pid: int) -> dict[int, str]:
         if not more:
             return {child: read_name(child) for child in descendants - {pid}}
         descendants |= more
-
-
-def read_parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0  # it has ended
-
-
-def read_name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")[0]
-    except OSError:
-        return ""
 
 
 def list_listeners(processes: dict[int, str]) -> list[str]:

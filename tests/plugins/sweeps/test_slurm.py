@@ -82,7 +82,8 @@ def test_the_command_of_a_job_array_drives_the_same_sweep(
         "fulgurite_cli",
         "sweep",
     ]
-    assert words[6:] == [*arguments[:4], "--workers", "local:2", *arguments[4:]]
+    added = ["--workers", "local:2", "--no-wait"]
+    assert words[6:] == [*arguments[:4], *added, *arguments[4:]]
     assert str(array).startswith("JAX_PLATFORMS=cuda sbatch ")
     # No more jobs than there are trials for.
     array = plan_job_array(parse_workers("slurm(slots=2)"), arguments, Path("s"), 5)

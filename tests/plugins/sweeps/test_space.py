@@ -7,6 +7,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_sweeps import Space
 from fulgurite_sweeps.program import Program
+from fulgurite_sweeps.space import split_point
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 PROGRAM = str(Path(__file__).with_name("quadratic.py"))
@@ -80,7 +81,7 @@ def test_what_has_a_condition_is_searched_only_if_it_holds() -> None:
         ["optimizer=lion", "nesterov=false"],
     ]
     # What it is described as is the same space, and each value is tried under each condition.
-    texts = [f"{name}={text}" for name, text in space.describe()["axes"].items()]
+    texts = [f"{name}={text}" for name, text in space.describe().items()]
     assert Space.parse(texts) == space
     samples = [tuple(space.build_overrides(point)) for point in space.list_samples()]
     assert {override for sample in samples for override in sample} == {
@@ -100,9 +101,9 @@ def test_a_condition_in_python_names_any_axis_before_it() -> None:
         (1,),
         *((depth, last) for depth in (2, 3) for last in (1, 2)),
     ]
-    assert space.parse_point("depth=2 last=1") == {"depth": 2, "last": 1}
+    assert space.make_point(split_point("depth=2 last=1")) == {"depth": 2, "last": 1}
     with pytest.raises(ConfigurationError, match="searched only if depth=2,3, which the point"):
-        space.parse_point("last=1")
+        space.make_point(split_point("last=1"))
 
 
 def test_a_grid_is_the_product_with_the_last_axis_next_to_each_other() -> None:
@@ -121,10 +122,14 @@ def test_a_grid_is_the_product_with_the_last_axis_next_to_each_other() -> None:
     [
         (["lr=log(0,1)"], "lr=log(0,1) is not a search space"),
         (["lr=log(1)"], "is not a search space: write log(low,high)"),
+        (["lr=loguniform(1e-3,1)"], "is not a search space: write log(low,high)"),
+        (["lr=choice(1,2)"], "is not a search space: write the values with commas"),
         (["lr=float(0,x)"], "lr: 'x' is not a number"),
         (["width=int(1,2.5)"], "width: '2.5' is not an integer"),
         (["width=int(1,5,lgo)"], "is not a search space: write"),
         (["width=int(5,1)"], "is not a search space"),
+        (["lr=float(0,inf)"], "lr is searched between 0.0 and inf: both must be finite"),
+        (["lr=log(nan,1)"], "lr is searched between nan and 1.0: both must be finite"),
         (["lr=log(0.1,1)", "lr=0.1"], "lr is set twice"),
         (["lr=0.1,0.2", "lr,width=(1,2),(3,4)"], "lr is set twice"),
         (["lr"], "is not an axis of a sweep"),
@@ -146,16 +151,19 @@ def test_what_cannot_be_searched_in_python_is_an_error(value: Any) -> None:
 
 
 def test_a_point_that_is_not_in_the_space_is_an_error() -> None:
-    space = Space.parse(["lr=log(0.1,1)", "width=int(1,4)", "optimizer=adam,sgd"])
-    assert space.parse_point("lr=0.5 optimizer=sgd") == {"lr": 0.5, "optimizer": "sgd"}
+    space = Space.parse(
+        ["lr=log(0.1,1)", "width=int(1,4)", "optimizer=adam,sgd", "size=int(32,512,step=32)"]
+    )
+    assert space.make_point(split_point("lr=0.5 optimizer=sgd")) == {"lr": 0.5, "optimizer": "sgd"}
     for point, message in {
         "lr=2": "lr=2 is not in the search space, float(0.1,1.0,log)",
         "width=9": "width=9 is not in the search space, int(1,4)",
+        "size=100": "size=100 is not in the search space, int(32,512,step=32)",
         "optimizer=adm": "Did you mean 'adam'?",
         "lrr=0.5": "nothing called 'lrr' is searched. Did you mean 'lr'?",
     }.items():
         with pytest.raises(ConfigurationError) as caught:
-            space.parse_point(point)
+            space.make_point(split_point(point))
         assert message in str(caught.value)
 
 

@@ -75,6 +75,7 @@ def test_a_sweep_whose_driver_is_killed_resumes_its_trials(tmp_path: Path) -> No
     assert read_records(trials[0].run_dir) == train_alone(tmp_path, "steps=40", "lr=0.02")
 
 
+@pytest.mark.slow
 def test_a_trial_whose_process_is_killed_is_resumed(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.mkdir()
@@ -93,6 +94,7 @@ def test_a_trial_whose_process_is_killed_is_resumed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_trials_and_the_same_command_resumes_them(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.mkdir()
@@ -113,6 +115,7 @@ def test_ctrl_c_saves_trials_and_the_same_command_resumes_them(tmp_path: Path) -
     assert read_records(trial.run_dir) == train_alone(tmp_path, "steps=40", "lr=0.02")
 
 
+@pytest.mark.slow
 def test_a_pruned_trial_ends_at_its_evaluation_with_the_steps_so_far(tmp_path: Path) -> None:
     """The second trial is worse than the median of those before it at each step; the pruner begins
     at step 4."""
@@ -131,14 +134,24 @@ def test_a_pruned_trial_ends_at_its_evaluation_with_the_steps_so_far(tmp_path: P
     assert RunDirectory(pruned.run_dir).is_complete
 
 
-def test_mistakes_end_with_2_before_the_first_trial(tmp_path: Path) -> None:
-    for arguments, message in {
-        ("lrr=log(0.1,1)", "--trials", "2"): "has no argument 'lrr'",
-        ("lr=log(0.1,1)",): "give --trials N",
-        ("lr=log(0.1,1)", "--trials", "0"): "0 is not a number of trials",
-        ("lr=0.1,1", "--workers", "lokal:2"): "there are no workers 'lokal:2'",
-        ("lr=0.1,1", "--enqueue", "lr=3", "--trials", "1"): "lr=3 is not in the search space",
-    }.items():
-        assert message in run_sweep(tmp_path, *arguments, code=2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lrr=log(0.1,1)", "--trials", "2"], "has no argument 'lrr'"),
+        *(
+            pytest.param(*mistake, marks=pytest.mark.slow)
+            for mistake in (
+                (["lr=log(0.1,1)"], "give --trials N"),
+                (["lr=log(0.1,1)", "--trials", "0"], "0 is not a number of trials"),
+                (["lr=0.1,1", "--workers", "lokal:2"], "there are no workers 'lokal:2'"),
+                (["lr=0.1,1", "--enqueue", "lr=3", "--trials", "1"], "is not in the search space"),
+            )
+        ),
+    ],
+)
+def test_a_mistake_ends_with_2_before_the_first_trial(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    assert message in run_sweep(tmp_path, *arguments, code=2)
     folder = tmp_path / "sweep"
     assert not list(folder.glob("trial-*"))

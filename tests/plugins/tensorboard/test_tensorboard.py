@@ -204,6 +204,7 @@ def test_media(tmp_path: Path):
     assert values["figure"].image.width == 20
 
 
+@pytest.mark.full
 def test_records_of_a_plugin_are_written(tmp_path: Path):
     @dataclass(frozen=True)
     class Telling:
@@ -256,6 +257,7 @@ def by_pyplot(values: Any) -> Figure:
     return figure
 
 
+@pytest.mark.full
 def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: Path):
     class Own(media.Text):
         pass
@@ -288,6 +290,7 @@ def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: P
     assert tags == [(step, tag) for step in (1, 2) for tag in ("own", "figure")]
 
 
+@pytest.mark.full
 def test_each_source_has_its_own_directory(tmp_path: Path):
     sources = [
         "a/b",
@@ -437,6 +440,7 @@ def test_resumed_twice_each_record_is_there_once(tmp_path: Path):
     assert files == [f"events.out.tfevents.{number:010d}.fulgurite" for number in (1, 2, 3)]
 
 
+@pytest.mark.full
 def test_files_later_than_the_checkpoint_are_set_aside(tmp_path: Path):
     """From step 3, then from step 3 again: what the second attempt wrote does not count."""
     memory = Memory()
@@ -464,6 +468,7 @@ def test_fresh_start_sets_all_files_aside(tmp_path: Path):
     assert [step for step, tag, _ in scalars(tmp_path, "train") if tag == "loss"] == [2, 4]
 
 
+@pytest.mark.full
 def test_fit_from_the_state_of_an_earlier_one_continues_after_it(tmp_path: Path):
     engine = fg.Engine(
         steps=4,
@@ -503,6 +508,7 @@ def test_file_unknown_to_the_checkpoint_is_an_error(change: Any, message: str, t
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.variants("full")
 @pytest.mark.parametrize(
     "position",
     [

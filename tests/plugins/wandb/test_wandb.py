@@ -356,7 +356,9 @@ def cut_behind(file: Path, step: int) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("there", [0, 4, 8])
+@pytest.mark.parametrize(
+    "there", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (0, 8))]
+)
 def test_resumed_run_sends_missing_steps_and_none_twice(there: int, tmp_path: Path):
     whole = fit(None, steps=12).history
     sent = resumed_with(tmp_path / "run", there, [])
@@ -458,7 +460,11 @@ def run_program(mode: str, run: Path, **variables: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"}]
+    "variables",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"WANDB_API_KEY": CANARY, "WANDB_BASE_URL": "http://127.0.0.1:9"},
+    ],
 )
 def test_missing_key_or_network_means_offline_and_no_secret_is_written(
     variables: Any, tmp_path: Path
@@ -503,6 +509,7 @@ print("left", (os.environ.get("GOMAXPROCS"), os.environ.get("GOGC")))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/environ").exists(),
     reason="needs /proc to see another process's environment",

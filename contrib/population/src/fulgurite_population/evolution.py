@@ -5,7 +5,7 @@ Source: Jaderberg et al., Population Based Training of Neural Networks (2017).
 
 import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +31,13 @@ from fulgurite.plugins import (
 from jaxtyping import Array, PyTree
 
 from fulgurite_population.hyperparameters import find_varied
-from fulgurite_population.members import PLUGINS_WITHIN, list_paths
+from fulgurite_population.members import PLUGINS_WITHIN, Members, list_paths
 from fulgurite_population.metrics import AcrossMembers
+
+_COPIED = ("average", "lookahead")
+"""Plugins that keep weights of each member, which belong to it: a copy has those of its parent."""
+_SHARED = ("early_stopping", "reduce_on_plateau", "spike_detection")
+"""Plugins that keep what is of all members: numbers, or the whole population of an earlier step."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +112,12 @@ class Evolution:
 
     def check(self, run: fg.Run) -> None:
         """Raise a ConfigurationError if the metric of each member will not be measured when members
-        are compared.
+        are compared, or if a plugin keeps of each member what cannot be copied.
 
         Args:
             run: before its first step.
         """
+        check_plugin_states(run.state)
         source, _, name = self.monitor.partition("/")
         if f"{name}[0]" not in run.metrics.get(source, {}):
             self._check_exists(run, source, name)
@@ -137,15 +143,13 @@ class Evolution:
             )
 
     def evolve(self, run: fg.Run, hyperparameters: Collection[str]) -> fg.ReplaceState | None:
-        """Return the state in which the worst members are copies of the best; None at the end of
-        training, where nobody would train the copies.
+        """Return the state in which the worst members are copies of the best; None if none of them
+        is worse.
 
         Args:
             run: the run.
             hyperparameters: the names of what varies, each of which is multiplied.
         """
-        if run.step >= (run.step_range.stop or math.inf):
-            return None
         state = run.state
         size = len(state.module.seeds)
         self._check_has_members(run, size)
@@ -210,7 +214,8 @@ class Evolution:
             for value, alive in zip(values, is_alive, strict=True)
         ]
         order = rank(scores, self.mode)
-        num_replaced = max(1, int(self.share * len(scores)))
+        # A share of 0.29 of 100 is 28.999999999999996.
+        num_replaced = max(1, int(self.share * len(scores) + 1e-9))
         parents = list(range(len(scores)))
         worst = order[-num_replaced:]
         for place, index in enumerate(reversed(worst)):
@@ -244,7 +249,17 @@ def copy_members(
         return _multiply(copy(leaf), factors[path]) if is_varied else copy(leaf)
 
     paths = map_to_paths(state.module.members)
-    members = jax.tree.map(copy_parameter, paths, state.module.members, trained)
+    is_copy = indices != jnp.arange(len(parents))
+
+    def copy_module(module: Members) -> Members:
+        """Return the population, or a tree of its form that a plugin keeps, such as an average; it
+        has None in the place of what is not averaged."""
+        members = jax.tree.map(copy_parameter, paths, module.members, trained)
+        frozen_at = module.frozen_at
+        if frozen_at is not None:
+            frozen_at = jnp.where(is_copy, -1, frozen_at)
+        return replace(module, members=members, frozen_at=frozen_at)
+
     # What is the path of an array is not a hyperparameter of the same name.
     names = factors.keys() - set(list_paths(state.module.members))
 
@@ -253,19 +268,66 @@ def copy_members(
         return copy(leaf) if name is None else _multiply(copy(leaf), factors[name])
 
     opt_state = jax.tree_util.tree_map_with_path(copy_hyperparameter, state.opt_state)
-    within = {
-        name: jax.tree.map(copy, plugin_state)
+    plugin_states = {
+        name: _copy_kept(name, plugin_state, copy, copy_module)
         for name, plugin_state in state.plugin_states.items()
-        if name in PLUGINS_WITHIN
     }
-    is_copy = indices != jnp.arange(len(parents))
-    frozen_at = jnp.where(is_copy, -1, state.module.frozen_at)
     return state.replace(
-        module=replace(state.module, members=members, frozen_at=frozen_at),
+        module=copy_module(state.module),
         model_state=jax.tree.map(copy, state.model_state),
         opt_state=opt_state,
-        plugin_states={**state.plugin_states, **within},
+        plugin_states=plugin_states,
     )
+
+
+def _copy_kept(
+    name: str, plugin_state: PyTree, copy: Callable[[Any], Any], copy_module: Callable[[Any], Any]
+) -> PyTree:
+    """Return the state of a plugin, with what it keeps of each member copied.
+
+    Args:
+        name: of the plugin.
+        plugin_state: its state.
+        copy: what to do with an array of all members.
+        copy_module: what to do with a module of all members.
+    """
+
+    def copy_part(part: Any) -> Any:
+        if isinstance(part, Members):
+            return copy_module(part)
+        return copy(part) if np.ndim(part) > 0 else part  # a count is of all members
+
+    if name in PLUGINS_WITHIN:
+        return jax.tree.map(copy, plugin_state)
+    if _get_kind(name) in _COPIED:
+        return jax.tree.map(copy_part, plugin_state, is_leaf=lambda part: isinstance(part, Members))
+    return plugin_state
+
+
+def check_plugin_states(state: fg.TrainState) -> None:
+    """Raise a ConfigurationError if a plugin keeps something of each member, and nobody knows
+    whether it belongs to the member or to its place.
+
+    Args:
+        state: of the population.
+    """
+    size = len(state.module.seeds)
+    for name, plugin_state in state.plugin_states.items():
+        if name in PLUGINS_WITHIN or _get_kind(name) in _COPIED + _SHARED:
+            continue
+        leaves = filter(eqx.is_array, jax.tree.leaves(plugin_state))
+        if any(leaf.shape[:1] == (size,) for leaf in leaves):
+            raise ConfigurationError(
+                f"Evolution: the plugin {name!r} keeps arrays with an axis of {size}, as of {size} "
+                "members, which a copy of another member would not have: leave that plugin out, or "
+                "evolution"
+            )
+
+
+def _get_kind(name: str) -> str:
+    """Return what a plugin is called without the name of its instance, as `average` of
+    `average:ema`."""
+    return name.partition(":")[0]
 
 
 def _multiply(values: Array, factors: Any) -> Array:

@@ -23,6 +23,7 @@ from fulgurite.metrics import Mode, rank, resolve_mode
 from fulgurite.plugins import get_decision_stage, hide_constructor_frames, map_to_paths
 
 from fulgurite_population.evolution import EveryBeforeEnd, Evolution
+from fulgurite_population.hyperparameters import check_values, convert_values
 from fulgurite_population.members import (
     PLUGINS_WITHIN,
     Members,
@@ -73,7 +74,7 @@ class Population(fg.Plugin):
         vary: what else differs, one value for each member: by the name of a hyperparameter of
             `optax.inject_hyperparams`, or by the path of an array of the module, such as
             `temperature` or `net.layers[0].bias`. Of several optimizers, `g/learning_rate` is that
-            of the one called `g`.
+            of the one called `g`, and `learning_rate` that of each.
         exact: whether members run one after the other, each with the bits of a run of its own; on
             a CPU, convolutions differ in the last bit all the same. Otherwise they run together,
             which is faster and differs from single runs by rounding.
@@ -113,7 +114,7 @@ class Population(fg.Plugin):
                 "unless vary says in what they differ"
             )
         for name, values in self.vary.items():
-            _check_values(name, values, len(seeds))
+            check_values(name, values, len(seeds))
         check_one_of(self.exact, (True, False), "Population: exact")
         if not isinstance(self.evolution, Evolution | None):
             raise ConfigurationError(
@@ -182,13 +183,14 @@ class Population(fg.Plugin):
             )
         paths = list_paths(module.members)
         hyperparameters = {
-            name: jnp.asarray(values) for name, values in self.vary.items() if name not in paths
+            name: np.asarray(values) for name, values in self.vary.items() if name not in paths
         }
         return PopulationUpdate(update_rule, hyperparameters, on_nonfinite)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
-        """Check that members can be compared, if they are to evolve."""
+        """Refuse what would move frozen members; check that members can be compared to evolve."""
+        _check_lookahead(run)
         if not run.is_resumed:
             self._set_reported(self.list_frozen(run.state))
         if self.evolution is not None:
@@ -357,44 +359,19 @@ class Population(fg.Plugin):
         def replace_array(path: str, leaf: Any) -> Any:
             if path not in self.vary or not eqx.is_array(leaf):
                 return leaf
-            values = jnp.asarray(self.vary[path], leaf.dtype)
-            if values.shape != leaf.shape:
-                raise ConfigurationError(
-                    f"Population: vary[{path!r}] has the shape {values.shape}, the array of "
-                    f"all members has {leaf.shape}"
-                )
-            return values
+            return convert_values(path, self.vary[path], leaf)
 
         return jax.tree.map(replace_array, map_to_paths(members), members)
 
 
-def _check_values(name: str, values: Any, num_members: int) -> None:
-    """Raise a ConfigurationError if these are not numbers, or arrays, of each member.
-
-    Args:
-        name: what varies.
-        values: its values.
-        num_members: the number of members.
-    """
-    label = f"Population: vary[{name!r}]"
-    is_list = isinstance(values, Sequence) or (eqx.is_array_like(values) and np.ndim(values) > 0)
-    if isinstance(values, str) or not is_list:
+def _check_lookahead(run: fg.Run) -> None:
+    """Raise a ConfigurationError if `Lookahead`, which moves all members, may move a frozen one."""
+    kinds = {name.partition(":")[0] for name in run.state.plugin_states}
+    if "lookahead" in kinds and run.engine.on_nonfinite != "ignore":
         raise ConfigurationError(
-            f"{label} is {values!r}; give a list with one value for each member"
-        )
-    if len(values) != num_members:
-        raise ConfigurationError(
-            f"{label} has {len(values)} values for {num_members} members: give one for each"
-        )
-    try:
-        kind = np.asarray(values).dtype.kind
-    except (TypeError, ValueError):  # arrays of several shapes
-        kind = None
-    # The kinds of bool, int, unsigned int, float and complex; bfloat16 is a `V` to NumPy.
-    if kind is None or kind not in "biufcV":
-        raise ConfigurationError(
-            f"{label} is {values!r}; give numbers, or arrays of one shape. What is none, such as a "
-            "function, cannot be vmapped: use a sweep of several runs"
+            "Population: Lookahead moves all members, also one that is frozen or leaves a step "
+            "out because it was not finite: leave Lookahead out, or give "
+            "fg.Engine(on_nonfinite='ignore'), which does neither"
         )
 
 

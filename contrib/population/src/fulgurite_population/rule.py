@@ -8,6 +8,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 from fulgurite.errors import ModelError
 from jaxtyping import Array, Bool, PyTree
 
@@ -55,7 +56,7 @@ class PopulationUpdate(fg.UpdateRule):
     def __init__(
         self,
         update_rule: fg.UpdateRule,
-        hyperparameters: Mapping[str, Array],
+        hyperparameters: Mapping[str, np.ndarray],
         on_nonfinite: fg.NonFinitePolicy,
     ) -> None:
         self.update_rule = update_rule

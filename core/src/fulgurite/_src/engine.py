@@ -53,7 +53,7 @@ from fulgurite._src.training.services import Services
 from fulgurite._src.training.settings import Settings, StepsPerExecution
 from fulgurite._src.training.state import TrainState
 from fulgurite._src.training.update import UpdateRule
-from fulgurite._src.triggers import Trigger
+from fulgurite._src.triggers import StepRange, Trigger
 from fulgurite.errors import ConfigurationError
 
 SET_BY_PROGRAMS = frozenset({"config", "program_file", "run_dir"})
@@ -278,7 +278,12 @@ class Engine(GuardedEngine):
 
     @_entry_point
     def step(
-        self, state: TrainState, batch: Any, *, returns: tuple[str, ...] = ()
+        self,
+        state: TrainState,
+        batch: Any,
+        *,
+        returns: tuple[str, ...] = (),
+        step_range: StepRange | None = None,
     ) -> tuple[TrainState, Output]:
         """Make one update: return the state after it, and the step's loss, losses and metrics.
 
@@ -291,8 +296,10 @@ class Engine(GuardedEngine):
             returns: further fields that the output shall have, of `preds`, `aux`, `grads` and
                 `updates`. They are another executable, and copies of arrays that otherwise never
                 leave the step.
+            step_range: the steps of the fit that this one is of, for update rules that wait for the
+                end of an epoch or of training; a loop of one's own has none.
         """
-        return self._manual_loop.step(state, batch, returns)
+        return self._manual_loop.step(state, batch, returns, step_range)
 
     @_entry_point
     def check_finite(self, state: TrainState) -> None:

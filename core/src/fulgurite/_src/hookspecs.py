@@ -382,6 +382,15 @@ def on_epoch_end(run: Run, epoch: int) -> None:
     """
 
 
+@hookspec("event", when="After an action has returned `fg.ReplaceState`.")
+def on_replace_state(run: Run) -> None:
+    """React to a state that the steps so far have not made; `run.state` is the new one.
+
+    Args:
+        run: a view of the run, valid during the call.
+    """
+
+
 @hookspec("event", when="After each evaluation during training, once its metrics are computed.")
 def on_evaluate_end(run: Run, source: str, metrics: dict[str, Any]) -> None:
     """React to the metrics of an evaluation.

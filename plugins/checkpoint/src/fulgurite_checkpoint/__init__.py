@@ -5,7 +5,9 @@ __tracebackhide__ = True
 
 from fulgurite.errors import SaveError as SaveError
 
+from fulgurite_checkpoint.files import resolve_root as resolve_root
 from fulgurite_checkpoint.loading import load as load
+from fulgurite_checkpoint.ownership import list_own as list_own
 from fulgurite_checkpoint.plugin import Checkpointer as Checkpointer
 from fulgurite_checkpoint.states import (
     restore_state as restore_state,

@@ -4,7 +4,6 @@ Izmailov et al. 2018, Averaging Weights Leads to Wider Optima and Better General
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,12 +15,14 @@ from fulgurite_checkpoint import arrays, format, restoring
 from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.inspecting import as_wide_dtype, load_arrays, load_values, parse_dtype
 from fulgurite_checkpoint.restoring import SavedCheckpoint
-from fulgurite_checkpoint.weights import check_new, write_weights
+from fulgurite_checkpoint.weights import find_new, write_weights
 
 _WEIGHTS = ("module", "model_state")
 
 
-def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> list[int]:
+def average_checkpoints(
+    run: str | os.PathLike[str], last: int, out: str | os.PathLike[str]
+) -> list[int]:
     """Write a run directory with one checkpoint of mean weights; return the steps of the others.
 
     It holds the mean of every float or complex array of module and model state, summed in double
@@ -38,7 +39,7 @@ def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> li
     """
     if last < 1:
         raise CheckpointError(f"--last is {last}; it must be a positive integer")
-    check_new(out)
+    path = find_new(out)
     root = resolve_root(run)
     entries = format.list_entries(root)[-last:]
     if len(entries) < last:
@@ -55,7 +56,7 @@ def average_checkpoints(run: str | os.PathLike[str], last: int, out: Path) -> li
     for checkpoint in checkpoints:
         arrays.check_same_specs(shapes, _select_weights(checkpoint), checkpoint.path)
     means = _compute_means(checkpoints, [*weights, "step", "key"])
-    write_weights(out, newest.commit.step, means, newest.manifest, newest.index)
+    write_weights(path, newest.commit.step, means, newest.manifest, newest.index)
     return [checkpoint.commit.step for checkpoint in checkpoints]
 
 

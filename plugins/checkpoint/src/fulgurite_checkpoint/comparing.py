@@ -13,9 +13,10 @@ from fulgurite_runs import RunDirectory, dumps, get_arguments, get_hyperparamete
 from fulgurite_checkpoint.listing import Columns, RunRow, format_number, list_runs
 from fulgurite_checkpoint.validation import check_list, check_object, check_text
 
-_CONDITION = re.compile(r"(?P<name>[^=<>!]+)(?P<operator>>=|<=|!=|=|<|>)(?P<value>.*)")
+_CONDITION = re.compile(r"(?P<name>[^=<>!]+)(?P<operator>>=|<=|!=|==|=|<|>)(?P<value>.*)")
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
+    "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
     "<=": operator.le,
@@ -31,11 +32,12 @@ def select_runs(rows: Sequence[RunRow], conditions: Sequence[str]) -> list[RunRo
 
     Args:
         rows: the runs.
-        conditions: `NAME=VALUE`, with `!=`, `<`, `<=`, `>` or `>=` as well. The name is that of an
-            argument, of a metric, or of a column; a run without it is left out.
+        conditions: `NAME=VALUE`, with `==`, `!=`, `<`, `<=`, `>` or `>=` as well. The name is that
+            of an argument, of a metric, or of a column; a run without it is left out.
 
     Raises:
-        ConfigurationError: a condition is written otherwise, or no run knows the name.
+        ConfigurationError: a condition is written otherwise, no run knows the name, or it asks
+            whether a string is larger or smaller.
     """
     selected = list(rows)
     for condition in conditions:
@@ -48,6 +50,10 @@ def select_runs(rows: Sequence[RunRow], conditions: Sequence[str]) -> list[RunRo
         check_name(rows, name)
         holds = _OPERATORS[match["operator"]]
         value = match["value"].strip()
+        if match["operator"][0] in "<>" and _parse_number(value) is None:
+            raise ConfigurationError(
+                f"{condition!r}: {value!r} is not a number, and only numbers are larger or smaller"
+            )
         selected = [row for row in selected if _is_true(holds, row.get_value(name), value)]
     return selected
 
@@ -107,7 +113,7 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
 
     These are the arguments of the program, the run that one was forked from, the settings of the
     engine and of plugins, versions, devices, the program with its commit, the model, and the
-    metrics at the newest checkpoints, except for the speed, which differs between any two runs.
+    metrics at the newest checkpoints, except for telemetry, which differs between any two runs.
 
     Args:
         first: the directory of a run.
@@ -133,13 +139,10 @@ def compare_runs(first: Path, second: Path) -> list[tuple[str, str, str]]:
             first_side, second_side = ("active" if name in side else "" for side in plugins)
             rows.append((f"plugins.{name}", first_side, second_side))
     rows += _compare_models(*map(_get_model, manifests, runs))
+    run_rows = [list_runs(path)[0] for path in runs]
     metrics = [
-        {
-            name: value
-            for name, value in list_runs(path)[0].metrics.items()
-            if name != "train/steps_per_second"
-        }
-        for path in runs
+        {name: value for name, value in row.metrics.items() if name not in row.telemetry}
+        for row in run_rows
     ]
     rows += _list_differences("", *metrics)
     return rows
@@ -194,10 +197,16 @@ def _list_differences(
     prefix: str, first: dict[str, Any], second: dict[str, Any]
 ) -> list[tuple[str, str, str]]:
     return [
-        (f"{prefix}{name}", _format_value(first.get(name)), _format_value(second.get(name)))
+        (f"{prefix}{name}", *_format_pair(first.get(name), second.get(name)))
         for name in dict.fromkeys([*first, *second])
         if dumps(first.get(name)) != dumps(second.get(name))
     ]
+
+
+def _format_pair(first: Any, second: Any) -> tuple[str, str]:
+    """Return two values that differ, with all their digits where the usual ones are alike."""
+    texts = _format_value(first), _format_value(second)
+    return texts if texts[0] != texts[1] else (dumps(first), dumps(second))
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
@@ -212,12 +221,18 @@ def _is_true(holds: Callable[[Any, Any], bool], value: Any, text: str) -> bool:
     """Return whether a condition holds for a value; numbers are compared as numbers."""
     if not _is_known(value):
         return False
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return holds(str(value), text)
+    number = _parse_number(text)
+    if number is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        return holds(value, number)
+    # A string is equal to another one or not; it is neither larger nor smaller than a number.
+    return holds in (operator.eq, operator.ne) and holds(str(value), text)
+
+
+def _parse_number(text: str) -> float | None:
     try:
-        return holds(value, float(text))
+        return float(text)
     except ValueError:
-        return holds(str(value), text)
+        return None
 
 
 def _format_value(value: Any) -> str:

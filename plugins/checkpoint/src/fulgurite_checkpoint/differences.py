@@ -29,7 +29,7 @@ def describe_differences(saved: dict[str, Any], current: dict[str, Any]) -> list
         for change in list_changes(get_arguments(saved), get_arguments(current))
     ]
     for section in ("settings", "versions", "devices"):
-        rows += list_changes(saved.get(section) or {}, current[section] or {})
+        rows += list_changes(saved.get(section) or {}, current.get(section) or {})
     saved_plugins = {plugin["name"]: plugin for plugin in saved["plugins"]}
     for plugin in current["plugins"]:
         saved_plugin = saved_plugins.get(plugin["name"])

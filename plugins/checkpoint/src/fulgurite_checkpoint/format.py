@@ -25,7 +25,7 @@ by their names.
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +85,7 @@ class Commit:
             tell.
         better: the name of such a comparison, or None.
         best: the step of the best checkpoint so far by it; None if there is none.
+        telemetry: which of the metrics are telemetry, as `SOURCE/NAME`.
     """
 
     step: int
@@ -98,6 +99,7 @@ class Commit:
     run: str | None = None
     better: str | None = None
     best: int | None = None
+    telemetry: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

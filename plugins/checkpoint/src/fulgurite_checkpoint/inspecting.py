@@ -120,12 +120,20 @@ def load_arrays(checkpoint: SavedCheckpoint, names: list[str]) -> dict[str, jax.
     Args:
         checkpoint: the checkpoint.
         names: the paths of the arrays.
+
+    Raises:
+        CheckpointError: one has 64 bits, and JAX is set to 32.
     """
     format.verify_files(checkpoint.path, checkpoint.commit, "full")
     specs = {}
     for name in names:
         shape, dtype = checkpoint.specs[name]
-        specs[name] = jax.ShapeDtypeStruct(shape, parse_dtype(dtype))
+        spec = specs[name] = jax.ShapeDtypeStruct(shape, parse_dtype(dtype))
+        if jax.dtypes.canonicalize_dtype(spec.dtype, allow_extended_dtype=True) != spec.dtype:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} is of {dtype}, of which JAX would read the half: run "
+                "this again with the environment variable JAX_ENABLE_X64=1"
+            )
     return arrays.load(checkpoint.path / "arrays", specs)
 
 

@@ -40,6 +40,7 @@ class RunRow:
         note: who runs it, or what is wrong.
         arguments: of the program, by name.
         metrics: measured at the newest complete checkpoint, as `SOURCE/NAME`.
+        telemetry: which of the metrics are telemetry.
     """
 
     run: str
@@ -52,11 +53,15 @@ class RunRow:
     note: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    telemetry: list[str] = field(default_factory=list)
 
     def get_value(self, name: str) -> Any:
-        """Return the argument or metric of this name, or the field; None if there is none."""
+        """Return the argument or metric of this name, or the field; None if there is none. Of the
+        best checkpoint it is the metric."""
         if name in self.arguments:
             return self.arguments[name]
+        if name == "best" and self.best is not None:
+            return self.best[1]
         return self.metrics.get(name, getattr(self, name, None))
 
 
@@ -164,7 +169,8 @@ def format_number(value: float | None) -> str:
 def format_size(count: float) -> str:
     """Return a number of bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        # What rounds to 1000 has the next unit.
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
@@ -212,7 +218,7 @@ RUN_COLUMNS: Columns = {
     "state": lambda row: row.state,
     "heartbeat": _format_heartbeat,
     "attempts": lambda row: str(row.attempts),
-    "step": lambda row: format_number(row.step),
+    "step": lambda row: "" if row.step is None else str(row.step),
     "best": _format_best,
     "commit": lambda row: row.commit,
     "note": lambda row: row.note,
@@ -269,6 +275,7 @@ def _describe_run(path: Path) -> RunRow:
         note="; ".join(notes),
         arguments=get_arguments(manifest),
         metrics=_flatten_metrics(commits[-1]) if commits else {},
+        telemetry=commits[-1].telemetry if commits else [],
     )
 
 

@@ -73,6 +73,22 @@ def check_owner(entries: Iterable[Entry], directory: RunDirectory | None) -> Non
         )
 
 
+def list_own(root: Path, directory: RunDirectory) -> list[tuple[int, Path]]:
+    """Return steps and directories of the complete checkpoints of a run, oldest first.
+
+    Args:
+        root: the directory that holds `checkpoints/`, the run's or another one.
+        directory: of the run.
+
+    Raises:
+        CheckpointError: one of them is another run's.
+    """
+    entries = list_later(root, None)
+    if not directory.is_at(root):
+        check_owner(entries, directory)
+    return [(entry.step, entry.path) for entry in reversed(entries)]
+
+
 def _is_same(path: Path, owner: str) -> bool:
     return os.path.realpath(path) == os.path.realpath(owner)
 

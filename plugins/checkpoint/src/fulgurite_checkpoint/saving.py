@@ -98,6 +98,9 @@ class Saver:
         self._history_encoder = HistoryEncoder()
         self._num_own_records = 0
         self._told_leftovers: set[Path] = set()
+        self._telemetry: set[str] = set()
+        if self.resumed_from is not None:
+            self._telemetry |= set(self.resumed_from.commit.telemetry)
         self._best: Entry | None = None
         if self.policy.best_by is not None and jax.process_index() == 0:
             entries = format.list_entries(self.root)
@@ -126,6 +129,8 @@ class Saver:
         else:
             values = dict(record.values)
         self.metrics_by_source[record.source] = (record.step, values)
+        if record.stream == "telemetry":
+            self._telemetry |= {f"{record.source}/{name}" for name in record.values}
 
     def report_leftovers(self, leftovers: Leftovers) -> None:
         """Warn, once for each, of older checkpoints that could not be removed."""
@@ -250,6 +255,9 @@ class Saver:
             timings=redact_registered_value(self._sum_timings(run)),
             wall_time=time.time(),
             run=get_run_path(run.run_dir),
+            telemetry=redact_registered_value(
+                sorted(self._telemetry & {f"{s}/{name}" for s in metrics for name in metrics[s]})
+            ),
         )
         commit = self._record_best(commit)
         # Renamed when complete: so a `step-N` without COMMIT is damage, and the same step can be

@@ -1,7 +1,6 @@
 """The state of a loop of one's own, saved and restored."""
 
 import os
-from pathlib import Path
 
 import fulgurite as fg
 import jax
@@ -14,7 +13,7 @@ from fulgurite_checkpoint.files import resolve_root
 from fulgurite_checkpoint.format import Entry
 from fulgurite_checkpoint.references import as_checkpoint_ref
 from fulgurite_checkpoint.restoring import SavedCheckpoint
-from fulgurite_checkpoint.weights import write_run
+from fulgurite_checkpoint.weights import find_new, write_run
 
 
 def save_state(state: fg.TrainState, out: str | os.PathLike[str]) -> None:
@@ -48,6 +47,7 @@ def save_state(state: fg.TrainState, out: str | os.PathLike[str]) -> None:
             "save_state is for one process: with several, train by fit with a Checkpointer"
         )
     check_not_consumed(state)
+    path = find_new(out)
     step = int(state.step)
     manifest = {
         "configuration": None,
@@ -62,10 +62,12 @@ def save_state(state: fg.TrainState, out: str | os.PathLike[str]) -> None:
         "stop_reason": "save_state",
         "state_only": True,
     }
-    write_run(Path(out), step, arrays.flatten_state(state), manifest, index)
+    write_run(path, step, arrays.flatten_state(state), manifest, index)
 
 
-def restore_state(source: CheckpointSource, *, like: fg.TrainState) -> fg.TrainState:
+def restore_state(
+    source: CheckpointSource, *, like: fg.TrainState, fills_in: bool = False
+) -> fg.TrainState:
     """Return a train state that was saved by `save_state`, or by a `Checkpointer`, bit for bit.
 
     Every file is compared with its hash first.
@@ -74,6 +76,8 @@ def restore_state(source: CheckpointSource, *, like: fg.TrainState) -> fg.TrainS
         source: the directory, or a `CheckpointRef` for another step of a run than the newest.
         like: a state of the same model, optimizer and plugins, such as that of `init_state`: its
             shapes, devices and functions count, not its numbers. It stays usable.
+        fills_in: whether what a checkpoint of weights alone lacks is taken from `like`; by default
+            such a checkpoint is an error.
 
     Raises:
         CheckpointError: there is none, it is damaged, or an array has another shape or dtype.
@@ -93,12 +97,15 @@ def restore_state(source: CheckpointSource, *, like: fg.TrainState) -> fg.TrainS
         checkpoint = _read(restoring.find_checkpoint(root, step, None))
     if checkpoint is None:
         raise CheckpointError(f"there is no state in {root}: check the path")
-    if checkpoint.index.get("weights_only", False):
+    has_weights_alone = checkpoint.index.get("weights_only", False)
+    if has_weights_alone and not fills_in:
         raise CheckpointError(
             f"{checkpoint.path} holds weights alone: read them by engine.load_weights, or by "
             "fit(init_from=...)"
         )
     needed = arrays.flatten_state(like)
+    if has_weights_alone:
+        needed = {name: array for name, array in needed.items() if name in checkpoint.specs}
     arrays.check_same_specs(needed, checkpoint.specs, checkpoint.path)
     loaded = restoring.load_verified(checkpoint, needed, "full")
     return arrays.unflatten_state(like, loaded)

@@ -380,6 +380,8 @@ def check_commit_fields(content: Mapping[str, Any]) -> None:
         check_text(content["better"], "better")
     if content.get("best") is not None:
         check_count(content["best"], "best")
+    for name in check_list(content.get("telemetry", []), "telemetry"):
+        check_text(name, "telemetry")
 
 
 def _check_seconds(seconds: Any, name: str) -> None:

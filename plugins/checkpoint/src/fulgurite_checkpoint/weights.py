@@ -8,7 +8,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax.numpy as jnp
-from fulgurite.errors import CheckpointError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import format_tree, redact_registered_value
 from fulgurite_runs import RunDirectory, describe_model, dumps, encode_readable, expand_path
 
@@ -57,14 +57,29 @@ def save_weights(source: fg.FitResult | fg.TrainState, out: str | os.PathLike[st
         else {},
         "stop_reason": None,
     }
-    write_weights(Path(expand_path(out)), step, by_path, manifest, index)
+    write_weights(find_new(out), step, by_path, manifest, index)
 
 
-def check_new(out: Path) -> None:
-    """Raise a `CheckpointError` if weights cannot be written to a directory."""
-    if out.exists():
-        raise CheckpointError(f"{out} already exists: choose another path")
-    arrays.check_writable(out)
+def find_new(out: str | os.PathLike[str]) -> Path:
+    """Return the path of a directory that is to be written, with `~` and variables expanded.
+
+    Args:
+        out: as the user gives it.
+
+    Raises:
+        CheckpointError: it exists, or cannot be written.
+        ConfigurationError: it is not on this machine.
+    """
+    text = expand_path(out)
+    if "://" in text:
+        raise ConfigurationError(
+            f"{text} is not a folder of this machine: write to one, and copy it there"
+        )
+    path = Path(text)
+    if path.exists():
+        raise CheckpointError(f"{path} already exists: choose another path")
+    arrays.check_writable(path)
+    return path
 
 
 def write_weights(
@@ -77,7 +92,7 @@ def write_weights(
     """Write a run directory with one checkpoint of weights.
 
     Args:
-        out: the new directory.
+        out: the new directory, of `find_new`.
         step: of the checkpoint.
         arrays_by_path: what it holds.
         manifest: of the run that it is of.
@@ -94,7 +109,6 @@ def write_run(
     index: dict[str, Any],
 ) -> None:
     """Write a run directory with one checkpoint; the arguments are those of `write_weights`."""
-    check_new(out)
     directory = RunDirectory(out)
     with directory.lock():
         directory.start_attempt(dumps(manifest))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fulgurite_cli.explanation import explain
     from fulgurite_cli.fit import load_experiment, parse_fit_options
     from fulgurite_cli.mistakes import format_mistake
+    from fulgurite_cli.options import IN_USE
     from fulgurite_cli.rebuilding import rebuild_experiment
     from fulgurite_cli.running import run
     from fulgurite_cli.secrets import SecretStr
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fulgurite_cli.swept import SweptRun
 
 __all__ = [
+    "IN_USE",
     "Experiment",
     "SecretStr",
     "SweptRun",
@@ -39,6 +41,7 @@ __all__ = [
 # Imported when they are first used: `fulgurite --help` and `fulgurite plugins` import this package,
 # and importing jax takes them from 0.1 s to more than a second.
 _MODULES = {
+    "IN_USE": "fulgurite_cli.options",
     "Experiment": "fulgurite_cli.experiment",
     "SecretStr": "fulgurite_cli.secrets",
     "SweptRun": "fulgurite_cli.swept",

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 TERMINATED = 143
+IN_USE = 75
+"""The exit code if another process has the run directory, as EX_TEMPFAIL of sysexits.h."""
 
 
 class FitParser(argparse.ArgumentParser):

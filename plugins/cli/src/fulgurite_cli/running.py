@@ -29,7 +29,7 @@ from fulgurite.plugins import (
     hide_internal_frames,
     redact_value,
 )
-from fulgurite_runs import RunDirectory, dumps, get_arguments, loads
+from fulgurite_runs import InUseError, RunDirectory, dumps, get_arguments, loads
 
 from fulgurite_cli.activity import show_activity
 from fulgurite_cli.compilation_cache import use_compilation_cache
@@ -41,7 +41,7 @@ from fulgurite_cli.experiment import (
     plan_config,
 )
 from fulgurite_cli.mistakes import format_mistake
-from fulgurite_cli.options import TERMINATED, FitParser, add_fit_options, print_to_pipe
+from fulgurite_cli.options import IN_USE, TERMINATED, FitParser, add_fit_options, print_to_pipe
 from fulgurite_cli.processes import connect_processes
 from fulgurite_cli.report import list_arguments
 from fulgurite_cli.start_config import read_start_config
@@ -122,7 +122,8 @@ def _train(
     except MISTAKES as error:
         if _needs_traceback(error):
             raise
-        parser.exit(1, format_mistake(error))
+        code = IN_USE if isinstance(error, InUseError) else 1
+        parser.exit(code, format_mistake(error))
     exit_codes = EXIT_CODES | {"SIGTERM": options.preempted_exit_code}
     if result.stop_reason in exit_codes:
         with suppress(OSError):  # what read it, such as `tee`, was ended by the same Ctrl-C

@@ -38,7 +38,8 @@ class _Watched:
 @hide_constructor_frames
 @dataclass(eq=False)
 class Alert(fg.Plugin):
-    """Tell someone when a condition on logged values comes to hold: once for each time it does.
+    """Tell someone when a condition on logged values comes to hold: once for each time it does in
+    an attempt. A run that is resumed tells again what still holds.
 
     Every record of numbers is looked at, exact ones and telemetry, when loggers get it. An alert is
     a message of the run, and calls what is in `do` on a thread of its own: a webhook that does not
@@ -121,9 +122,17 @@ class Alert(fg.Plugin):
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run) -> None:
-        """Report what failed since the last record."""
-        if self._watched.doer is not None:
-            self._report(run, self._watched.doer)
+        """Report what failed since the last record, or was not done."""
+        doer = self._watched.doer
+        if doer is None:
+            return
+        self._report(run, doer)
+        if doer.is_busy:
+            run.report_failure(
+                f"{self.registered_name}.do",
+                f"what alerts do was not done {CLOSE_SECONDS:g} s after the end of training",
+                TimeoutError("it takes too long"),
+            )
 
     def _report(self, run: fg.Run, doer: "_Doer") -> None:
         for failure in doer.take_failures():
@@ -188,6 +197,11 @@ class _Doer:
         """Wait at most some seconds until everything is done; what is not is left."""
         self._events.put(None)
         self._thread.join(seconds)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is not done yet."""
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:

@@ -1,5 +1,6 @@
 """Conditions on logged values, as `train/loss > 10`."""
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -39,7 +40,12 @@ class Comparison:
         if match is None or limit is None:
             raise ConfigurationError(
                 f"Alert: when is {text!r}; write SOURCE/NAME, one of {', '.join(_OPERATORS)}, and "
-                "a number, with spaces between them: 'train/loss > 10'"
+                "a number: 'train/loss > 10'"
+            )
+        if math.isnan(limit):
+            raise ConfigurationError(
+                f"Alert: when is {text!r}, and no number compares with NaN; give a function, such "
+                "as lambda values: math.isnan(values.get('train/loss', 0))"
             )
         self.name = match[1]
         self._compare = _OPERATORS[match[2]]

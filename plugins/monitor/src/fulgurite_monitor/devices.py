@@ -71,31 +71,39 @@ class DeviceStatistics(fg.Plugin):
             self._sampler = _SamplingThread(self.interval)
 
     @fg.hookimpl
-    def on_exception(self) -> None:
+    def on_exception(self, run: fg.Run) -> None:
         """End the thread."""
-        self._stop()
+        self._stop(run)
 
     @fg.hookimpl
-    def on_fit_end(self) -> None:
+    def on_fit_end(self, run: fg.Run) -> None:
         """End the thread."""
-        self._stop()
+        self._stop(run)
 
     def log(self, run: fg.Run) -> None:
         """Log what was sampled since the last log step, if anything was."""
         if self._sampler is None:
             return
         if self._sampler.error is not None:
-            error, self._sampler = self._sampler.error, None
-            run.report_failure(self.registered_name, "host and devices cannot be sampled", error)
+            self._stop(run)
             return
         values = self._sampler.take()
         if values:
             run.log_scalars(self.registered_name, values, stream="telemetry")
 
-    def _stop(self) -> None:
-        if self._sampler is not None:
-            self._sampler.stop()
-            self._sampler = None
+    def _stop(self, run: fg.Run) -> None:
+        """End the thread, and tell why if it had ended by itself.
+
+        Args:
+            run: the run.
+        """
+        sampler, self._sampler = self._sampler, None
+        if sampler is None:
+            return
+        sampler.stop()
+        if sampler.error is not None:
+            what = "host and devices cannot be sampled"
+            run.report_failure(self.registered_name, what, sampler.error)
 
 
 class _SamplingThread:

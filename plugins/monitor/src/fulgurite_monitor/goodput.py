@@ -13,7 +13,13 @@ from fulgurite.plugins import hide_constructor_frames
 from fulgurite_runs import RunPlugin, find_beginning
 
 from fulgurite_monitor.buckets import Classifier
-from fulgurite_monitor.ledger import AttemptFile, AttemptTimes, add_up, read_attempts
+from fulgurite_monitor.ledger import (
+    AttemptFile,
+    AttemptTimes,
+    add_up,
+    list_attempts,
+    read_attempt,
+)
 
 JOIN_SECONDS = 5.0
 LOG_SECONDS = 1.0
@@ -81,23 +87,21 @@ class Goodput(RunPlugin):
             self._noter = _Noter(run, self._clock, self.interval, earlier)
 
     @fg.hookimpl
-    def on_exception(self) -> None:
+    def on_exception(self, run: fg.Run) -> None:
         """Note for the last time."""
-        self._stop()
+        self._stop(run)
 
     @fg.hookimpl
-    def on_fit_end(self) -> None:
+    def on_fit_end(self, run: fg.Run) -> None:
         """Note for the last time."""
-        self._stop()
+        self._stop(run)
 
     def log(self, run: fg.Run) -> None:
         """Log the sum over all attempts so far."""
         noter = self._noter
         if noter is None:
             return
-        if noter.error is not None:
-            error, noter.error = noter.error, None
-            run.report_failure(self.registered_name, "the times of the run cannot be noted", error)
+        self._report(run, noter)
         now = perf_counter()
         is_last = run.step == run.step_range.stop
         if now < noter.next_note and not is_last:
@@ -113,19 +117,38 @@ class Goodput(RunPlugin):
         run.log_scalars(self.registered_name, values, stream="telemetry")
 
     def _read_earlier(self, run: fg.Run) -> list[AttemptTimes]:
-        """Return what is noted of earlier attempts; nothing, and a warning, if it is damaged."""
+        """Return what is noted of earlier attempts, without those whose file is damaged, which are
+        told."""
         if run.run_dir is None:
             return []
-        try:
-            return read_attempts(run.run_dir.path)
-        except ConfigurationError as error:
-            run.report_failure(self.registered_name, "earlier attempts are left out", error)
-            return []
+        earlier = []
+        for path in list_attempts(run.run_dir.path):
+            try:
+                times = read_attempt(path)
+            except ConfigurationError as error:
+                what = f"the time of attempt {path.name} is left out"
+                run.report_failure(self.registered_name, what, error)
+                continue
+            if times is not None:
+                earlier.append(times)
+        return earlier
 
-    def _stop(self) -> None:
-        if self._noter is not None:
-            self._noter.stop()
-            self._noter = None
+    def _report(self, run: fg.Run, noter: "_Noter") -> None:
+        """Tell once why nothing is noted any more.
+
+        Args:
+            run: the run.
+            noter: of it.
+        """
+        error, noter.error = noter.error, None
+        if error is not None:
+            run.report_failure(self.registered_name, "the times of the run cannot be noted", error)
+
+    def _stop(self, run: fg.Run) -> None:
+        noter, self._noter = self._noter, None
+        if noter is not None:
+            noter.stop()
+            self._report(run, noter)
 
 
 class _Clock:

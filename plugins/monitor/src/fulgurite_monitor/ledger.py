@@ -83,7 +83,7 @@ def read_goodput(run: str | os.PathLike[str]) -> GoodputReport:
     Raises:
         ConfigurationError: the plugin has not noted anything there, or a file is damaged.
     """
-    attempts = read_attempts(Path(run))
+    attempts = [times for path in list_attempts(Path(run)) if (times := read_attempt(path))]
     if not attempts:
         raise ConfigurationError(
             f"{os.fspath(run)} holds no times: give the directory of a run that was trained with "
@@ -129,24 +129,21 @@ def _compute_lost_share(attempt: AttemptTimes, later: Sequence[AttemptTimes]) ->
     return 1 - max(0, last_kept - attempt.start_step) / num_steps
 
 
-def read_attempts(run: Path) -> list[AttemptTimes]:
-    """Return what was noted of the attempts of a run, in their order.
+def list_attempts(run: Path) -> list[Path]:
+    """Return the files of the attempts of a run, in their order.
 
     Args:
         run: the run directory.
-
-    Raises:
-        ConfigurationError: a file is damaged.
     """
     folder = get_folder(run, FOLDER)
     names = os.listdir(folder) if folder.is_dir() else []
     numbers = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
-    return [_read_attempt(folder / str(number)) for number in numbers]
+    return [folder / str(number) for number in numbers]
 
 
 class AttemptFile:
     """The file of an attempt that is running. A write is one system call within a page, so that a
-    process that is killed leaves the file whole.
+    process that is killed leaves the file whole, or empty if it had not written yet.
 
     Args:
         run: the run directory.
@@ -170,9 +167,21 @@ class AttemptFile:
         os.close(self._descriptor)
 
 
-def _read_attempt(path: Path) -> AttemptTimes:
+def read_attempt(path: Path) -> AttemptTimes | None:
+    """Return what was noted of an attempt; None if it was killed, or the disk was full, before
+    anything was.
+
+    Args:
+        path: of its file.
+
+    Raises:
+        ConfigurationError: the file is damaged.
+    """
     try:
-        if path.stat().st_size > MAX_JSON_SIZE:
+        size = path.stat().st_size
+        if size == 0:
+            return None
+        if size > MAX_JSON_SIZE:
             raise ValueError("it is too large")
         return _parse_attempt(loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError) as error:

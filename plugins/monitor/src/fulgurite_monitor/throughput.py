@@ -31,7 +31,7 @@ class _Meter:
         classifier: of what the time was spent on.
         first_step: the step at which the fit began.
         flops_by_shapes: of a step, by the shapes of its batch; the first program comes first.
-        num_told_apart: batches whose FLOPs are in the counts; those before had one program.
+        num_counted: batches whose FLOPs are in the counts.
         last_logged: when the newest record was logged; None before the first.
     """
 
@@ -40,7 +40,7 @@ class _Meter:
     classifier: Classifier
     first_step: int
     flops_by_shapes: Mapping[Any, float]
-    num_told_apart: int = 0
+    num_counted: int = 0
     last_logged: float | None = None
 
 
@@ -134,8 +134,11 @@ class Throughput(fg.Plugin):
             batch_spec: the shapes of its batch.
             jaxpr: the program.
         """
-        if name == "step" and run is not None:
-            self._get_program(run)[_get_shapes(batch_spec)] = count_model_flops(jaxpr)
+        if name != "step" or run is None:
+            return
+        if self._meter is not None:
+            self._count_flops(run, self._meter)  # of the steps before, by their program
+        self._get_program(run)[_get_shapes(batch_spec)] = count_model_flops(jaxpr)
 
     @fg.hookimpl
     def on_fit_start(self, run: fg.Run) -> None:
@@ -169,9 +172,9 @@ class Throughput(fg.Plugin):
                 except Exception as error:
                     error.add_note(f"while Throughput counted the {name} of a batch")
                     raise
-            if len(flops_by_shapes) > 1:
+            if len(flops_by_shapes) > 1 and self.flops_per_step is None:
                 counts["flops"] += flops_by_shapes.get(_get_shapes(batch), math.nan)
-                meter.num_told_apart += 1
+                meter.num_counted += 1
 
         run.data_iterator.observe(count)
 
@@ -185,7 +188,8 @@ class Throughput(fg.Plugin):
         seconds = meter.classifier.add_up(run.timings.seconds)
         trained = now - sum(seconds[pause] for pause in PAUSES)
         num_batches = run.step - meter.first_step
-        counts = {**meter.counts, "batches": num_batches, "flops": self._count_flops(run, meter)}
+        self._count_flops(run, meter)
+        counts = {**meter.counts, "batches": num_batches}
         rates = meter.window.update(trained, counts)
         if rates is None:
             return
@@ -202,13 +206,23 @@ class Throughput(fg.Plugin):
         meter.last_logged = now
         run.log_scalars(self.registered_name, values, stream="telemetry")
 
-    def _count_flops(self, run: fg.Run, meter: _Meter) -> float:
-        """Return the FLOPs of all steps of the fit; NaN if they are not known."""
-        num_batches = run.step - meter.first_step
-        if self.flops_per_step is not None:
-            return self.flops_per_step * num_batches
-        first = next(iter(meter.flops_by_shapes.values()), math.nan)
-        return meter.counts["flops"] + first * (num_batches - meter.num_told_apart)
+    def _count_flops(self, run: fg.Run, meter: _Meter) -> None:
+        """Count the FLOPs of the steps since the last call; NaN if they are not known.
+
+        An update rule that changes has another program, by which only the steps from then on count.
+
+        Args:
+            run: the run.
+            meter: of it.
+        """
+        num_new = run.step - meter.first_step - meter.num_counted
+        if not num_new:
+            return
+        flops = self.flops_per_step
+        if flops is None:
+            flops = next(iter(meter.flops_by_shapes.values()), math.nan)
+        meter.counts["flops"] += flops * num_new
+        meter.num_counted += num_new
 
     def _get_program(self, run: fg.Run) -> dict[Any, float]:
         """Return the FLOPs of a step by the shapes of its batch, for the program of a run."""
@@ -252,7 +266,7 @@ class Throughput(fg.Plugin):
                 "no MFU: the FLOPs of a step are not known, because its program was compiled "
                 "before this fit; Throughput(flops_per_step=...) gives them"
             )
-        mean = self._count_flops(run, meter) / (run.step - meter.first_step)
+        mean = meter.counts["flops"] / (run.step - meter.first_step)
         origin = "products of matrices and convolutions in the traced step"
         if self.flops_per_step is not None:
             origin = "Throughput(flops_per_step=...)"

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from fulgurite_replay.examining import Examination, examine_step
     from fulgurite_replay.forking import fork
     from fulgurite_replay.hint import ReplayHint
+    from fulgurite_replay.observing import Observer
     from fulgurite_replay.pinning import PinnedProgram, PinPrograms, read_programs
     from fulgurite_replay.places import Frame, Place
     from fulgurite_replay.proof import Difference, Divergence, Proof, bisect, verify
     from fulgurite_replay.replaying import Replay, replay, replay_capture, save_batch
-    from fulgurite_replay.rerun import Observer, Recorded, train_again
+    from fulgurite_replay.rerun import Recorded, train_again
     from fulgurite_replay.self_check import CorruptionError, SelfCheck
     from fulgurite_replay.skipping import SkippedBatches
 
@@ -83,7 +84,8 @@ _MODULES = {
     "replaying": ("Replay", "replay", "replay_capture", "save_batch"),
     "self_check": ("CorruptionError", "SelfCheck"),
     "skipping": ("SkippedBatches",),
-    "rerun": ("Observer", "Recorded", "train_again"),
+    "observing": ("Observer",),
+    "rerun": ("Recorded", "train_again"),
 }
 
 

@@ -7,7 +7,12 @@ from typing import Any, Literal
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError, NonFiniteError, check_positive_int
+from fulgurite.errors import (
+    ConfigurationError,
+    FulguriteError,
+    NonFiniteError,
+    check_positive_int,
+)
 from fulgurite.plugins import (
     BatchItem,
     as_trigger,
@@ -18,6 +23,7 @@ from fulgurite.plugins import (
 from fulgurite_runs import RunPlugin
 
 from fulgurite_replay.capture_files import Captured, remove_oldest, write_capture
+from fulgurite_replay.rows import describe_batch, list_examples
 
 
 @dataclass
@@ -27,13 +33,13 @@ class _Memory:
     Attributes:
         state: a copy of the state after the step `start`.
         start: the number of updates before it.
-        batches: those of the steps after it, in order.
+        items: the batches of the steps after it, in order.
         wanted: steps to capture, with the reasons.
     """
 
     state: fg.TrainState | None = None
     start: int = 0
-    batches: deque[Any] = field(default_factory=deque)
+    items: deque[BatchItem] = field(default_factory=deque)
     wanted: dict[int, str] = field(default_factory=dict)
 
 
@@ -43,10 +49,11 @@ class Capture(RunPlugin):
     """Writes batch, keys and state before a step that was not finite into the run's `captures/`, so
     that `fulgurite replay` needs neither the data nor a checkpoint.
 
-    It keeps a copy of the state on the devices, and the batches since; the steps in between are
-    executed again once one is to be captured. So it needs memory for another state and for the
-    batches of `every` steps, and changes no number of the run. On the disk a capture has the size
-    of the state and of a batch; a message says how much that is.
+    It keeps a copy of the state on the devices, made again where an action replaces the state, and
+    the batches since; the steps in between are executed again once one is to be captured. So it
+    needs memory for another state and for the batches of `every` steps, and changes no number of
+    the run. On the disk a capture has the size of the state and of a batch; a message says how much
+    that is.
 
     Example:
         from fulgurite_replay import Capture
@@ -63,7 +70,7 @@ class Capture(RunPlugin):
             that step is captured as well; with `log_every=1` it is asked for each step. At most one
             in `every` steps is captured so, the first.
         every: at which steps the state is copied: an interval, or a trigger.
-        max_to_keep: how many captures a run has at most; those of the earliest steps go.
+        max_to_keep: how many captures a run has at most; those that were written first go.
     """
 
     plugin_name = "capture"
@@ -139,6 +146,12 @@ class Capture(RunPlugin):
         self._capture(run)
         self._forget()
 
+    @fg.hookimpl
+    def on_replace_state(self, run: fg.Run) -> None:
+        """Copy the state that the steps since the copy do not make."""
+        if self._memory.state is not None:
+            self._renew(run)
+
     def _renew(self, run: fg.Run) -> None:
         """Capture what was wanted since the copy, and make another one."""
         for text in self._capture(run):
@@ -152,16 +165,16 @@ class Capture(RunPlugin):
         state = copy_arrays(run.state)
         self._memory.state = state
         self._memory.start = run.step
-        self._memory.batches.clear()
+        self._memory.items.clear()
         self._memory.wanted.clear()
 
     def _note_batch(self, item: BatchItem) -> None:
         if self._memory.state is not None:
-            self._memory.batches.append(item.batch)
+            self._memory.items.append(item)
 
     def _forget(self) -> None:
         self._memory.state = None
-        self._memory.batches.clear()
+        self._memory.items.clear()
         self._memory.wanted.clear()
 
     def _capture(self, run: fg.Run) -> list[str]:
@@ -173,15 +186,23 @@ class Capture(RunPlugin):
         memory = self._memory
         state, wanted, step = memory.state, memory.wanted, memory.start
         texts = []
-        for batch in memory.batches:
+        for item in memory.items:
             if state is None or step >= max(wanted, default=0):
                 break
             step += 1
-            batch = fg.ArrayData.gather(get_device_arrays(run.data), batch)
+            batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
             before = state
-            state, _ = run.engine.step(copy_arrays(before), batch)
+            state, _ = run.engine.step(copy_arrays(before), batch, step_range=run.step_range)
             if step in wanted:
-                captured = Captured(step, wanted[step], run.step_range, batch, before)
+                captured = Captured(
+                    step,
+                    wanted[step],
+                    run.step_range,
+                    batch,
+                    before,
+                    describe_batch(run, item),
+                    tuple(list_examples(run, item)),
+                )
                 texts.append(self._write(run, captured, state))
         return texts
 
@@ -201,8 +222,12 @@ class Capture(RunPlugin):
                 "deterministic"
             )
         run.run_dir.assert_locked()
-        path, num_bytes = write_capture(run.run_dir.path, captured)
-        remove_oldest(run.run_dir.path, self.max_to_keep)
+        try:
+            path, num_bytes = write_capture(run.run_dir.path, captured)
+            remove_oldest(run.run_dir.path, self.max_to_keep)
+        except (OSError, FulguriteError) as error:
+            run.report_failure(self.registered_name, f"step {step} was not captured", error)
+            return f"step {step} was not captured: {error}"
         return (
             f"step {step} ({captured.reason}) was captured for `fulgurite replay`: {path}, "
             f"{num_bytes:,} bytes"

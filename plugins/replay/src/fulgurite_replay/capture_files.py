@@ -49,6 +49,8 @@ class Captured:
         step_range: of the fit.
         batch: its batch, as the data gave it; read from a file, zeros of its shapes.
         state: the state before it; None if it was not read.
+        place: which batch of the data it is, as a sentence; None where that is not known.
+        examples: what the data calls each of its examples; none where it does not know them.
     """
 
     step: int
@@ -56,6 +58,8 @@ class Captured:
     step_range: fg.StepRange
     batch: Any
     state: fg.TrainState | None
+    place: str | None = None
+    examples: tuple[str, ...] = ()
 
 
 def list_captures(run: Path) -> dict[int, Path]:
@@ -96,8 +100,12 @@ def write_capture(run: Path, captured: Captured) -> tuple[Path, int]:
         "reason": captured.reason,
         "step_range": captured.step_range.to_json(),
         "batch": _describe(captured.batch),
+        "place": captured.place,
     }
-    text = encode_readable(content, _FILE)
+    text = encode_readable(content | {"examples": list(captured.examples)}, _FILE)
+    if len(text.encode()) > _MAX_BYTES:
+        # The step can be replayed without the names of its examples.
+        text = encode_readable(content, _FILE)
     if len(text.encode()) > _MAX_BYTES:
         raise ConfigurationError(
             f"the batch of step {captured.step} has so many arrays that it cannot be captured"
@@ -105,10 +113,9 @@ def write_capture(run: Path, captured: Captured) -> tuple[Path, int]:
     folder = get_folder(run, FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{captured.step}"
+    for leftover in folder.glob(".step-*.*"):  # of a process that was killed
+        shutil.rmtree(leftover)
     temporary = folder / f".step-{captured.step}.new"
-    for former in (temporary, path):
-        if former.exists():
-            shutil.rmtree(former)
     temporary.mkdir()
     state = _add_batch(captured.state, arrays)
     save_state(state, temporary / _STATE)
@@ -117,21 +124,26 @@ def write_capture(run: Path, captured: Captured) -> tuple[Path, int]:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(temporary)
+    if path.exists():
+        path.rename(folder / f".step-{captured.step}.old")  # until the new one is in its place
     temporary.rename(path)
     sync_folder(folder)
+    shutil.rmtree(folder / f".step-{captured.step}.old", ignore_errors=True)
     return path, total_size(state)[1]
 
 
 def remove_oldest(run: Path, max_to_keep: int) -> None:
-    """Remove captures of the earliest steps, so that at most so many are left.
+    """Remove the captures that were written first, so that at most so many are left.
+
+    Their steps do not tell: a run may begin again, or go back, and then captures an earlier step.
 
     Args:
         run: the directory of the run.
         max_to_keep: how many stay.
     """
-    captures = list_captures(run)
-    for step in sorted(captures)[: max(len(captures) - max_to_keep, 0)]:
-        shutil.rmtree(captures[step])
+    paths = sorted(list_captures(run).values(), key=lambda path: path.stat().st_mtime_ns)
+    for path in paths[: max(len(paths) - max_to_keep, 0)]:
+        shutil.rmtree(path)
 
 
 def read_capture(path: Path) -> Captured:
@@ -149,11 +161,16 @@ def read_capture(path: Path) -> Captured:
             raise ValueError(f"its format is {content['format']!r}, and this reads {_FORMAT}")
         step, reason = content["step"], content["reason"]
         if type(step) is not int or step < 1 or not isinstance(reason, str):
-            raise ValueError("its step or its reason is none")
+            raise ValueError("its step is not a number from 1 on, or its reason not a string")
         step_range = fg.StepRange.from_json(content["step_range"])
         numbers = [step_range.start, step_range.stop, *step_range.epoch_ends]
         if any(type(number) is not int for number in numbers if number is not None):
-            raise ValueError("its range of steps is none")
+            raise ValueError("its range of steps does not consist of numbers")
+        place, examples = content.get("place"), content.get("examples", [])
+        if not isinstance(place, str | None) or not isinstance(examples, list):
+            raise ValueError("it does not say where the data has its batch")
+        if not all(isinstance(example, str) for example in examples):
+            raise ValueError("the names of its examples are not strings")
         batch = _build(content["batch"])
         if total_size(batch)[1] > _MAX_BATCH_BYTES:
             raise ValueError(f"its batch has more than {_MAX_BATCH_BYTES:,} bytes")
@@ -162,7 +179,7 @@ def read_capture(path: Path) -> Captured:
             f"{path} is not a capture that can be read: {error!r}. Replay the step from the data "
             "of the run, --from checkpoint"
         ) from error
-    return Captured(step, reason, step_range, batch, None)
+    return Captured(step, reason, step_range, batch, None, place, tuple(examples))
 
 
 def read_state(path: Path, batch: Any, like: fg.TrainState) -> tuple[fg.TrainState, Any]:
@@ -226,6 +243,11 @@ def _describe(tree: Any) -> Any:
             f"fg.Batch, not of {type(tree).__name__}: without pickle no other can be read again"
         )
     array = jnp.asarray(tree)
+    if _DTYPE.fullmatch(str(array.dtype)) is None:
+        raise ConfigurationError(
+            f"a batch that is captured consists of numbers, not of {array.dtype}: let the data "
+            "yield jax.random.key_data(keys)"
+        )
     return {"shape": list(array.shape), "dtype": str(array.dtype)}
 
 

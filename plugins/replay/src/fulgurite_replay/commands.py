@@ -1,4 +1,4 @@
-"""The commands of fulgurite-replay. They leave the runs that they read as they are."""
+"""The commands of fulgurite-replay. What a run has written they leave as it is."""
 
 import argparse
 import sys
@@ -17,8 +17,7 @@ from fulgurite_cli import (
 from fulgurite_runs import RunDirectory
 
 from fulgurite_replay.capture_files import list_captures
-from fulgurite_replay.examining import Examination
-from fulgurite_replay.forking import fork as fork_run
+from fulgurite_replay.forking import count_steps, fork as fork_run
 from fulgurite_replay.proof import bisect as find_divergence, verify as prove
 from fulgurite_replay.replaying import Replay, replay as replay_step, replay_capture, save_batch
 from fulgurite_replay.rerun import Recorded
@@ -68,8 +67,6 @@ def replay(arguments: Sequence[str]) -> int:
 
     def execute() -> int:
         result = _replay(options)
-        if options.check == "index":
-            result.examination = Examination(index_faults=result.examination.index_faults)
         print(result)
         path = options.out or Path(options.run) / "replay" / f"step-{result.step}.npz"
         save_batch(result.batch, path)
@@ -171,10 +168,12 @@ def fork(arguments: Sequence[str]) -> int:
         recorded = _rebuild(options)
         changed = _build_changed(options)
         takes_program = options.hyperparameters == "program"
-        if changed.engine.epochs is not None and (options.skip_batch or recorded.skipped_batches):
+        num_steps = count_steps(recorded, changed, options.skip_batch)
+        if num_steps is not None:
             print(
-                "note: without the batches that are left out an epoch has fewer steps. The number "
-                "of steps that is shown counts them until that epoch ends"
+                f"note: without the batches that are left out, {changed.engine.epochs} epochs are "
+                f"{num_steps} steps. What is shown as the number of steps assumes epochs of equal "
+                "length, and is right at the end"
             )
         result = fork_run(
             recorded,
@@ -191,21 +190,22 @@ def fork(arguments: Sequence[str]) -> int:
 
 def _replay(options: argparse.Namespace) -> Replay:
     """Replay a step from what was captured of it, or from the run."""
-    checks_indices = options.check != "float"
+    checks = {
+        "checks_indices": options.check != "float",
+        "checks_numbers": options.check != "index",
+    }
     captures = list_captures(Path(options.run)) if options.origin != "checkpoint" else {}
-    step = options.step or max(captures, default=None)
+    step = max(captures, default=None) if options.step is None else options.step
     if step in captures:
         experiment = _rebuild_experiment(options)
-        return replay_capture(
-            experiment.engine, experiment.model, captures[step], checks_indices=checks_indices
-        )
+        return replay_capture(experiment.engine, experiment.model, captures[step], **checks)
     if options.origin == "capture":
         known = ", ".join(map(str, sorted(captures))) or "none"
         raise ConfigurationError(
             f"{options.run} has no capture of step {options.step}; captured is {known}. Replay it "
             "with --from checkpoint"
         )
-    return replay_step(_rebuild(options), options.step, checks_indices=checks_indices)
+    return replay_step(_rebuild(options), options.step, **checks)
 
 
 def _build_changed(options: argparse.Namespace) -> Recorded:

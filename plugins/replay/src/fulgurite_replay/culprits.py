@@ -1,6 +1,6 @@
 """What made a number that is not finite: the operation, where it is, and what it computed with."""
 
-from collections.abc import Sequence
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ class Operand:
         label: what it is, if that is known: a path in the state or in the batch.
         dtype: of its elements.
         shape: its shape.
-        low: the smallest finite element; None if there is none, or the elements are no numbers.
+        low: the smallest finite element, of complex ones the smallest part; None if there is none,
+            or the elements are no numbers.
         high: the largest finite element, likewise.
         num_nan: how many elements are NaN.
         num_inf: how many are infinite.
@@ -48,9 +49,12 @@ class Operand:
         numbers = as_numbers(array)
         if numbers is None:
             return Operand(label, dtype, shape, None, None)
-        finite = numbers[np.isfinite(numbers)]
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
         num_nan, num_inf = int(np.isnan(numbers).sum()), int(np.isinf(numbers).sum())
+        parts = (
+            np.stack([np.real(numbers), np.imag(numbers)]) if np.iscomplexobj(numbers) else numbers
+        )
+        finite = parts[np.isfinite(parts)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
         return Operand(label, dtype, shape, low, high, num_nan, num_inf)
 
     def __str__(self) -> str:
@@ -85,7 +89,7 @@ class Culprit:
         inputs: what it received.
         output: what it gave.
         example: the index of the first example that is concerned, and the number of examples, of
-            the batch or of the part that is one iteration; None where the shape does not tell.
+            the batch or of the part that is one iteration; None where the number is of none.
     """
 
     number: int
@@ -146,8 +150,8 @@ class IndexFault:
         axis: of the array.
         shape: of the array.
         label: what the array is called, if that is known.
-        example: the index of the example that has it, and the number of examples, where the shape
-            tells.
+        example: the index of the example that has it, and the number of examples; None where the
+            indices are not of examples.
     """
 
     operation: str
@@ -177,21 +181,18 @@ class IndexFault:
 
 
 def as_numbers(array: Any) -> np.ndarray | None:
-    """Return an array as NumPy's numbers, complex ones as their real and imaginary parts; None for
-    random keys."""
+    """Return an array as NumPy's numbers; None for random keys."""
     try:
         numbers = np.asarray(array)
     except TypeError:  # random keys are no numbers
         return None
-    if numbers.dtype.kind == "c":
-        return np.stack([np.real(numbers), np.imag(numbers)])
-    if numbers.dtype.kind not in "biuf":
+    if numbers.dtype.kind not in "biufc":
         # Those that NumPy itself does not know, such as bfloat16.
         return numbers.astype(np.float32)
     return numbers
 
 
-def find_example(array: Any, lengths: Sequence[int]) -> tuple[int, int] | None:
+def find_example(array: Any, axes: Set[int]) -> tuple[int, int] | None:
     """Return the first index along the axis of examples at which an array has NaN, or an infinity
     where it has no NaN, and how many examples there are; None where it has no such axis.
 
@@ -199,14 +200,14 @@ def find_example(array: Any, lengths: Sequence[int]) -> tuple[int, int] | None:
 
     Args:
         array: that an operation gave.
-        lengths: of the axis of examples.
+        axes: along which examples are; only a single one tells which.
     """
-    if array.ndim == 0 or array.shape[0] not in lengths:
-        return None
     numbers = as_numbers(array)
-    if numbers is None:
+    if numbers is None or len(axes) != 1:
         return None
     is_nan = np.isnan(numbers)
     is_sought = is_nan if is_nan.any() else ~np.isfinite(numbers)
-    is_bad = is_sought.reshape(numbers.shape[0], -1).any(axis=1)
-    return (int(np.argmax(is_bad)), array.shape[0]) if is_bad.any() else None
+    (axis,) = axes
+    rows = np.moveaxis(is_sought, axis, 0).reshape(numbers.shape[axis], -1)
+    is_bad = rows.any(axis=1)
+    return (int(np.argmax(is_bad)), len(rows)) if is_bad.any() else None

@@ -8,7 +8,13 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.plugins import Program, TrainStep, as_model_init, leaves_with_paths
+from fulgurite.plugins import (
+    Program,
+    TrainStep,
+    UnboundedRange,
+    as_model_init,
+    leaves_with_paths,
+)
 from jaxtyping import Array, Bool
 
 from fulgurite_replay.culprits import Culprit, IndexFault
@@ -77,7 +83,7 @@ def examine_step(
     """
     model_init = as_model_init((state.module, state.model_state))
     program = Program(engine.services, model_init, (batch,), None)
-    update_rule = program.update_rule.for_step(int(state.step), fg.StepRange(0))
+    update_rule = program.update_rule.for_step(int(state.step), UnboundedRange(0))
     due = jnp.zeros(len(engine.services.due_names), bool)
     return examine(engine.services, update_rule, state, batch, due, checks_indices=checks_indices)
 
@@ -90,6 +96,7 @@ def examine(
     due: Bool[Array, " names"],
     *,
     checks_indices: bool,
+    checks_numbers: bool = True,
 ) -> Examination:
     """Execute one step operation by operation.
 
@@ -99,7 +106,8 @@ def examine(
         state: the state before it.
         batch: its batch.
         due: what is due after it, in the order of `services.due_names`.
-        checks_indices: whether to look for indices outside of arrays as well.
+        checks_indices: whether to look for indices outside of arrays.
+        checks_numbers: whether to say what is not finite.
     """
     step = TrainStep(services, NamedLayers(update_rule), [])
     leaves, structure = jax.tree.flatten((state, batch))
@@ -134,6 +142,8 @@ def examine(
             culprits = interpreter.find_culprits(program, arrays, labels, needed, of_loss)
     term, culprit = _find_first(dict(zip(names, culprits, strict=True)))
     faults = tuple(interpreter.index_faults)
+    if not checks_numbers:
+        return Examination(index_faults=faults)
     if services.settings.on_nonfinite == "skip" and _is_scaled_overflow(term, culprit):
         return Examination(is_expected_skip=True, index_faults=faults)
     return Examination(term, culprit, index_faults=faults)

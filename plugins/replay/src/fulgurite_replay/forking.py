@@ -1,5 +1,6 @@
 """New runs that begin in the middle of another one, with other settings."""
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import BatchIterator, get_split
 from fulgurite_runs import make_origin, read_origin, write_origin
 
-from fulgurite_replay.rerun import Observer, Recorded, check_is_resumable, train_again
+from fulgurite_replay.observing import Observer
+from fulgurite_replay.rerun import Recorded, check_is_resumable, train_again
 from fulgurite_replay.skipping import SkippedBatches, find_batch_numbers
 
 
@@ -25,7 +27,8 @@ def fork(
     """Train a new run that begins with the state that another one had at a step.
 
     Where that step was not saved, it is trained again from the checkpoint before it, as the run
-    did. `origin.json` of the new run names the other one and the step, and `fulgurite compare`
+    did; from its beginning if its data cannot continue from a checkpoint. `origin.json` of the new
+    run names the other one and the step, and `fulgurite compare`
     shows them. A fork that was killed is continued by the same call.
 
     Args:
@@ -41,9 +44,10 @@ def fork(
 
     Raises:
         ConfigurationError: the other run does not reach the step or a batch to leave out, batches
-            from before it are to be left out, or `limit_train_batches` is given as well.
+            from before it are to be left out, or `limit_train_batches` is given as well; the new
+            run would save where the other one does.
         CheckpointError: the new directory holds another run; the other run is a fork itself, and
-            has no checkpoint up to the step.
+            has no checkpoint up to the step; checkpoints of a third run are in the way.
     """
     check_is_resumable(changed.engine)
     steps = _check_skipped_steps(skipped_steps, step, changed.engine)
@@ -51,13 +55,19 @@ def fork(
     skipped = tuple(sorted({*before, *find_batch_numbers(steps, before)}))
     directory = changed.directory
     changed.engine.run_dir = str(changed.path)
+    _check_has_own_checkpoints(recorded, changed)
     if directory.num_attempts:
         _check_is_same_fork(recorded, step, changed, skipped)
-    if directory.list_checkpoints():
-        return changed.engine.fit(changed.model, changed.run_data, resume="auto")
-    start = recorded.find_start(step)
+        if changed.list_checkpoints():
+            return changed.engine.fit(changed.model, changed.run_data, resume="auto")
+    if skipped and changed.restarts_data:
+        raise ConfigurationError(
+            "no batch can be left out of this data: it begins again where a run resumes "
+            "(DataSource(resume='restart')), and so does a fork"
+        )
+    start = step if step in recorded.list_resumable_steps() else recorded.find_start(step)
     with tempfile.TemporaryDirectory(prefix="fulgurite-fork-") as folder:
-        path = recorded.checkpoints.path
+        path = recorded.checkpoint_root
         look = _Look(steps)
         if start != step or skipped:
             observer = Observer({step: look}, stop=step, saves=start != step)
@@ -81,6 +91,30 @@ def fork(
             # Its position is that of the other run's data, which it was made with.
             data = fg.DataSource(batches, resume="restart")
         return _continue(path, step, changed, data, takes_hyperparameters)
+
+
+def count_steps(recorded: Recorded, changed: Recorded, skipped_steps: Sequence[int]) -> int | None:
+    """Return how many steps a fork takes that leaves batches out and is as long as a number of
+    epochs; None where it leaves none out, is counted in steps, or its epochs have no known length.
+
+    Args:
+        recorded: the other run.
+        changed: the new run.
+        skipped_steps: as of `fork`.
+    """
+    before = recorded.skipped_batches
+    skipped = {*before, *find_batch_numbers(skipped_steps, before)}
+    epochs = changed.engine.epochs
+    length = _find_epoch_length(changed.data)
+    if not skipped or epochs is None or length is None:
+        return None
+    num_batches = epochs * length
+    return num_batches - sum(number <= num_batches for number in skipped)
+
+
+def _find_epoch_length(data: Any) -> int | None:
+    with BatchIterator(get_split(data, "train"), seed=0) as batches:
+        return batches.epoch_length
 
 
 class _Look:
@@ -160,8 +194,7 @@ def _check_epoch_continues(
     """
     if not skipped or not position["batch"]:
         return
-    with BatchIterator(get_split(changed.data, "train"), seed=0) as batches:
-        length = batches.epoch_length
+    length = _find_epoch_length(changed.data)
     if length is None:
         return
     last = num_batches + length - position["batch"]
@@ -170,6 +203,21 @@ def _check_epoch_continues(
             f"the batches of steps {num_batches + 1} to {last} are all that is left of an epoch: "
             "fork earlier"
         )
+
+
+def _check_has_own_checkpoints(recorded: Recorded, changed: Recorded) -> None:
+    """Raise `ConfigurationError` if a fork would save where the other run does: it would set those
+    of that run aside."""
+    root = changed.checkpoint_root
+    if not recorded.directory.is_at(changed.path) and _is_same(root, recorded.checkpoint_root):
+        raise ConfigurationError(
+            f"the fork would save in {root}, where the checkpoints of {recorded.path} are: "
+            "give its Checkpointer another directory=, or none, which is the directory of the run"
+        )
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _check_is_same_fork(

@@ -15,14 +15,12 @@ class Outside:
     Attributes:
         index: the index.
         axis: of the array.
-        position: where it stands among the indices.
-        num_rows: the length of the first axis of the indices; 0 if there is a single one.
+        position: where it stands among the indices; empty if there is a single one.
     """
 
     index: int
     axis: int
     position: tuple[int, ...]
-    num_rows: int
 
 
 def find_outside(equation: JaxprEqn, arrays: Sequence[Any]) -> Outside | None:
@@ -41,6 +39,8 @@ def find_outside(equation: JaxprEqn, arrays: Sequence[Any]) -> Outside | None:
         numbers = equation.params["dimension_numbers"]
         sizes = _get_window_sizes(numbers, arrays[0].shape, arrays[2].shape)
         return _look(arrays[0].shape, arrays[1], numbers.scatter_dims_to_operand_dims, sizes)
+    if name.startswith("dynamic_") and arrays[0].ndim == 0:
+        return None  # without an axis there is no index
     if name == "dynamic_slice":
         shape = arrays[0].shape
         starts = np.stack([np.asarray(start) for start in arrays[1 : 1 + len(shape)]])
@@ -72,8 +72,7 @@ def _look(
         return None
     *position, column = np.argwhere(is_outside)[0].tolist()
     index = int(indices[(*position, column)])
-    num_rows = indices.shape[0] if position else 0
-    return Outside(index, axes[column], tuple(position) or (0,), num_rows)
+    return Outside(index, axes[column], tuple(position))
 
 
 def _get_window_sizes(numbers: Any, shape: Sequence[int], update_shape: Sequence[int]) -> list[int]:

@@ -5,6 +5,7 @@ the first number that is not finite that counts: each such number knows the oper
 from, and only those from which the results come are named.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,32 +14,23 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fulgurite_replay.culprits import Culprit, IndexFault, Operand, find_example
+from fulgurite_replay.example_axes import NO_AXES, Axes, drop_first, find_axes
 from fulgurite_replay.indices import find_outside
 from fulgurite_replay.jaxprs import (
+    CALLS,
     execute_equation,
     find_last_uses,
     find_needed_carry,
     find_needed_variables,
+    get_called_program,
+    is_empty_loop,
     split_scan,
 )
 from fulgurite_replay.places import Frame, Place, PlaceFinder, find_frames, is_backward, join_scopes
 from fulgurite_replay.values import Value, get_first, look_at, stack
 
-_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-"""The names under which operations hold the program that they run once."""
-_CALLS = frozenset(
-    {
-        "jit",
-        "pjit",
-        "closed_call",
-        "core_call",
-        "remat2",
-        "checkpoint",
-        "custom_jvp_call",
-        "custom_vjp_call",
-        "custom_vjp_call_jaxpr",
-    }
-)
+_BATCH = re.compile(r"batch\b")
+"""With which the labels of arrays of the batch begin."""
 _LOOPS = frozenset({"scan", "while", "cond"})
 # The operations after which an array still is what it was.
 _LABEL_KEEPING = frozenset(
@@ -54,8 +46,6 @@ class _Scope:
         names: the name stacks.
         loops: iterations and branches.
         frames: the calls that led to the innermost operation of these.
-        lengths: how many examples an array may be of: those of the batch, or of a part of it that
-            is one iteration.
         of_loss: which of the results a loss is computed from, without a gradient in between. A
             number that is made while the loss is, and that the loss does not need, such as a factor
             of a derivative, is of the backward pass.
@@ -64,7 +54,6 @@ class _Scope:
     names: str = ""
     loops: tuple[str, ...] = ()
     frames: tuple[Frame, ...] = ()
-    lengths: tuple[int, ...] = ()
     of_loss: tuple[bool, ...] = ()
 
 
@@ -96,7 +85,7 @@ class Interpreter:
         self, places: PlaceFinder, num_examples: int, *, checks_indices: bool = False
     ) -> None:
         self._places = places
-        self._scope = _Scope(lengths=(num_examples,))
+        self._num_examples = num_examples
         self._checks_indices = checks_indices
         self._num_operations = 0
         # Operations and lines that made numbers for a loss that are not finite.
@@ -123,20 +112,26 @@ class Interpreter:
         """
         pairs = zip(arguments, labels, strict=True)
         values = [self.receive(array, label) for array, label in pairs]
-        scope = replace(self._scope, of_loss=tuple(of_loss))
+        scope = _Scope(of_loss=tuple(of_loss))
         results = self._run_closed(program, values, scope, needed)
         return [value.culprit for value in results]
 
     def receive(self, array: Any, label: str | None) -> Value:
         """Return an array that the step does not make itself."""
-        value = look_at(array, label)
+        value = replace(look_at(array, label), example_axes=self._find_example_axes(array, label))
         if value.is_finite:
             return value
         kind = "nan" if value.has_nan else "inf"
         operand = Operand.describe(array, label)
-        example = find_example(array, self._scope.lengths) if label else None
+        example = find_example(array, value.example_axes)
         place = Place((), "step")
         return replace(value, culprit=Culprit(-1, kind, "given", place, (), operand, example))
+
+    def _find_example_axes(self, array: Any, label: str | None) -> Axes:
+        is_of_batch = label is not None and _BATCH.match(label) is not None
+        if is_of_batch and array.ndim > 0 and array.shape[0] == self._num_examples:
+            return frozenset({0})
+        return NO_AXES
 
     def _run(
         self,
@@ -194,25 +189,26 @@ class Interpreter:
     ) -> list[Value]:
         """Return the results of an operation of a program, of the whole step those needed."""
         self._num_operations += 1
-        has_program = equation.primitive.name in _CALLS | _LOOPS
-        if has_program and self._is_whole_step(equation, scope):
-            return self._enter(equation, inputs, scope, needed)
+        axes = find_axes(equation, [value.example_axes for value in inputs])
+        has_program = equation.primitive.name in CALLS | _LOOPS and not is_empty_loop(equation)
+        if has_program and self._is_outermost_call(equation, scope):
+            return _set_axes(self._enter(equation, inputs, scope, needed), axes)
         if has_program and self._checks_indices:
-            return self._enter(equation, inputs, scope)
+            return _set_axes(self._enter(equation, inputs, scope), axes)
         if self._checks_indices:
             self._check_indices(equation, inputs, scope)
         arrays = execute_equation(program, equation, [value.array for value in inputs])
-        outputs = list(map(look_at, arrays))
+        outputs = _set_axes(list(map(look_at, arrays)), axes)
         if all(output.is_finite for output in outputs):
             return _keep_label(equation, inputs, outputs)
         if has_program and not any(value.has_nan for value in inputs):
-            return self._enter(equation, inputs, scope)
+            return _set_axes(self._enter(equation, inputs, scope), axes)
         return self._blame(equation, inputs, outputs, scope)
 
-    def _is_whole_step(self, equation: JaxprEqn, scope: _Scope) -> bool:
-        """Return whether an operation is the call of the whole step, which is taken apart without a
-        trial."""
-        return not scope.names and equation.primitive.name in _CALLS
+    def _is_outermost_call(self, equation: JaxprEqn, scope: _Scope) -> bool:
+        """Return whether an operation is a call that is within no other one, such as that of the
+        whole step: it is taken apart without a trial, and only for the results that are needed."""
+        return not scope.names and equation.primitive.name in CALLS
 
     def _blame(
         self,
@@ -261,7 +257,7 @@ class Interpreter:
             place,
             tuple(Operand.describe(value.array, value.label) for value in inputs),
             Operand.describe(bad.array),
-            find_example(bad.array, scope.lengths),
+            find_example(bad.array, bad.example_axes),
         )
 
     def _find_place(self, equation: JaxprEqn, scope: _Scope) -> Place:
@@ -279,9 +275,12 @@ class Interpreter:
         outside = find_outside(equation, [value.array for value in inputs])
         if outside is None:
             return
+        indices = inputs[1]
         example = None
-        if outside.num_rows in scope.lengths:
-            example = (outside.position[0], outside.num_rows)
+        if len(indices.example_axes) == 1:
+            (axis,) = indices.example_axes
+            if axis < len(outside.position):
+                example = (outside.position[axis], indices.array.shape[axis])
         place = self._places.find(equation, scope.frames, scope.names, scope.loops)
         fault = IndexFault(
             equation.primitive.name,
@@ -314,8 +313,7 @@ class Interpreter:
             case "cond":
                 number = int(np.asarray(inputs[0].array))
                 return self._run_closed(params["branches"][number], inputs[1:], inner)
-        program = next(params[name] for name in _CALLED if name in params)
-        return self._run_closed(program, inputs, inner, needed)
+        return self._run_closed(get_called_program(equation), inputs, inner, needed)
 
     def _run_closed(
         self,
@@ -338,11 +336,9 @@ class Interpreter:
         carry = list(inputs[num_constants : num_constants + num_carry])
         xs = inputs[num_constants + num_carry :]
         length = params["length"]
-        # A scan may be over parts of the batch.
-        parts = [whole // length for whole in self._scope.lengths if whole % length == 0]
         body = params["jaxpr"].jaxpr
         of_loss = find_needed_carry(body, scope.of_loss, num_constants, num_carry, is_backward)
-        scope = replace(scope, lengths=(*scope.lengths, *parts), of_loss=of_loss)
+        scope = replace(scope, of_loss=of_loss)
         ys_by_index: dict[int, list[Value]] = {}
         for index in reversed(range(length)) if params["reverse"] else range(length):
             loop = f"scan iteration {index} of {length}"
@@ -360,6 +356,7 @@ class Interpreter:
     def _slice(self, value: Value, index: int) -> Value:
         """Return the part of an array for one iteration; its culprit stays, if it has one."""
         part = look_at(value.array[index], value.label)
+        part = replace(part, example_axes=drop_first(value.example_axes))
         return part if part.is_finite else replace(part, culprit=value.culprit)
 
     def _run_while(
@@ -381,6 +378,12 @@ class Interpreter:
             inner = replace(inner, of_loss=of_loss)
             carry = self._run_closed(body, [*body_constants, *carry], inner)
             index += 1
+
+
+def _set_axes(values: Sequence[Value], axes: Sequence[Axes]) -> list[Value]:
+    """Return values with their axes of examples."""
+    pairs = zip(values, axes, strict=True)
+    return [replace(value, example_axes=each) for value, each in pairs]
 
 
 def _keep_label(equation: JaxprEqn, inputs: Sequence[Value], outputs: list[Value]) -> list[Value]:

@@ -5,6 +5,28 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
+_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+"""The names under which operations hold the program that they run once."""
+CALLS = frozenset(
+    {
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "remat2",
+        "checkpoint",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+    }
+)
+"""The operations that run a program once."""
+
+
+def get_called_program(equation: JaxprEqn) -> Jaxpr | ClosedJaxpr:
+    """Return the program that one of `CALLS` runs."""
+    return next(equation.params[name] for name in _CALLED if name in equation.params)
+
 
 def find_needed_variables(
     program: Jaxpr,
@@ -87,6 +109,11 @@ def execute_equation(program: Jaxpr, equation: JaxprEqn, inputs: Sequence[Any]) 
         (), list(arrays), equation.outvars, [equation], equation.effects, program.debug_info
     )
     return jaxpr_as_fun(ClosedJaxpr(single, ()))(*arrays.values())
+
+
+def is_empty_loop(equation: JaxprEqn) -> bool:
+    """Return whether an operation is a loop of no iterations, which makes no number itself."""
+    return equation.primitive.name == "scan" and equation.params["length"] == 0
 
 
 def split_scan(params: dict[str, Any]) -> tuple[int, int]:

@@ -1,12 +1,16 @@
 """Files of a run to which each attempt adds lines of JSON."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import MAX_JSON_SIZE, dumps, loads
+
+_TOKENS = re.compile(rb'\\.|["{}\[\]]')
+"""What opens or closes something in JSON, and what is escaped there."""
 
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
@@ -46,11 +50,25 @@ def iter_entries(path: Path, writer: str) -> Iterator[dict[str, Any]]:
                 raise ValueError("it is not an object")
         except (ValueError, TypeError, KeyError) as error:
             # The end of a line that a killed process began, which the next attempt closed.
-            is_cut_off = not line or number == len(lines) or not line.endswith(b"}")
-            if is_cut_off:
+            if number == len(lines) or _is_cut_off(line):
                 continue
             raise make_line_error(path, number, writer, error) from error
         yield entry | {"line": number}
+
+
+def _is_cut_off(line: bytes) -> bool:
+    """Return whether a line, which is not one of JSON, may lack its end: what is there of it opens
+    more than it closes. A bracket within a string does not."""
+    depth = 0
+    in_string = False
+    for match in _TOKENS.finditer(line):
+        token = match[0]
+        if token == b'"':
+            in_string = not in_string
+        elif not in_string and len(token) == 1:
+            depth += 1 if token in b"{[" else -1
+    # Where the power failed, what was not written is zeros.
+    return in_string or depth > 0 or not line.strip(b"\0")
 
 
 def make_line_error(path: Path, number: int, writer: str, error: Exception) -> CheckpointError:

@@ -37,6 +37,9 @@ _IRRELEVANT = re.compile(
 _SHARDING = r"sdy\.sharding = #sdy\.sharding<@empty_mesh, \[[^\]]*\]>"
 _SOURCE_SHARDING = re.compile(rf" \{{{_SHARDING}\}}|{_SHARDING}(?:, )?")
 
+_FUNCTION = re.compile(r"^  func\.func ", re.MULTILINE)
+_SYMBOL = re.compile(r"@([\w.$-]+|\"[^\"]*\")")
+
 
 @dataclass(frozen=True)
 class PinnedProgram:
@@ -127,7 +130,7 @@ class PinPrograms(RunPlugin):
         program = PinnedProgram(
             name,
             format_tree(batch_spec),
-            _hash_source(lowered),
+            hash_source(lowered),
             executable,
             _describe_platform(),
             run.attempt,
@@ -173,9 +176,32 @@ def hash_executable(compiled: jax.stages.Compiled) -> str | None:
     return hashlib.sha256(_IRRELEVANT.sub("", text).encode()).hexdigest()
 
 
-def _hash_source(lowered: jax.stages.Lowered) -> str:
-    """Return the SHA-256 of what XLA begins with, without whether an argument was placed before."""
-    return hashlib.sha256(_SOURCE_SHARDING.sub("", lowered.as_text()).encode()).hexdigest()
+def hash_source(lowered: jax.stages.Lowered) -> str:
+    """Return the SHA-256 of what XLA begins with, in hexadecimal, without whether an argument was
+    placed before and without the names of functions.
+
+    JAX numbers functions of the same name, and has one function for several calls only while it
+    remembers the trace of the first: both depend on what the process has traced before.
+
+    Args:
+        lowered: the program.
+    """
+    text = _SOURCE_SHARDING.sub("", lowered.as_text()).rstrip().removesuffix("}")
+    module, *functions = _FUNCTION.split(text)
+    bodies = {_SYMBOL.findall(function)[0]: function.rstrip() for function in functions}
+    hashes: dict[str, str] = {}
+
+    def hash_function(name: str) -> str:
+        if name not in hashes:
+            head, tail = bodies[name].split(f"@{name}", 1)
+            body = _SYMBOL.sub(lambda match: name_call(match[1]), head + tail)
+            hashes[name] = hashlib.sha256(body.encode()).hexdigest()
+        return hashes[name]
+
+    def name_call(name: str) -> str:
+        return hash_function(name) if name in bodies else name
+
+    return hashlib.sha256((module + hash_function("main")).encode()).hexdigest()
 
 
 def read_programs(run: Path) -> list[PinnedProgram]:

@@ -1,6 +1,6 @@
 """Comparing what a run has recorded with what its steps compute again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -14,7 +14,11 @@ from fulgurite_logging import JSONLLogger, iter_records
 from fulgurite_runs import dumps, loads
 
 from fulgurite_replay.digests import Digests, digest_state, find_difference, read_digests
-from fulgurite_replay.rerun import Observer, Recorded, find_last_step, train_again
+from fulgurite_replay.observing import Observer
+from fulgurite_replay.rerun import Recorded, find_last_step, train_again
+
+_RECORDS_FILE = "records.jsonl"
+"""In which `JSONLLogger` keeps the exact records of a run."""
 
 
 @dataclass(frozen=True)
@@ -94,37 +98,36 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
     Raises:
         CheckpointError: the run has no checkpoint where one is needed, or there is nothing to
             compare with.
-        ConfigurationError: the steps are none.
+        ConfigurationError: there are no such steps.
     """
     last = find_last_step(recorded) if last is None else last
     if not 0 <= first < last:
         raise ConfigurationError(
-            f"the steps {first}:{last} are none: give A:B with 0 <= A < B; the newest checkpoint "
+            f"there are no steps {first}:{last}: give A:B with 0 <= A < B; the newest checkpoint "
             "is the last step by default"
         )
     start = recorded.find_start(first)
     proof = Proof(start or 0, last)
     checkpoints = [
-        (step, path)
-        for step, path in recorded.checkpoints.list_checkpoints()
-        if proof.start < step <= last
+        (step, path) for step, path in recorded.list_checkpoints() if proof.start < step <= last
     ]
     digests: dict[int, Digests] = {
         step: values
         for step, values in read_digests(recorded.directory.path).items()
         if proof.start < step <= last
     }
-    observe_at: dict[int, Callable[[fg.Run], None]] = {}
-    for step in {*digests, *dict(checkpoints)}:
-        observe_at[step] = partial(_compare_state, proof, dict(checkpoints), digests)
-    observer = Observer(observe_at, stop=last)
+    observer = Observer(
+        {step: partial(_compare_checkpoint, proof, path) for step, path in checkpoints},
+        stop=last,
+        look_at={step: partial(_compare_digests, proof, digests[step]) for step in digests},
+    )
     end = train_again(recorded, start, observer)
     if end < last:
         raise ConfigurationError(
             f"the run has {end} steps, so that it cannot be compared up to step "
             f"{last}: give a smaller one"
         )
-    compare_records(proof, recorded, observer.records)
+    compare_records(proof, recorded, observer.records, is_whole=start is None)
     if not any(proof.counts.values()):
         raise CheckpointError(
             f"{recorded.directory.path} has nothing to compare the steps {proof.start + 1} to "
@@ -134,48 +137,53 @@ def verify(recorded: Recorded, first: int = 0, last: int | None = None) -> Proof
     return proof
 
 
-def _compare_state(
-    proof: Proof, checkpoints: dict[int, Path], digests: dict[int, Digests], run: fg.Run
-) -> None:
-    """Compare the state of a step with what the run has of it."""
-    step = run.step
-    state = run.state
-    current = digest_state(state)
-    if step in digests:
-        _count(proof, "digests")
-        path = find_difference(digests[step], current)
-        if path is not None:
-            text = f"{path} has the digest {current.get(path)}, recorded is "
-            text += f"{digests[step].get(path)}"
-            proof.differences.append(Difference(step, "digests", text))
-    if step not in checkpoints:
-        return
+def _compare_digests(proof: Proof, recorded: Digests, run: fg.Run) -> None:
+    """Compare the state as a step has left it with the digests of the run."""
+    _count(proof, "digests")
+    current = digest_state(run.state)
+    path = find_difference(recorded, current)
+    if path is not None:
+        text = f"{path} has the digest {current.get(path)}, recorded is {recorded.get(path)}"
+        proof.differences.append(Difference(run.step, "digests", text))
+
+
+def _compare_checkpoint(proof: Proof, saved_in: Path, run: fg.Run) -> None:
+    """Compare the state at the end of a step with a checkpoint of the run."""
     _count(proof, "checkpoints")
     try:
-        saved = restore_state(checkpoints[step], like=state)
+        # Of weights alone only those are compared.
+        saved = restore_state(saved_in, like=run.state, fills_in=True)
     except CheckpointError as error:
-        proof.differences.append(Difference(step, "checkpoint", str(error)))
+        proof.differences.append(Difference(run.step, "checkpoint", str(error)))
         return
-    path = find_difference(digest_state(saved), current)
+    path = find_difference(digest_state(saved), digest_state(run.state))
     if path is not None:
-        text = f"{path} is not that of the checkpoint {checkpoints[step]}"
-        proof.differences.append(Difference(step, "checkpoint", text))
+        text = f"{path} is not that of the checkpoint {saved_in}"
+        proof.differences.append(Difference(run.step, "checkpoint", text))
 
 
-def compare_records(proof: Proof, recorded: Recorded, again: Sequence[fg.Record]) -> None:
-    """Compare the exact records of a run with those that its steps gave again, in order; note what
-    is found in the proof.
+def compare_records(
+    proof: Proof, recorded: Recorded, again: Sequence[fg.Record], *, is_whole: bool
+) -> None:
+    """Compare the exact records of a run with those that its steps gave again; note the first
+    difference in the proof.
 
     Args:
         proof: says of which steps.
         recorded: the run.
         again: the records that the steps gave.
+        is_whole: whether the steps were executed from the begin of the run, which may have records
+            of its own.
     """
+    if not (recorded.directory.path / _RECORDS_FILE).is_file():
+        return  # the run was not logged
+    written: list[fg.Record] = []
     try:
-        records = list(iter_records(recorded.directory.path))
-    except ConfigurationError:  # the run was not logged
+        written.extend(iter_records(recorded.directory.path))
+    except ConfigurationError as error:  # a line is damaged
+        step = written[-1].step if written else proof.start
+        proof.differences.append(Difference(step, "records", str(error)))
         return
-    is_whole = proof.start == 0
     expected, actual = (
         [
             record
@@ -183,34 +191,61 @@ def compare_records(proof: Proof, recorded: Recorded, again: Sequence[fg.Record]
             if record.kind in JSONLLogger.kinds
             and (proof.start < record.step <= proof.stop or (is_whole and record.step == 0))
         ]
-        for every in (records, again)
+        for every in (written, again)
     )
     _count(proof, "records", len(expected))
-    for left, right in zip_longest(expected, actual):
-        text = _compare_record(left, right)
-        if text is not None:
-            step = min(record.step for record in (left, right) if record is not None)
-            proof.differences.append(Difference(step, "records", text))
-            return
+    difference = _find_differing_record(_group(expected), _group(actual))
+    if difference is not None:
+        proof.differences.append(difference)
 
 
-def _compare_record(expected: fg.Record | None, actual: fg.Record | None) -> str | None:
+_Group = tuple[int, str, str]
+"""Step, source and kind of records."""
+
+
+def _group(records: Sequence[fg.Record]) -> dict[_Group, list[dict[str, Any]]]:
+    """Return the values of records by step, source and kind, as they are written."""
+    groups: dict[_Group, list[dict[str, Any]]] = {}
+    for record in records:
+        group = (record.step, record.source, record.kind)
+        groups.setdefault(group, []).append(loads(dumps(record.values)))
+    return groups
+
+
+def _find_differing_record(
+    expected: dict[_Group, list[dict[str, Any]]], actual: dict[_Group, list[dict[str, Any]]]
+) -> Difference | None:
+    """Return the first difference, by step, between records of a run and those that its steps gave
+    again; None without one."""
+    groups = sorted({**expected, **actual}, key=lambda group: group[0])
+    for group in groups:
+        step, source, _ = group
+        for old, new in zip_longest(expected.get(group, []), actual.get(group, [])):
+            text = _compare_values(source, old, new)
+            if text is not None:
+                return Difference(step, "records", text)
+    return None
+
+
+def _compare_values(
+    source: str, old: dict[str, Any] | None, new: dict[str, Any] | None
+) -> str | None:
     """Return what differs between a record and the one that a step gave again; None if nothing
-    does."""
-    if expected is None or actual is None:
-        record = expected or actual
-        assert record is not None
-        lacking = "the run has no" if expected is None else "the step gives no"
-        return f"{lacking} record of {record.source!r} with {', '.join(record.values)}"
-    if (expected.source, expected.kind) != (actual.source, actual.kind):
-        return f"a record of {actual.source!r} instead of one of {expected.source!r}"
-    values, new_values = (loads(dumps(record.values)) for record in (expected, actual))
-    for name in {**values, **new_values}:
-        old, new = (_format(side, name) for side in (values, new_values))
-        if old != new:
-            return f"{expected.source}/{name} is {new}, recorded is {old}"
-    if expected.step != actual.step:
-        return f"a record of {expected.source!r} is of step {actual.step}, not {expected.step}"
+    does.
+
+    Args:
+        source: of both.
+        old: the values that the run recorded; None if it has no such record.
+        new: those that the step gave; None if it gave none.
+    """
+    if new is None:
+        return f"the step gives no record of {source!r} with {', '.join(old or {})}"
+    if old is None:
+        return f"the run has no record of {source!r} with {', '.join(new)}"
+    for name in {**old, **new}:
+        recorded, current = (_format(values, name) for values in (old, new))
+        if recorded != current:
+            return f"{source}/{name} is {current}, recorded is {recorded}"
     return None
 
 

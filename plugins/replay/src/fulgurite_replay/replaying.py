@@ -1,5 +1,6 @@
 """One step of a run executed operation by operation, in the state and on the batch that it had."""
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from jaxtyping import Array, Bool
 
 from fulgurite_replay.capture_files import read_capture, read_state
 from fulgurite_replay.examining import Examination, count_batch, examine
+from fulgurite_replay.observing import Observer
 from fulgurite_replay.proof import Difference, Proof, compare_records
-from fulgurite_replay.rerun import Observer, Recorded, train_again
+from fulgurite_replay.rerun import NEVER, Recorded, train_again
 from fulgurite_replay.rows import describe_batch, describe_example
 
 
@@ -43,10 +45,11 @@ class Replay:
         batch: the batch of the step.
         records: the exact records of the step, as far as anything is logged there.
         capture: the folder that `Capture` has written, if the step was replayed from it.
-        source: where the data has the batch and the example that is concerned, as sentences; of a
-            capture, none.
+        source: where the data has the batch and the example that is concerned, as sentences; none
+            where it does not know.
         difference: what of the records of the steps before it is not as the run has recorded it, so
             that the step may not have been in the same state.
+        checks_numbers: whether it was looked at what is not finite, and not at indices alone.
     """
 
     step: int
@@ -58,6 +61,7 @@ class Replay:
     capture: Path | None = None
     source: list[str] = field(default_factory=list)
     difference: Difference | None = None
+    checks_numbers: bool = True
 
     def __str__(self) -> str:
         lines = [f"replayed from {self.capture or f'step {self.start}'}"]
@@ -67,6 +71,10 @@ class Replay:
                 f"step {self.step} is left out: its gradients are too large for float16 and its "
                 "losses are finite, as loss scaling expects from time to time"
             )
+        elif examination.is_clean and not self.checks_numbers:
+            lines.append(f"step {self.step}: no index is outside of an array")
+            if self.failed_when_compiled:
+                lines[-1] += ". The step is not finite: replay it without --check index"
         elif examination.is_clean and self.failed_when_compiled:
             lines.append(
                 f"step {self.step} is not finite as it is compiled, and is finite operation by "
@@ -87,25 +95,34 @@ class Replay:
         return "\n".join(lines)
 
 
-def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool = False) -> Replay:
+def replay(
+    recorded: Recorded,
+    step: int | None = None,
+    *,
+    checks_indices: bool = False,
+    checks_numbers: bool = True,
+) -> Replay:
     """Train a run up to a step, bit for bit, and execute that step operation by operation.
 
     Args:
         recorded: the run.
         step: the number of the step; None for the first one after the newest checkpoint that is not
             finite.
-        checks_indices: whether to look for indices outside of arrays as well, which make no NaN.
+        checks_indices: whether to look for indices outside of arrays, which make no NaN.
+        checks_numbers: whether to say what is not finite.
 
     Raises:
-        CheckpointError: no step after the newest checkpoint fails.
+        CheckpointError: no step after the newest checkpoint fails; the run is a fork, and has no
+            checkpoint to begin at.
         ConfigurationError: the run does not reach that step.
+        DataError: the data cannot be read again from where the run is trained again.
     """
     if step is None:
         step = _find_failing_step(recorded)
     if step < 1:
-        raise ConfigurationError(f"step {step} is none: the first step is 1")
+        raise ConfigurationError(f"there is no step {step}: the first step is 1")
     start = recorded.find_start(step - 1)
-    result = Replay(step, start or 0)
+    result = Replay(step, start or 0, checks_numbers=checks_numbers)
     observer = Observer(
         {step - 1: lambda run: _look_at_next_step(run, result, checks_indices=checks_indices)},
         stop=step,
@@ -124,13 +141,18 @@ def replay(recorded: Recorded, step: int | None = None, *, checks_indices: bool 
         )
     result.records = [record for record in observer.records if record.step == step]
     proof = Proof(result.start, step - 1)
-    compare_records(proof, recorded, observer.records)
+    compare_records(proof, recorded, observer.records, is_whole=start is None)
     result.difference = next(iter(proof.differences), None)
     return result
 
 
 def replay_capture(
-    engine: fg.Engine, model: Any, path: Path, *, checks_indices: bool = False
+    engine: fg.Engine,
+    model: Any,
+    path: Path,
+    *,
+    checks_indices: bool = False,
+    checks_numbers: bool = True,
 ) -> Replay:
     """Execute a step that `Capture` has written operation by operation; neither the data of the run
     nor a checkpoint is needed.
@@ -139,7 +161,8 @@ def replay_capture(
         engine: the engine of the run, or one that was made by the same program.
         model: the model, as `Engine.fit` got it.
         path: the folder of the capture, such as `RUN/captures/step-38`.
-        checks_indices: whether to look for indices outside of arrays as well, which make no NaN.
+        checks_indices: whether to look for indices outside of arrays, which make no NaN.
+        checks_numbers: whether to say what is not finite.
 
     Raises:
         CheckpointError: the capture is damaged, or of another program.
@@ -157,13 +180,27 @@ def replay_capture(
         batch,
         _find_due(engine, step - 1, captured.step_range),
         checks_indices=checks_indices,
+        checks_numbers=checks_numbers,
     )
     failed = examination.culprit is not None
     if examination.is_clean:
         # Only then is it of interest whether the compiled step is finite, too.
-        after, _ = engine.step(state, batch)
+        after, _ = engine.step(state, batch, step_range=captured.step_range)
         failed = int(after.nonfinite.step) == step
-    return Replay(step, step - 1, examination, failed, batch, capture=path)
+    source = [] if captured.place is None else [captured.place]
+    example = _get_example(examination, batch)
+    if example is not None and example < len(captured.examples):
+        source.append(f"the example is {captured.examples[example]}")
+    return Replay(
+        step,
+        step - 1,
+        examination,
+        failed,
+        batch,
+        capture=path,
+        source=source,
+        checks_numbers=checks_numbers,
+    )
 
 
 def save_batch(batch: Any, path: Path) -> None:
@@ -181,14 +218,18 @@ def save_batch(batch: Any, path: Path) -> None:
         if array is not None:
             arrays[name] = array
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
+    with path.open("wb") as file:  # of its own, `savez` would append `.npz` to the name
+        np.savez(file, **arrays)
 
 
 def _find_failing_step(recorded: Recorded) -> int:
     """Return the first step after the newest checkpoint that is not finite."""
-    start = max((step for step, _ in recorded.checkpoints.list_checkpoints()), default=None)
+    start = recorded.find_start(NEVER)
     try:
-        end = train_again(recorded, start, Observer({}))
+        # A run may have skipped or ignored it. What differs is told when that step is replayed.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            end = train_again(recorded, start, Observer({}), on_nonfinite="raise")
     except NonFiniteError as error:
         return error.step
     raise CheckpointError(
@@ -217,12 +258,20 @@ def _look_at_next_step(run: fg.Run, result: Replay, *, checks_indices: bool) -> 
         result.batch,
         _find_due(run.engine, run.step, run.step_range),
         checks_indices=checks_indices,
+        checks_numbers=result.checks_numbers,
     )
     lines = [describe_batch(run, item)]
-    example = result.examination.example
-    if example is not None and example[1] == count_batch(result.batch):
-        lines.append(describe_example(run, item, example[0]))
+    example = _get_example(result.examination, result.batch)
+    if example is not None:
+        lines.append(describe_example(run, item, example))
     result.source = [line for line in lines if line is not None]
+
+
+def _get_example(examination: Examination, batch: Any) -> int | None:
+    """Return the index in the batch of the example that is concerned; None without one, and where
+    it is one of a part of the batch."""
+    example = examination.example
+    return example[0] if example is not None and example[1] == count_batch(batch) else None
 
 
 def _find_due(engine: EngineView, step: int, step_range: fg.StepRange) -> Bool[Array, " names"]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
+import jax
 import numpy as np
 from fulgurite.plugins import BatchItem, Seed
 
@@ -61,17 +62,53 @@ def describe_example(run: fg.Run, item: BatchItem, index: int) -> str | None:
     place = _find_place(run, item)
     if place is None:
         return None
+    names = list(_iter_names(place, range(index, index + 1)))
+    if not names:
+        return None
+    steps: list[int] = []
     if isinstance(place.source, fg.ArrayData):
-        row = _find_row(place, index)
-        if row is None:
-            return None
-        steps = list(_iter_later_steps(run, place, row))
-        return f"the example is row {row} of the arrays{_format_steps(steps)}"
+        steps = list(_iter_later_steps(run, place, int(_find_rows(place)[index])))
+    return f"the example is {names[0]}{_format_steps(steps)}"
+
+
+def list_examples(run: fg.Run, item: BatchItem) -> list[str]:
+    """Return what the data calls the examples of a batch of a fit, in order, without padding; none
+    where it does not know them.
+
+    Args:
+        run: the fit.
+        item: the batch.
+    """
+    place = _find_place(run, item)
+    if place is None:
+        return []
+    return list(_iter_names(place, range(_count_examples(item.batch))))
+
+
+def _iter_names(place: _BatchPlace, indices: range) -> Iterator[str]:
+    """Yield what the data calls examples of a batch, without those of padding; nothing where it
+    does not know them.
+
+    Args:
+        place: of the batch.
+        indices: of the examples in the batch.
+    """
+    if isinstance(place.source, fg.ArrayData):
+        rows = _find_rows(place)[indices.start : indices.stop]
+        yield from (f"row {row} of the arrays" for row in rows)
+        return
     # Batches of fulgurite-data, and sources of one's own that know it.
     trace = getattr(place.source, "trace_row", None)
-    if trace is None:
-        return None
-    return f"the example is {trace(place.number, index, seed=place.seed, epoch=place.epoch)}"
+    if trace is not None:
+        for index in indices:
+            yield trace(place.number, index, seed=place.seed, epoch=place.epoch)
+
+
+def _count_examples(batch: Any) -> int:
+    """Return the number of examples of a batch up to the last that is not padding."""
+    if isinstance(batch, fg.Batch) and batch.mask is not None:
+        return int(np.max(np.flatnonzero(batch.mask), initial=-1)) + 1
+    return len(jax.tree.leaves(batch)[0])
 
 
 def _find_place(run: fg.Run, item: BatchItem) -> _BatchPlace | None:
@@ -92,10 +129,9 @@ def _find_place(run: fg.Run, item: BatchItem) -> _BatchPlace | None:
     return _BatchPlace(source, epoch, number, length, seed)
 
 
-def _find_row(place: _BatchPlace, index: int) -> int | None:
-    """Return the row of an example of arrays; None for one of padding."""
-    numbers = next(_iter_row_numbers(place, place.epoch, place.number), np.empty(0))
-    return int(numbers[index]) if index < len(numbers) else None
+def _find_rows(place: _BatchPlace) -> np.ndarray:
+    """Return the rows of arrays that a batch has, without padding."""
+    return next(_iter_row_numbers(place, place.epoch, place.number), np.empty(0, np.int32))
 
 
 def _iter_row_numbers(place: _BatchPlace, epoch: int, start: int = 0) -> Iterator[np.ndarray]:

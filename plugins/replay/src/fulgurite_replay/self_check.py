@@ -8,11 +8,12 @@ import fulgurite as fg
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import FulguriteError
+from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite.plugins import (
     as_trigger,
     get_device_arrays,
     hide_constructor_frames,
+    is_exact,
     leaves_with_paths,
 )
 from jaxtyping import Array, Bool, Shaped
@@ -20,6 +21,7 @@ from jaxtyping import Array, Bool, Shaped
 from fulgurite_replay.digests import (
     as_plain,
     as_words,
+    commit,
     digest_state,
     list_arrays,
     list_paths,
@@ -122,15 +124,19 @@ class SelfCheck(fg.Plugin):
     _memory = fg.PerFit(_Memory)
 
     def __post_init__(self) -> None:
-        as_trigger(self.every)
+        if not is_exact(as_trigger(self.every)):
+            raise ConfigurationError(
+                f"SelfCheck: every is {self.every!r}, which depends on the clock, and a step is "
+                "repeated before it is known how long it takes: give an interval in steps"
+            )
 
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Make a step beforehand, and compare once the fit has made it: first of all, so that
-        nothing is logged or saved of a wrong one."""
+        nothing is logged or saved of a wrong one, and no other action has changed it."""
         trigger = as_trigger(self.every)
         return [
-            fg.ScheduledAction("compare", trigger, self._compare, stage="evaluate"),
+            fg.ScheduledAction("compare", trigger, self._compare, stage="evaluate", before=("*",)),
             fg.ScheduledAction("repeat", _Before(trigger), self._repeat, stage="save"),
         ]
 
@@ -148,8 +154,8 @@ class SelfCheck(fg.Plugin):
             return
         batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
         # Nothing waits: the device has both steps to make while the batches after them are read.
-        state = _copy(run.unchecked_state)
-        result = _step(run, state, batch)
+        state, consumed = _copy_twice(run.unchecked_state)
+        result, _ = run.engine.step(consumed, batch, step_range=run.step_range)
         self._memory.repetition = _Repetition(state, batch, result)
 
     def _compare(self, run: fg.Run) -> fg.ReplaceState | None:
@@ -162,7 +168,7 @@ class SelfCheck(fg.Plugin):
         path = _find_difference(state, repetition.result)
         if path is None:
             return None
-        third = _step(run, repetition.state, repetition.batch)
+        third, _ = run.engine.step(repetition.state, repetition.batch, step_range=run.step_range)
         digests = [digest_state(result) for result in (state, repetition.result, third)]
         if digests[2] not in digests[:2]:
             raise CorruptionError(run.step, path)
@@ -177,29 +183,28 @@ class SelfCheck(fg.Plugin):
         return fg.ReplaceState(third) if is_wrong else None
 
 
-def _step(run: fg.Run, state: fg.TrainState, batch: Any) -> fg.TrainState:
-    """Return the state after a step, as the engine makes it; the state before it stays usable."""
-    result, _ = run.engine.step(_copy(state), batch)
-    return result
-
-
-def _copy(state: fg.TrainState) -> fg.TrainState:
-    """Return a state with a copy of each array, made by one program."""
+def _copy_twice(state: fg.TrainState) -> tuple[fg.TrainState, fg.TrainState]:
+    """Return two states with copies of each array, made by one program."""
     leaves, structure = jax.tree.flatten(state)
-    copies = iter(_copy_all([leaf for leaf in leaves if isinstance(leaf, jax.Array)]))
-    leaves = [next(copies) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-    return jax.tree.unflatten(structure, leaves)
+    arrays = [commit(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
+
+    def replace_arrays(copies: list[Array]) -> fg.TrainState:
+        rest = iter(copies)
+        new_leaves = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        return jax.tree.unflatten(structure, new_leaves)
+
+    first, second = _copy_all_twice(arrays)
+    return replace_arrays(first), replace_arrays(second)
 
 
 @jax.jit
-def _copy_all(arrays: list[Array]) -> list[Array]:
-    return [jnp.copy(array) for array in arrays]
+def _copy_all_twice(arrays: list[Array]) -> tuple[list[Array], list[Array]]:
+    return [jnp.copy(array) for array in arrays], [jnp.copy(array) for array in arrays]
 
 
 def _find_difference(first: fg.TrainState, second: fg.TrainState) -> str | None:
     """Return the path of the first array whose bits differ; None if there is none."""
-    arrays = [list(map(as_plain, list_arrays(state))) for state in (first, second)]
-    is_different = np.asarray(_compare_all(*arrays))
+    is_different = np.asarray(_compare_all(list_arrays(first), list_arrays(second)))
     if not is_different.any():
         return None
     return list_paths(first)[int(np.argmax(is_different))]
@@ -219,7 +224,7 @@ def _iter_devices(path: str, first: fg.TrainState, second: fg.TrainState) -> Ite
     arrays = [dict(leaves_with_paths(state))[path] for state in (first, second)]
     if not all(isinstance(array, jax.Array) for array in arrays):
         return
-    shards = zip(*(array.addressable_shards for array in arrays), strict=True)
+    shards = zip(*(as_plain(array).addressable_shards for array in arrays), strict=True)
     for left, right in shards:
         if np.asarray(left.data).tobytes() != np.asarray(right.data).tobytes():
             yield str(left.device)

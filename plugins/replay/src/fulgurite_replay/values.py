@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fulgurite_replay.culprits import Culprit, as_numbers
+from fulgurite_replay.example_axes import NO_AXES, Axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +21,7 @@ class Value:
         has_inf: whether an element is infinite.
         culprit: what made it not finite; None if it is finite.
         label: what it is called, if it is an array of the state or of the batch.
+        example_axes: along which of its axes examples of the batch are.
     """
 
     array: Any
@@ -27,6 +29,7 @@ class Value:
     has_inf: bool = False
     culprit: Culprit | None = None
     label: str | None = None
+    example_axes: Axes = NO_AXES
 
     @property
     def is_finite(self) -> bool:

@@ -111,15 +111,18 @@ def _add_chart(section: Element, sweep: Sweep, indices: Indices) -> None:
         sweep: it.
         indices: of the runs.
     """
-    trials = [trial for trial in sweep.trials if trial.state in ("complete", "pruned")]
-    trials = trials[-_MOST_TRIALS:]
-    if not trials:
+    ended = [trial for trial in sweep.trials if trial.state in ("complete", "pruned")]
+    if not ended:
         return
+    best = [trial for trial in ended[:-_MOST_TRIALS] if trial.run == sweep.best]
+    trials = best + ended[-_MOST_TRIALS:]
     add(section, "h3", "Parallel coordinates")
     note = (
         "A line for each trial, the stronger the better; the best one is thick, pruned ones are "
         "dashed. Better values of a metric are at the top. Point at a line to read it."
     )
+    if len(trials) < len(ended):
+        note += f" Of {len(ended)} trials these are the best and the newest."
     add(section, "p", note, class_="note")
     axes = [*sweep.axes, *_build_metric_axes(sweep, trials)]
     width = 2 * _MARGIN + _SPACING * (len(axes) - 1)
@@ -132,7 +135,7 @@ def _add_chart(section: Element, sweep: Sweep, indices: Indices) -> None:
         path = add(
             chart,
             "path",
-            d=_draw(axes, _list_values(sweep, trial, axes)),
+            d=_draw(_find_places(sweep, trial, axes)),
             class_="best" if trial.run == sweep.best else trial.state,
             stroke_opacity=f"{strengths[trial.run]:.2f}",
         )
@@ -151,14 +154,14 @@ def _build_metric_axes(sweep: Sweep, trials: Sequence[Trial]) -> list[Axis]:
     """
     axes = []
     for index, (metric, is_minimized) in enumerate(sweep.objectives):
-        values = [trial.values[index] for trial in trials if len(trial.values) > index]
+        values = [trial.get_value(index) for trial in trials]
         numbers = [value for value in values if value is not None] or [0.0]
         low, high = min(numbers), max(numbers)
         axes.append(Axis(metric, high, low) if is_minimized else Axis(metric, low, high))
     return axes
 
 
-def _list_values(sweep: Sweep, trial: Trial, axes: Sequence[Axis]) -> list[float | None]:
+def _find_places(sweep: Sweep, trial: Trial, axes: Sequence[Axis]) -> list[float | None]:
     """Return where a trial is on each axis.
 
     Args:
@@ -166,12 +169,9 @@ def _list_values(sweep: Sweep, trial: Trial, axes: Sequence[Axis]) -> list[float
         trial: of it.
         axes: those of what is searched, and those of metrics behind them.
     """
-    num_searched = len(sweep.axes)
-    places = [axis.find_place(trial.params.get(axis.name)) for axis in axes[:num_searched]]
-    for index, axis in enumerate(axes[num_searched:]):
-        value = trial.values[index] if len(trial.values) > index else None
-        places.append(axis.find_place(value))
-    return places
+    values = [trial.params.get(axis.name) for axis in sweep.axes]
+    values += [trial.get_value(index) for index in range(len(sweep.objectives))]
+    return [axis.find_place(value) for axis, value in zip(axes, values, strict=True)]
 
 
 def _rank(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, float]:
@@ -184,7 +184,7 @@ def _rank(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, float]:
     _, is_minimized = sweep.objectives[0]
 
     def get_loss(trial: Trial) -> float:
-        value = trial.values[0] if trial.values else None
+        value = trial.get_value(0)
         if value is None or trial.violations:
             return float("inf")
         return value if is_minimized else -value
@@ -197,17 +197,15 @@ def _rank(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, float]:
     }
 
 
-def _draw(axes: Sequence[Axis], places: Sequence[float | None]) -> str:
+def _draw(places: Sequence[float | None]) -> str:
     """Return the path of a line, which has a gap where the trial has no value.
 
     Args:
-        axes: of the chart.
-        places: where the trial is on each.
+        places: where the trial is on each axis.
     """
     parts = []
     letter = "M"
-    for index in range(len(axes)):
-        place = places[index]
+    for index, place in enumerate(places):
         if place is None:
             letter = "M"
             continue

@@ -76,6 +76,14 @@ class Trial:
     values: tuple[float | None, ...]
     violations: tuple[str, ...]
 
+    def get_value(self, index: int) -> float | None:
+        """Return the value of an objective; None if it has none, or one that is not finite.
+
+        Args:
+            index: of the objective.
+        """
+        return self.values[index] if index < len(self.values) else None
+
     def describe(self, metrics: list[str]) -> str:
         """Return it in one line.
 

@@ -32,7 +32,7 @@ from fulgurite_runs.json_codec import (
     estimate_memory as estimate_json_memory,
     loads,
 )
-from fulgurite_runs.lock import Lock, Owner, read_owner
+from fulgurite_runs.lock import InUseError, Lock, Owner, read_owner
 from fulgurite_runs.loggers import flush_loggers, rewind_loggers
 from fulgurite_runs.manifest import (
     SETTINGS as MANIFEST_SETTINGS,
@@ -43,6 +43,7 @@ from fulgurite_runs.manifest import (
 from fulgurite_runs.opening import RunPlugin, get_run_directory, open_run
 from fulgurite_runs.origin import make_origin, read_origin, write_origin
 from fulgurite_runs.program import describe_program, format_commit, format_program
+from fulgurite_runs.replacing import replace_file
 from fulgurite_runs.waiting import call_abandonable, start_thread
 
 __all__ = [  # noqa: RUF022 - by subject
@@ -58,6 +59,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "read_origin",
     "write_origin",
     # Who writes.
+    "InUseError",
     "Lock",
     "Owner",
     "read_owner",
@@ -93,6 +95,7 @@ __all__ = [  # noqa: RUF022 - by subject
     "hash_commit",
     "is_link",
     "list_superseded",
+    "replace_file",
     "supersede",
     "sync_folder",
     # Threads that a disk that hangs does not stop.

@@ -87,7 +87,22 @@ class RunDirectory:
         Raises:
             CheckpointError: there is no attempt, or its manifest is incomplete.
         """
-        path = self._find_manifest()
+        return self._read_manifest(self._find_manifest())
+
+    def read_manifests(self) -> dict[int, dict[str, Any]]:
+        """Return the descriptions of all attempts by their numbers, in order; without empty ones.
+
+        Raises:
+            CheckpointError: one is incomplete.
+        """
+        with self._wrap_read_errors():
+            paths = {
+                number: self.path / "attempts" / str(number) for number in self._list_attempts()
+            }
+            written = {number: path for number, path in paths.items() if not _is_empty(path)}
+        return {number: self._read_manifest(path) for number, path in written.items()}
+
+    def _read_manifest(self, path: Path) -> dict[str, Any]:
         with self._wrap_read_errors():
             try:
                 if not _is_file(path):

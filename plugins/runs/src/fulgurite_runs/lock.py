@@ -36,6 +36,20 @@ _LARGEST_NUMBER = 2**31 - 1
 _SIZE = 1024
 
 
+class InUseError(CheckpointError):
+    """Another process writes to a run directory.
+
+    Example:
+        from fulgurite_runs import InUseError, RunDirectory
+
+        with RunDirectory("runs/used").lock():
+            try:
+                RunDirectory("runs/used").check_unused()
+            except InUseError as error:
+                print(error)
+    """
+
+
 @dataclass(frozen=True)
 class Owner:
     """Who began the newest attempt of a run, as its lock file says.
@@ -411,8 +425,8 @@ def check_unused(path: Path) -> None:
         os.close(descriptor)
 
 
-def _make_in_use_error(path: Path, owner: Owner | None) -> CheckpointError:
-    return CheckpointError(
+def _make_in_use_error(path: Path, owner: Owner | None) -> InUseError:
+    return InUseError(
         f"{path.parent} is in use by {owner or 'another process'}: wait for its end, or choose "
         f"another run directory"
     )

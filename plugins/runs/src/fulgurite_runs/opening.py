@@ -98,7 +98,7 @@ def _start_attempt(run: fg.Run, directory: RunDirectory, began: dict[str, float]
         began: when the attempt and its fit began, in seconds since 1970, by name.
     """
     snapshot = run.resumed_from
-    manifest = dumps({**run.manifest, **began})
+    manifest = dumps({**run.manifest, **began, "start_step": run.step})
     if snapshot is not None:
         is_same_run = snapshot.run_dir is None or directory.is_at(snapshot.run_dir)
         if is_same_run:

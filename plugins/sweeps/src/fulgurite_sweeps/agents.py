@@ -10,11 +10,11 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_config import split_override
 from optuna.trial import TrialState
 
-from fulgurite_sweeps.driver import Plan
 from fulgurite_sweeps.executors import Executor
 from fulgurite_sweeps.journal import AGENT, POINT
 from fulgurite_sweeps.methods import check_search
 from fulgurite_sweeps.objectives import Constraint, Objective
+from fulgurite_sweeps.plan import Plan
 from fulgurite_sweeps.sweep import Sweep
 
 AGENTS = {"wandb": "WANDB_RUN_ID"}

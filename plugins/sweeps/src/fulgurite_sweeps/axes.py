@@ -1,5 +1,7 @@
 """The axes of a search space: arguments of a program, and the values that a trial may give."""
 
+import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +15,8 @@ from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
+    distribution_to_json,
+    json_to_distribution,
 )
 
 from fulgurite_sweeps.calls import Call, parse_call
@@ -119,7 +123,7 @@ class Axis:
         assert isinstance(self.distribution, FloatDistribution | IntDistribution)
         convert = int if isinstance(self.distribution, IntDistribution) else float
         value = _convert(text, convert, self.name)
-        if not self.distribution.low <= value <= self.distribution.high:
+        if not _is_in(value, self.distribution):
             raise ConfigurationError(
                 f"{self.name}={text} is not in the search space, {format_distribution(self)}"
             )
@@ -146,9 +150,36 @@ class Axis:
                     f"a grid has finitely many points, and {self.name} may be any number of "
                     f"{format_distribution(self)}: list its values, or give a step"
                 )
-            count = round((distribution.high - distribution.low) / distribution.step) + 1
-            return [distribution.low + index * distribution.step for index in range(count)]
+            low, high, step = distribution.low, distribution.high, distribution.step
+            count = round((high - low) / step) + 1
+            # Rounding may take the last one above the largest: 3 * 0.1 is 0.30000000000000004.
+            return [min(low + index * step, high) for index in range(count)]
         return list(self.overrides)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the axis as JSON, which `read_axis` reads."""
+        condition = self.condition
+        return {
+            "name": self.name,
+            "distribution": json.loads(distribution_to_json(self.distribution)),
+            "overrides": {choice: list(point) for choice, point in self.overrides.items()},
+            "condition": None if condition is None else [condition.name, list(condition.values)],
+        }
+
+
+def read_axis(description: Mapping[str, Any]) -> Axis:
+    """Return an axis.
+
+    Args:
+        description: as `Axis.describe` returns it.
+    """
+    condition = description["condition"]
+    return Axis(
+        description["name"],
+        json_to_distribution(json.dumps(description["distribution"])),
+        {choice: tuple(point) for choice, point in description["overrides"].items()},
+        None if condition is None else Condition(condition[0], tuple(condition[1])),
+    )
 
 
 def format_axis(axis: Axis) -> str:
@@ -167,7 +198,7 @@ def format_distribution(axis: Axis) -> str:
     arguments = [f"{distribution.low!r}", f"{distribution.high!r}"]
     if distribution.log:
         arguments.append("log")
-    elif distribution.step not in (None, 1):
+    elif distribution.step is not None and (form == "float" or distribution.step != 1):
         arguments.append(f"step={distribution.step!r}")
     return f"{form}({','.join(arguments)})"
 
@@ -239,6 +270,10 @@ def _parse_unconditional(argument: str, *, is_axis: bool) -> Axis | None:
         call = parse_call(text) if len(paths) == 1 else None
         if call is not None and call.name in _NUMBERS:
             return Axis(paths[0], _parse_numbers(paths[0], call))
+        if call is not None and call.name in _ELSEWHERE:
+            raise ConfigurationError(
+                f"{argument} is not a search space: write {_ELSEWHERE[call.name]}"
+            )
         points = list(expand_axes([argument]).values())
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
@@ -270,6 +305,7 @@ def make_axis(name: str, value: Any) -> Axis:
         value: a distribution of Optuna, or a list of values.
     """
     if isinstance(value, FloatDistribution | IntDistribution):
+        _check_finite(name, value.low, value.high)
         return Axis(name, value)
     if isinstance(value, CategoricalDistribution):
         value = value.choices
@@ -278,10 +314,10 @@ def make_axis(name: str, value: Any) -> Axis:
             f"{name}: {value!r} cannot be searched: give a string such as 'log(1e-5,1e-1)', a list "
             "of values, or a distribution of Optuna"
         )
-    return _make_choices(name, [(f"{name}={_format_choice(choice)}",) for choice in value])
+    return _make_choices(name, [(f"{name}={format_value(choice)}",) for choice in value])
 
 
-def _format_choice(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as the command line takes it."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -303,6 +339,7 @@ def _parse_numbers(name: str, call: Call) -> BaseDistribution:
         raise ConfigurationError(f"{name}={_write(call)} is not a search space: write {FORMS}")
     number, make = _NUMBERS[call.name]
     low, high = (_convert(text, number, name) for text in call.arguments[:2])
+    _check_finite(name, low, high)
     options: dict[str, Any] = {"log": call.name == "log" or bool(flags)}
     if "step" in call.keywords:
         options["step"] = _convert(call.keywords["step"], number, name)
@@ -310,6 +347,30 @@ def _parse_numbers(name: str, call: Call) -> BaseDistribution:
         return make(low, high, **options)
     except ValueError as error:
         raise ConfigurationError(f"{name}={_write(call)} is not a search space: {error}") from error
+
+
+def _check_finite(name: str, low: float, high: float) -> None:
+    """Raise an error unless both ends of what is searched are finite.
+
+    Args:
+        name: of the axis.
+        low: the smallest number.
+        high: the largest.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ConfigurationError(
+            f"{name} is searched between {low} and {high}: both must be finite numbers"
+        )
+
+
+def _is_in(value: float, distribution: FloatDistribution | IntDistribution) -> bool:
+    """Return whether a distribution has a number: between its ends, and on a step if it has any."""
+    if not distribution.low <= value <= distribution.high:
+        return False
+    if distribution.step is None:
+        return True
+    num_steps = (value - distribution.low) / distribution.step
+    return abs(num_steps - round(num_steps)) < 1e-8
 
 
 def _write(call: Call) -> str:
@@ -332,6 +393,17 @@ def _convert(text: str, number: type[int] | type[float], name: str) -> Any:
         raise ConfigurationError(f"{name}: {text!r} is not {kind}") from error
 
 
+_ELSEWHERE = {
+    "uniform": "float(low,high)",
+    "quniform": "float(low,high,step=S)",
+    "loguniform": "log(low,high)",
+    "log_uniform": "log(low,high)",
+    "randint": "int(low,high), whose high is included",
+    "lograndint": "int(low,high,log), whose high is included",
+    "choice": "the values with commas between them, name=a,b",
+    "categorical": "the values with commas between them, name=a,b",
+}
+"""What other libraries call a search space, and how it is written here."""
 _NUMBERS: dict[str, tuple[Any, Any]] = {
     "log": (float, FloatDistribution),
     "float": (float, FloatDistribution),

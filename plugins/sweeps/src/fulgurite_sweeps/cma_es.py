@@ -40,9 +40,13 @@ class CmaEsSampler(optuna.samplers.BaseSampler):
             raise ConfigurationError(
                 "the sampler cmaes needs the package cmaes: pip install 'fulgurite-sweeps[cmaes]'"
             ) from error
-        if popsize is not None and popsize < 4:
+        if popsize is not None and (type(popsize) is not int or popsize < 4):
             raise ConfigurationError(
-                f"cmaes: a generation has four trials at least, and popsize is {popsize}"
+                f"cmaes: popsize is {popsize}; a generation has a number of trials, at least four"
+            )
+        if type(sigma0) not in (int, float) or not 0 < sigma0 < math.inf:
+            raise ConfigurationError(
+                f"cmaes: sigma0 is {sigma0}; it must be a positive number, a part of each axis"
             )
         self._make_state = cmaes.CMA
         self._seed = seed

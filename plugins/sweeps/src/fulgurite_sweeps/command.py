@@ -93,6 +93,7 @@ def _run(options: argparse.Namespace, fit_options: Sequence[str], arguments: Seq
             **methods,
             executor=executor,
             num_retries=options.retries,
+            should_wait=options.should_wait,
             tell=tell,
         )
     print(describe_sweep(options.run), flush=True)
@@ -292,6 +293,13 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
         default=3,
         metavar="N",
         help="how often a trial is resumed whose process was killed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-wait",
+        action="store_false",
+        dest="should_wait",
+        help="end when nothing is left to start, also while other drivers have trials (default: "
+        "wait, and take over the trials of a driver that dies)",
     )
 
 

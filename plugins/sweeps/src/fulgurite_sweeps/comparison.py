@@ -1,6 +1,7 @@
 """Whether two modules are the same program: in what they differ besides the numbers in arrays."""
 
 import dataclasses
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,6 +58,12 @@ def _list_parts(first: Any, other: Any) -> list[tuple[str, Any, Any]] | None:
             return None
         pairs = zip(first, other, strict=True)
         return [(f"[{index}]", part, other_part) for index, (part, other_part) in enumerate(pairs)]
+    if isinstance(first, functools.partial):
+        names = ("func", "args", "keywords")
+        return [(f".{name}", getattr(first, name), getattr(other, name)) for name in names]
+    if isinstance(first, types.MethodType):
+        names = ("__func__", "__self__")
+        return [(f".{name}", getattr(first, name), getattr(other, name)) for name in names]
     if isinstance(first, types.FunctionType) and first.__code__ is other.__code__:
         # The same function with other variables around it.
         cells = [_read_cells(function) for function in (first, other)]

@@ -1,12 +1,9 @@
 """A sweep in the terminal while it runs: a table of its trials, or, in a pipe, a line for each
 thing that happens."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fulgurite.plugins import as_printable
@@ -16,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fulgurite_sweeps.journal import Journal, SweepDirectory
+from fulgurite_sweeps.progress import add_progress
 from fulgurite_sweeps.status import Standing, build_rows, count_states, read_standing
 from fulgurite_sweeps.trials import Trial
 
-_TAIL = 1 << 16
-"""How many bytes of a trial's records are searched for the newest values."""
 _FEWEST_ROWS = 4
 _OTHER_LINES = 4
 """Lines of the terminal that the table leaves free."""
@@ -89,7 +85,8 @@ class View:
         """Return the table as it stands now."""
         standing = read_standing(self._directory, self._journal)
         height = max(self._console.size.height - _OTHER_LINES, _FEWEST_ROWS)
-        trials = [_add_progress(trial, standing) for trial in choose_trials(standing, height)]
+        metrics = set(standing.metrics)
+        trials = [add_progress(trial, metrics) for trial in choose_trials(standing, height)]
         header, *rows = build_rows(standing, trials)
         table = Table(box=None, pad_edge=False)
         for index, name in enumerate(header):
@@ -122,50 +119,3 @@ def choose_trials(standing: Standing, count: int) -> list[Trial]:
 
     chosen = sorted(standing.trials, key=get_rank)[:count]
     return sorted(chosen, key=lambda trial: trial.number)
-
-
-def _add_progress(trial: Trial, standing: Standing) -> Trial:
-    """Return a trial with its newest step and values, as far as its records tell.
-
-    Args:
-        trial: of the sweep.
-        standing: of it.
-    """
-    if trial.state != "running":
-        return trial
-    records = trial.run_dir / "records.jsonl"
-    step, values = read_progress(records, set(standing.metrics))
-    return replace(trial, step=step, metrics=values)
-
-
-def read_progress(records: Path, metrics: set[str]) -> tuple[int | None, dict[str, float]]:
-    """Return the newest step in a file of records, and the newest values of metrics; None and
-    nothing if there are no records.
-
-    Args:
-        records: the file.
-        metrics: as `SOURCE/NAME`.
-    """
-    step = None
-    values: dict[str, float] = {}
-    for line in reversed(_read_tail(records)):
-        try:
-            record = json.loads(line)
-            step = record["step"] if step is None else step
-            for name, value in record["values"].items():
-                metric = f"{record['source']}/{name}"
-                if metric in metrics and type(value) is float:
-                    values.setdefault(metric, value)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            continue  # the first line of the tail, or the one that is being written
-    return step, values
-
-
-def _read_tail(path: Path) -> list[bytes]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(size - _TAIL, 0))
-            return file.read().splitlines()
-    except OSError:
-        return []

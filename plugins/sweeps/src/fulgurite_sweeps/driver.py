@@ -9,17 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import optuna
-from fulgurite.errors import CheckpointError
-from fulgurite_cli import note_signals
+from fulgurite_cli import IN_USE, note_signals
 from fulgurite_runs import Lock
 from optuna.trial import FrozenTrial, TrialState
 
 from fulgurite_sweeps.executors import Executor, Job, RunningJob
-from fulgurite_sweeps.failures import describe_code, find_error_line
-from fulgurite_sweeps.journal import ABANDONED, Journal, SweepDirectory
+from fulgurite_sweeps.failures import describe_code, describe_failure
+from fulgurite_sweeps.journal import ABANDONED, FIXED, START, Journal, SweepDirectory
 from fulgurite_sweeps.methods import GRID, make_sampler
-from fulgurite_sweeps.objectives import Constraint, Objective
+from fulgurite_sweeps.objectives import Objective
+from fulgurite_sweeps.plan import Plan
 from fulgurite_sweeps.program import Program
 from fulgurite_sweeps.results import TrialResult, read_result
 from fulgurite_sweeps.space import Space
@@ -31,35 +30,10 @@ METRICS = "metrics"
 """The attribute of a trial that holds its metrics."""
 STEP = "step"
 """The attribute of a trial that holds its last step."""
-_FIXED = "fixed_params"
-"""Where Optuna keeps the values of a trial that was put in line."""
 _POLL = 0.05
 """Seconds between two looks whether a trial has ended."""
 _LOOK = 1.0
 """Seconds between two looks whether another driver has left a trial."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a sweep is driven.
-
-    Attributes:
-        num_trials: how many there are in all, those of earlier starts included.
-        sampler: what chooses values: the name of a sampler, or one of Optuna.
-        pruner: the name of a pruner, or None.
-        seed: of the sampler.
-        num_retries: how often a trial is started again whose process was killed.
-        constraints: what the metrics of a trial must fulfil.
-        only: the number of the only trial that this driver runs; None for any.
-    """
-
-    num_trials: int
-    sampler: str | optuna.samplers.BaseSampler = "tpe"
-    pruner: str | None = None
-    seed: int = 0
-    num_retries: int = 3
-    constraints: tuple[Constraint, ...] = ()
-    only: int | None = None
 
 
 @dataclass
@@ -70,19 +44,15 @@ class _ActiveTrial:
         number: of the trial.
         lock: keeps other drivers from it.
         job: its process.
-        num_attempts: of its run before this start.
         log_size: how much it had printed before this start, in bytes.
         num_retries: how often it may still be started again.
-        is_resumed: whether it had been started before.
     """
 
     number: int
     lock: Lock
     job: RunningJob
-    num_attempts: int
     log_size: int
     num_retries: int
-    is_resumed: bool
 
 
 class Driver:
@@ -128,19 +98,27 @@ class Driver:
 
         A signal is handed to the trials, which save and end; the next driver resumes them.
         """
+        self._check_samples()
         num_handled = 0
         is_open = self._executor.open(self._directory.path, self._tell)
         with is_open, _note_signals() as received, self._leaving_on_error():
             while True:
-                for number in received[num_handled:]:
+                new = received[num_handled:]  # more may arrive while these are handed on
+                num_handled += len(new)
+                for number in new:
                     for active in self._active:
                         active.job.stop(number)
-                num_handled = len(received)
                 self._collect(is_stopping=bool(received))
                 is_over = not received and self._fill()
                 if not self._active and (received or is_over):
                     return received
                 time.sleep(_POLL)
+
+    def _check_samples(self) -> None:
+        """Let the executor refuse trials that it cannot run, before the first of them."""
+        points = self._space.list_samples()
+        jobs = [self._make_job(0, self._space.build_overrides(point)) for point in points]
+        self._executor.check(jobs)
 
     @contextmanager
     def _leaving_on_error(self) -> Iterator[None]:
@@ -172,18 +150,21 @@ class Driver:
         return False
 
     def _is_over(self) -> bool:
-        """Return whether no trial runs anywhere; tell once which ones another driver has."""
-        running = self._list_running()
-        others = [
-            trial.number
-            for trial in running
-            if trial.number not in {active.number for active in self._active}
-        ]
-        if others and not self._active and others != self._waits_for:
+        """Return whether no trial runs that this driver waits for; tell once which ones another
+        driver has."""
+        if self._active:
+            return False
+        others = [trial.number for trial in self._list_running()]
+        names = ", ".join(f"trial-{number}" for number in others)
+        # A trial whose driver was killed is still saving, and can be taken over in a moment.
+        if not self._plan.should_wait and all(map(self._directory.is_in_use, others)):
+            if others:
+                self._tell(f"nothing is left to start; another driver has {names}")
+            return True
+        if others and others != self._waits_for:
             self._waits_for = others
-            names = ", ".join(f"trial-{number}" for number in others)
             self._tell(f"waiting for trials of another driver: {names}")
-        return not running
+        return not others
 
     def _take_next(self) -> tuple[FrozenTrial, Lock, bool] | None:
         """Return a trial that is ours now, and whether it had been started; None if there is none.
@@ -214,7 +195,7 @@ class Driver:
     def _abandon(self, trial: FrozenTrial) -> None:
         """End a trial whose driver was killed before all its values were known. It does not count,
         and if it was in line, it is put there again."""
-        point = trial.system_attrs.get(_FIXED)
+        point = trial.system_attrs.get(FIXED)
         if point is not None and not self._is_in_line(point):
             self._journal.study.enqueue_trial(point)
         self._journal.set_attribute(trial.number, ABANDONED, True)
@@ -222,7 +203,7 @@ class Driver:
 
     def _is_in_line(self, point: dict[str, Any]) -> bool:
         waiting = self._list_trials(TrialState.WAITING)
-        return any(trial.system_attrs.get(_FIXED) == point for trial in waiting)
+        return any(trial.system_attrs.get(FIXED) == point for trial in waiting)
 
     def _ask(self) -> tuple[FrozenTrial, Lock, bool] | None:
         """Return a new trial, unless there are as many as planned."""
@@ -234,18 +215,18 @@ class Driver:
         sampler = self._plan.sampler
         if sampler == GRID and not waiting:
             return None
+        # Optuna gives the first in line, or else a new one.
+        number = min((trial.number for trial in waiting), default=len(trials))
+        self._directory.check_unbegun(number)
         if isinstance(sampler, str):
-            sampler = make_sampler(sampler, self._plan.seed, len(trials))
+            sampler = make_sampler(sampler, self._plan.seed, number)
         self._journal.study.sampler = sampler
         new_trial = self._journal.study.ask()
+        assert new_trial.number == number
         self._space.suggest(new_trial)
-        lock = self._directory.claim(new_trial.number)
-        if lock is None:
-            raise CheckpointError(
-                f"trial-{new_trial.number} in {self._directory.path} is in use, and begins only "
-                "now: runs of an earlier sweep are in this directory, choose another one"
-            )
-        return self._journal.get_trial(new_trial.number), lock, False
+        lock = self._directory.claim(number)
+        assert lock is not None  # whoever asks has the lock of the sweep
+        return self._journal.get_trial(number), lock, False
 
     def _list_running(self) -> list[FrozenTrial]:
         """Return the trials that have begun and not ended, of those that this driver may run."""
@@ -268,38 +249,48 @@ class Driver:
             self._finish(trial.number, result)
             lock.release()
             return
+        if START not in trial.user_attrs:
+            start = {
+                "program": self._program.path,
+                "fit_options": list(self._program.fit_options),
+            }
+            self._journal.set_attribute(trial.number, START, start)
         overrides = self._space.build_overrides(trial.params)
         verb = "resuming" if is_resumed else "starting"
         self._tell(f"{verb} trial-{trial.number}: {' '.join(overrides)}")
-        self._start(trial.number, lock, self._plan.num_retries, is_resumed)
+        self._start(trial.number, lock, self._plan.num_retries)
 
-    def _start(self, number: int, lock: Lock, num_retries: int, is_resumed: bool) -> None:
+    def _start(self, number: int, lock: Lock, num_retries: int) -> None:
         """Start the process of a trial.
 
         Args:
             number: of the trial.
             lock: keeps other drivers from it.
             num_retries: how often it may be started again.
-            is_resumed: whether it had been started before.
         """
-        run = self._directory.get_run(number)
-        log = self._directory.get_log(number)
         overrides = self._space.build_overrides(self._journal.get_trial(number).params)
+        job = self._make_job(number, overrides)
+        log_size = job.log.stat().st_size if job.log.exists() else 0
+        started = self._executor.start(job)
+        self._active.append(_ActiveTrial(number, lock, started, log_size, num_retries))
+
+    def _make_job(self, number: int, overrides: list[str]) -> Job:
+        """Return what an executor starts for a trial.
+
+        Args:
+            number: of the trial.
+            overrides: its arguments.
+        """
+        run_dir = self._directory.get_run(number).path
         metrics = [goal.metric for goal in (*self._objectives, *self._plan.constraints)]
         settings = TrialSettings(str(self._directory.path), number, metrics, self._plan.pruner)
-        job = Job(
+        return Job(
             number,
-            self._program.build_command(overrides, run.path),
+            self._program.build_command(overrides, run_dir),
             describe_variables(settings),
-            log,
-            run.path,
+            self._directory.get_log(number),
+            run_dir,
             tuple(overrides),
-        )
-        log_size = log.stat().st_size if log.exists() else 0
-        num_attempts = run.num_attempts
-        started = self._executor.start(job)
-        self._active.append(
-            _ActiveTrial(number, lock, started, num_attempts, log_size, num_retries, is_resumed)
         )
 
     def _collect(self, is_stopping: bool) -> None:
@@ -321,19 +312,18 @@ class Driver:
                 self._tell(f"trial-{active.number} is saved as far as it got")
             elif self._should_retry(active, code):
                 self._tell(f"trial-{active.number} was cut off ({describe_code(code)}): resuming")
-                self._start(active.number, active.lock, active.num_retries - 1, is_resumed=True)
+                self._start(active.number, active.lock, active.num_retries - 1)
                 continue
             else:
-                self._fail(active.number, self._find_error(active, code))
+                log = self._directory.get_log(active.number)
+                self._fail(active.number, describe_failure(log, active.log_size, code))
             active.lock.release()
 
     def _should_retry(self, active: _ActiveTrial, code: int) -> bool:
-        """Return whether a trial is started again: its process was killed, or the one before it,
-        which was about to end, still had its directory."""
-        was_killed = code < 0 or code == self._program.preempted_exit_code
-        has_begun = self._directory.get_run(active.number).num_attempts > active.num_attempts
-        was_in_use = active.is_resumed and not has_begun
-        return active.num_retries > 0 and (was_killed or was_in_use)
+        """Return whether a trial is started again: its process was killed, or it found that an
+        earlier one, which was about to end, still had its directory."""
+        may_succeed = code < 0 or code in (self._program.preempted_exit_code, IN_USE)
+        return active.num_retries > 0 and may_succeed
 
     def _read_result(self, number: int) -> TrialResult | None:
         """Return how a trial ended; None if it did not reach its end."""
@@ -373,17 +363,6 @@ class Driver:
         self._journal.set_attribute(number, ERROR, message)
         self._journal.study.tell(number, state=TrialState.FAIL)
         self._tell(f"trial-{number} failed: {message}")
-
-    def _find_error(self, active: _ActiveTrial, code: int) -> str:
-        """Return why a trial failed, as it printed it.
-
-        Args:
-            active: the trial.
-            code: its exit code.
-        """
-        line = find_error_line(self._directory.get_log(active.number), active.log_size)
-        description = describe_code(code)
-        return f"{line} ({description})" if line else description
 
 
 def _as_json(metrics: dict[str, float]) -> dict[str, float | str]:

@@ -1,7 +1,8 @@
 """Where trials run: an executor starts a command, and hands out something to wait for."""
 
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,15 @@ class Executor(Protocol):
 
     num_slots: int
 
+    def check(self, samples: Sequence[Job]) -> None:
+        """Raise a `ConfigurationError` if trials cannot run here; called before the first of them.
+
+        Args:
+            samples: jobs that are not started, with each choice of the search space, and with the
+                smallest and the largest of each range.
+        """
+        del samples
+
     def open(self, folder: Path, tell: Callable[[str], None]) -> AbstractContextManager[None]:
         """Return what holds all that trials need: it is entered before the first of them starts,
         and left after the last has ended.
@@ -184,7 +194,9 @@ def find_devices() -> list[str]:
     """Return the names of the GPUs that this process may use, without starting any of them."""
     visible = os.environ.get(DEVICES)
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+        # CUDA hides the first invalid one, for which people write -1, and all behind it.
+        return list(itertools.takewhile(lambda name: not name.startswith("-"), names))
     return [str(index) for index, _ in enumerate(_NVIDIA.iterdir())] if _NVIDIA.is_dir() else []
 
 

@@ -24,8 +24,12 @@ POINT = "point"
 """The attribute of a trial that holds the point which an agent has chosen."""
 ABANDONED = "abandoned"
 """The attribute of a trial whose driver was killed while it asked for its values."""
+FIXED = "fixed_params"
+"""Where Optuna keeps the values of a trial that was put in line."""
 START = "start"
-"""The attribute of the study that says how the newest driver starts trials."""
+"""The attribute of a trial that says with which program and options it was started first."""
+AXES = "list of axes"
+"""The setting that holds the search space as JSON."""
 SETTINGS = "settings"
 """The attribute of the study that says what is searched for."""
 
@@ -59,6 +63,40 @@ class KernelLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class JournalLock(KernelLock):
+    """The lock of whoever writes to Optuna's journal.
+
+    Where the disk is full, a line may be written in part. Optuna would write the next one behind
+    it, and could read the journal no more: so what is there of such a line is removed first.
+
+    Args:
+        path: of the lock's file.
+        journal: which is written to.
+    """
+
+    def __init__(self, path: Path, journal: Path) -> None:
+        super().__init__(path)
+        self._journal = journal
+
+    def acquire(self) -> bool:
+        """Wait for the lock, and remove what a writer before has left of a line."""
+        super().acquire()
+        try:
+            self._remove_torn_line()
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+    def _remove_torn_line(self) -> None:
+        with self._journal.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) not in (b"", b"\n"):
+                content = self._journal.read_bytes()
+                file.truncate(content.rfind(b"\n") + 1)
 
 
 class Journal(NamedTuple):
@@ -189,6 +227,23 @@ class SweepDirectory:
         except CheckpointError:
             return None
 
+    def check_unbegun(self, number: int) -> None:
+        """Raise an error if there is a run where a trial begins only now: its results would be
+        taken for those of the trial, or it would be resumed with the values of the trial.
+
+        Args:
+            number: of the trial.
+
+        Raises:
+            CheckpointError: there is.
+        """
+        path = self.get_run(number).path
+        if path.is_dir() and any(path.iterdir()):
+            raise CheckpointError(
+                f"trial-{number} in {self.path} begins only now, and a run of an earlier sweep is "
+                "there: choose another directory, or remove what the earlier sweep has left"
+            )
+
     def is_in_use(self, number: int) -> bool:
         """Return whether a driver works on a trial, as far as this machine can tell.
 
@@ -202,7 +257,7 @@ class SweepDirectory:
         return owner.is_running(heartbeat)
 
     def _open_storage(self) -> BaseStorage:
-        lock = cast(Any, KernelLock(self.path / "locks" / "journal"))
+        lock = cast(Any, JournalLock(self.path / "locks" / "journal", self.journal))
         return JournalStorage(JournalFileBackend(str(self.journal), lock_obj=lock))
 
     def load(self, pruner: optuna.pruners.BasePruner | None = None) -> Journal:
@@ -218,10 +273,13 @@ class SweepDirectory:
             raise ConfigurationError(f"there is no sweep in {self.path}: check the path")
         storage = self._open_storage()
         with suppress(KeyError):
-            return Journal(
-                optuna.load_study(study_name=STUDY, storage=storage, pruner=pruner), storage
-            )
-        raise ConfigurationError(f"the sweep in {self.path} had not begun: start it again")
+            study = optuna.load_study(study_name=STUDY, storage=storage, pruner=pruner)
+            if AXES in study.user_attrs.get(SETTINGS, {}):
+                return Journal(study, storage)
+        raise ConfigurationError(
+            f"the sweep in {self.path} had not begun, or an earlier version has begun it: start it "
+            "again, an earlier one in another directory"
+        )
 
     def open(self, directions: Sequence[Direction], settings: dict[str, Any]) -> Journal:
         """Return the journal of a sweep, which begins here or was begun earlier. One of which no

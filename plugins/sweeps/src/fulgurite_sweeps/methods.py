@@ -35,7 +35,10 @@ def make_sampler(text: str, seed: int, number: int) -> optuna.samplers.BaseSampl
     """Return a sampler for one trial.
 
     A driver that is started again must not draw what an earlier one has drawn, so the random
-    numbers of each trial depend on its number, and on nothing else that a process remembers.
+    numbers of each trial depend on its number, and on nothing else that a process remembers. The
+    points of `qmc` are those of one sequence, whose seed is that of the sweep: Optuna keeps in the
+    journal how many of them were given out. For `grid`, which puts its points in line, it is what
+    draws the values that another point in line leaves out.
 
     Args:
         text: such as `tpe` or `tpe(n_startup_trials=5)`.
@@ -47,9 +50,13 @@ def make_sampler(text: str, seed: int, number: int) -> optuna.samplers.BaseSampl
     """
     call = _read_call(text, {**SAMPLERS, GRID: None}, "sampler")
     digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
-    options = {"seed": int.from_bytes(digest[:4], "little")}
+    options: dict[str, Any] = {"seed": int.from_bytes(digest[:4], "little")}
     if call.name == GRID:
         return optuna.samplers.RandomSampler(**options)
+    if call.name == "qmc":
+        # Sobol's generator has 32 bits; Python and the command line take any integer.
+        independent_sampler = optuna.samplers.RandomSampler(**options)
+        options = {"seed": seed % (1 << 32), "independent_sampler": independent_sampler}
     return _make(SAMPLERS[call.name], call, options, text)
 
 
@@ -129,7 +136,9 @@ def _read_call(text: str, known: Mapping[str, Any], kind: str) -> Call:
     call = parse_call(text) or Call(text, [], {})
     if call.name not in known:
         raise ConfigurationError(f"there is no {kind} {call.name!r}. {did_you_mean(text, known)}")
-    if call.arguments or (call.keywords and known[call.name] is None):
+    if known[call.name] is None and text != call.name:
+        raise ConfigurationError(f"the {kind} {call.name} has no arguments: write {call.name}")
+    if call.arguments:
         raise ConfigurationError(f"{text!r} is not a {kind}: write NAME or NAME(key=value)")
     return call
 
@@ -143,8 +152,13 @@ def _make(make: Any, call: Call, options: dict[str, Any], text: str) -> Any:
         options: those that we give it.
         text: what the user wrote, for errors.
     """
-    known = inspect.signature(make).parameters
-    for key in call.keywords:
+    known = inspect.signature(make).parameters.keys() - options.keys()
+    for key, value in call.keywords.items():
+        if key == "seed" and key in options:
+            raise ConfigurationError(
+                f"{text!r}: the seed is that of the sweep, by which each trial has one of its own: "
+                f"give --seed {value}, in Python seed={value}"
+            )
         if key not in known:
             raise ConfigurationError(
                 f"{call.name} has no argument {key!r}. {did_you_mean(key, known)}"

@@ -18,8 +18,13 @@ import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import leaves_with_paths, redact_value
 from fulgurite_cli import Experiment, build_experiment, load_experiment
-from fulgurite_population import Population, list_hyperparameters, make_init_key
-from fulgurite_runs import RunPlugin, describe_plugins, dumps, loads
+from fulgurite_population import (
+    Population,
+    list_hyperparameters,
+    list_scheduled,
+    make_init_key,
+)
+from fulgurite_runs import RunPlugin, describe_plugins, dumps, loads, replace_file
 
 from fulgurite_sweeps.comparison import find_difference
 from fulgurite_sweeps.members import FILE, VARIABLE, PopulationSettings, take_values
@@ -40,7 +45,8 @@ class Member:
         overrides: of the trial.
         seed: of its engine.
         module: as its model makes it.
-        hyperparameters: the numbers in its optimizer's state, by name.
+        hyperparameters: the numbers in its optimizer's state, by name; several may have the same.
+        scheduled: the names of those that schedules compute.
         settings: the settings of its engine and plugins, as JSON.
         batch: the arrays of its first batch.
         configuration: as its manifest will hold it.
@@ -50,7 +56,8 @@ class Member:
     overrides: list[str]
     seed: int
     module: Any
-    hyperparameters: dict[str, np.ndarray]
+    hyperparameters: dict[str, list[np.ndarray]]
+    scheduled: set[str]
     settings: str
     batch: list[np.ndarray]
     configuration: Any
@@ -70,24 +77,48 @@ def experiment(run_dir: str = "") -> Experiment:
     Raises:
         ConfigurationError: they differ in more than numbers.
     """
-    if VARIABLE not in os.environ:
-        raise ConfigurationError(
-            "this program is the one that `fulgurite sweep --workers population:N` starts"
-        )
-    settings = PopulationSettings(**json.loads(os.environ[VARIABLE]))
+    settings = read_settings()
     factory = load_experiment(settings.program)
-    members = [build_member(factory, overrides) for overrides in settings.overrides]
-    for path in list_changes(settings.overrides):
-        check_is_seen(factory, members[0], path)
-    vary = find_variation(members)
-    if not vary:  # trials that may be the same, which a population refuses unless it is told so
-        vary = {name: [value] * len(members) for name, value in members[0].hyperparameters.items()}
+    members, vary = build_members(factory, settings.overrides)
     seeds = [member.seed for member in members]
+    if not vary and len(set(seeds)) < len(seeds):
+        vary = name_an_array(members)
     population = Population(seeds=seeds, vary=vary, exact=settings.is_exact)
     _STARTING[:] = [(population, members)]
     with _add_plugins("sweep_population", "sweep_members"):
         built = build_experiment(factory, settings.overrides[0], run_dir=run_dir)
     return Experiment(built.engine, population.stack(members[0].model), built.data)
+
+
+def read_settings() -> PopulationSettings:
+    """Return what the executor says in the environment.
+
+    Raises:
+        ConfigurationError: there is no executor.
+    """
+    if VARIABLE not in os.environ:
+        raise ConfigurationError(
+            "this program is the one that `fulgurite sweep --workers population:N` starts"
+        )
+    return PopulationSettings(**json.loads(os.environ[VARIABLE]))
+
+
+def build_members(
+    factory: Callable[..., Any], overrides: Sequence[list[str]]
+) -> tuple[list[Member], dict[str, list[np.ndarray]]]:
+    """Return the experiments of trials, and what they differ in besides their seeds.
+
+    Args:
+        factory: the function of the program.
+        overrides: of each trial.
+
+    Raises:
+        ConfigurationError: they differ in more than a population can vary.
+    """
+    members = [build_member(factory, words) for words in overrides]
+    for change in list_changes(overrides):
+        check_is_seen(factory, members[0], change)
+    return members, find_variation(members)
 
 
 def build_member(factory: Callable[..., Any], overrides: list[str]) -> Member:
@@ -117,7 +148,8 @@ def build_member(factory: Callable[..., Any], overrides: list[str]) -> Member:
         overrides=overrides,
         seed=engine.seed,
         module=model(key=make_init_key(engine.seed)),
-        hyperparameters={name: np.asarray(value) for name, value in numbers.items()},
+        hyperparameters={name: list(map(np.asarray, values)) for name, values in numbers.items()},
+        scheduled=list_scheduled(state.opt_state),
         settings=dumps(description, sort_keys=True),
         batch=[np.asarray(leaf) for leaf in jax.tree.leaves(batch) if eqx.is_array_like(leaf)],
         configuration=loads(dumps(redact_value(engine.config))),
@@ -138,9 +170,9 @@ def find_variation(members: Sequence[Member]) -> dict[str, list[np.ndarray]]:
     for member in members[1:]:
         check_same_program(first, member)
     vary = {
-        name: [member.hyperparameters[name] for member in members]
-        for name, value in first.hyperparameters.items()
-        if any(not np.array_equal(member.hyperparameters[name], value) for member in members)
+        name: [get_number(member, name) for member in members]
+        for name, values in first.hyperparameters.items()
+        if not all(are_equal(member.hyperparameters[name], values) for member in members)
     }
     arrays = [list_arrays(member.module) for member in members]
     # Those that the first program makes with each seed.
@@ -148,7 +180,67 @@ def find_variation(members: Sequence[Member]) -> dict[str, list[np.ndarray]]:
     for path in arrays[0]:
         if any(not np.array_equal(a[path], b[path]) for a, b in zip(arrays, expected, strict=True)):
             vary[path] = [values[path] for values in arrays]
+            check_is_number(first, path)
     return vary
+
+
+def get_number(member: Member, name: str) -> np.ndarray:
+    """Return the hyperparameter of a name, by which a population varies all that have it.
+
+    Args:
+        member: the trial.
+        name: of the hyperparameter.
+
+    Raises:
+        ConfigurationError: several have the name and are not equal, or a schedule computes it.
+    """
+    label = f"{' '.join(member.overrides)}: the optimizer"
+    number, *others = member.hyperparameters[name]
+    if not are_equal(others, [number] * len(others)):
+        raise ConfigurationError(
+            f"{label} has several hyperparameters {name!r} that are not equal, and a population "
+            "varies all of a name alike: make them optimizers of optax.multi_transform or of "
+            "optax.named_chain, whose names tell them apart, or take local:N"
+        )
+    if name in member.scheduled:
+        raise ConfigurationError(
+            f"{label} computes {name!r} by a schedule, which differs between trials, {_NOT_NUMBERS}"
+        )
+    return number
+
+
+def are_equal(first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+    """Return whether two lists hold the same arrays."""
+    return len(first) == len(other) and all(map(np.array_equal, first, other))
+
+
+def check_is_number(member: Member, path: str) -> None:
+    """Raise a `ConfigurationError` if an array that differs between trials holds random keys.
+
+    Args:
+        member: a trial.
+        path: of the array.
+    """
+    leaf = dict(leaves_with_paths(eqx.filter(member.module, eqx.is_array)))[path]
+    if is_key(leaf):
+        raise ConfigurationError(
+            f"{' '.join(member.overrides)}: the random keys in the module.{path} differ between "
+            f"trials by more than the seed of the engine, {_NOT_NUMBERS}"
+        )
+
+
+def name_an_array(members: Sequence[Member]) -> dict[str, list[np.ndarray]]:
+    """Return an array of the module with the values that each member has anyway: trials may be the
+    same, which a population refuses unless it is told in what they differ.
+
+    Args:
+        members: the trials.
+    """
+    arrays = [list_arrays(member.module) for member in members]
+    leaves = leaves_with_paths(eqx.filter(members[0].module, eqx.is_array))
+    numbers = {path: leaf for path, leaf in leaves if not is_key(leaf)}
+    smallest = min(numbers, key=lambda path: numbers[path].size)
+    return {smallest: [values[smallest] for values in arrays]}
 
 
 def check_same_program(first: Member, other: Member) -> None:
@@ -160,14 +252,16 @@ def check_same_program(first: Member, other: Member) -> None:
     """
     label = f"{' '.join(other.overrides)} differs from {' '.join(first.overrides)}"
     numbers = [
-        (float(value), float(other.hyperparameters[name]))
-        for name, value in first.hyperparameters.items()
-        if name in other.hyperparameters and value.ndim == other.hyperparameters[name].ndim == 0
+        (float(value), float(other_value))
+        for name, values in first.hyperparameters.items()
+        for value, other_value in zip(values, other.hyperparameters.get(name, ()), strict=False)
+        if value.ndim == other_value.ndim == 0
     ]
     difference = find_difference(first.module, other.module, numbers)
     if difference is not None:
         raise ConfigurationError(f"{label} in {difference}, {_NOT_NUMBERS}")
-    if first.hyperparameters.keys() != other.hyperparameters.keys():
+    lengths = [{name: len(v) for name, v in m.hyperparameters.items()} for m in (first, other)]
+    if lengths[0] != lengths[1]:
         raise ConfigurationError(f"{label} in its optimizer, {_NOT_NUMBERS}")
     if first.settings != other.settings:
         raise ConfigurationError(f"{label} in the settings of its engine, {_NOT_NUMBERS}")
@@ -212,9 +306,17 @@ def check_is_seen(factory: Callable[..., Any], first: Member, change: tuple[str,
 
 
 def list_arrays(module: Any) -> dict[str, np.ndarray]:
-    """Return the arrays of a module by path."""
+    """Return the arrays of a module by path; of random keys their bits."""
     arrays = eqx.filter(module, eqx.is_array)
-    return {path: np.asarray(leaf) for path, leaf in leaves_with_paths(arrays)}
+    return {
+        path: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+        for path, leaf in leaves_with_paths(arrays)
+    }
+
+
+def is_key(leaf: Any) -> bool:
+    """Return whether an array holds random keys."""
+    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 class SweepMembers(RunPlugin):
@@ -245,16 +347,14 @@ class SweepMembers(RunPlugin):
             )
             results.append(
                 {
-                    "step": run.step,
+                    "step": frozen.get(index, run.step),
                     "metrics": metrics,
                     "error": error,
                     "configuration": member.configuration,
                 }
             )
         run.run_dir.assert_locked()
-        path = run.run_dir.path / f"{FILE}.new"
-        path.write_text(dumps(results), encoding="utf-8")
-        path.replace(run.run_dir.path / FILE)
+        replace_file(run.run_dir.path / FILE, dumps(results))
 
 
 def make_sweep_population() -> Population:

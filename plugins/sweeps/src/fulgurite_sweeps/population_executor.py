@@ -1,11 +1,14 @@
 """Trials as members of a population: several in one program, which costs less than as many runs.
 
 The population is a run of its own, `population-0-3` in the directory of the sweep, with the
-checkpoints of all. When it has ended, each trial gets a run directory with its part of the records.
+checkpoints of all, and what it trains is in `population-0-3.json`. When it has ended, each trial
+gets a run directory with its part of the records. A trial that was in a population that was cut
+off, or whose end was not told, continues in that one, with whatever trials it has.
 """
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,14 +18,25 @@ from typing import Any
 
 from fulgurite.errors import ConfigurationError
 from fulgurite_cli import SweptRun
-from fulgurite_runs import RunDirectory, dumps, loads
+from fulgurite_runs import RunDirectory, dumps, loads, replace_file
 
 from fulgurite_sweeps.executors import Executor, Job, is_in_use
-from fulgurite_sweeps.members import FILE, RECORDS, VARIABLE, PopulationSettings, take_record
+from fulgurite_sweeps.members import (
+    RECORDS,
+    REFUSED,
+    VARIABLE,
+    PopulationSettings,
+    find_population,
+    get_folder,
+    read_results,
+    take_record,
+)
 from fulgurite_sweeps.results import TrialResult, write_result
 from fulgurite_sweeps.trial import VARIABLE as TRIAL_VARIABLE
 
 _PROGRAM = Path(__file__).with_name("population_program.py")
+_CHECK = "fulgurite_sweeps.population_check"
+"""The module that is started to compare trials: it imports jax, as the driver does not."""
 _TAIL = 20_000
 """How many bytes of what a population printed go to the log of each trial, if it failed."""
 
@@ -57,15 +71,40 @@ class PopulationExecutor(Executor):
             )
         self.num_slots = num_slots
         self._is_exact = exact
-        self._group: _Group | None = None
+        self._next: _Group | None = None
+        self._resumed: dict[Path, _Group] = {}
+
+    def check(self, samples: Sequence[Job]) -> None:
+        """Raise a `ConfigurationError` if trials differ in more than a population can vary."""
+        _check_job(samples[0])
+        settings = _describe(samples, self._is_exact)
+        environment = os.environ | {VARIABLE: json.dumps(asdict(settings))}
+        command = [sys.executable, "-P", "-m", _CHECK]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        # A program that fails with some values fails in the trials that have them.
+        if ended.returncode == REFUSED:
+            raise ConfigurationError(
+                f"trials of this sweep cannot be members of one population: "
+                f"{ended.stderr.strip().removeprefix('error: ')}"
+            )
 
     def start(self, job: Job) -> "PopulationJob":
-        """Add a trial to the population that begins next."""
-        _check_job(job)
-        if self._group is None or self._group.has_begun:
-            self._group = _Group(self._is_exact)
-        self._group.jobs.append(job)
-        return PopulationJob(self._group, job)
+        """Add a trial to the population that it was in, or to the one that begins next."""
+        group = self._find_group(job)
+        group.jobs.append(job)
+        return PopulationJob(group, job)
+
+    def _find_group(self, job: Job) -> "_Group":
+        settings = find_population(job)
+        if settings is None:
+            if self._next is None or self._next.has_begun:
+                self._next = _Group(self._is_exact)
+            return self._next
+        folder = get_folder(job, settings.numbers)
+        group = self._resumed.get(folder)
+        if group is None or group.has_ended:
+            group = self._resumed[folder] = _Group(settings.is_exact, settings)
+        return group
 
 
 class PopulationJob:
@@ -100,11 +139,14 @@ class _Group:
 
     Args:
         is_exact: whether its members run one after the other.
+        settings: of one that had begun; None for a new one. It may have members that are no trials
+            of this driver.
     """
 
-    def __init__(self, is_exact: bool) -> None:
+    def __init__(self, is_exact: bool, settings: PopulationSettings | None = None) -> None:
         self.jobs: list[Job] = []
         self._is_exact = is_exact
+        self._settings = settings
         self._process: SweptRun | None = None
         self._codes: dict[int, int] | None = None
         self._num_stops = 0
@@ -115,10 +157,22 @@ class _Group:
         return self._process is not None or self._codes is not None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it takes no trial that it had already, either."""
+        return self._codes is not None
+
+    @property
+    def settings(self) -> PopulationSettings:
+        """What it trains: all that had joined when it was first asked for."""
+        if self._settings is None:
+            jobs = sorted(self.jobs, key=lambda job: job.number)
+            self._settings = _describe(jobs, self._is_exact)
+        return self._settings
+
+    @property
     def folder(self) -> Path:
         """The run directory of the population."""
-        name = format_numbers([job.number for job in self.jobs])
-        return self.jobs[0].run_dir.with_name(f"population-{name}")
+        return get_folder(self.jobs[0], self.settings.numbers)
 
     def poll(self, number: int) -> int | None:
         """Return the exit code of a trial once the population has ended.
@@ -168,13 +222,10 @@ class _Group:
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def _start(self) -> SweptRun:
-        settings = PopulationSettings(
-            program=_get_program(self.jobs[0]),
-            overrides=[list(job.overrides) for job in self.jobs],
-            is_exact=self._is_exact,
-        )
+        settings = json.dumps(asdict(self.settings))
+        replace_file(self.folder.with_name(f"{self.folder.name}.json"), settings)
         command = [sys.executable, "-P", "-m", "fulgurite_cli", "fit", str(_PROGRAM)]
-        environment = {VARIABLE: json.dumps(asdict(settings))}
+        environment = {VARIABLE: settings}
         return SweptRun([*command, "--run", str(self.folder)], self._log, environment)
 
     def _finish(self) -> dict[int, int]:
@@ -182,34 +233,22 @@ class _Group:
 
         A driver that is killed here leaves trials that the next one finishes.
         """
-        results = loads((self.folder / FILE).read_bytes())
+        results = read_results(self.folder, len(self.settings.numbers))
         records = [loads(line) for line in _read_lines(self.folder / RECORDS)]
         manifest = RunDirectory(self.folder).read_manifest()
         codes = {}
-        for index, (job, result) in enumerate(zip(self.jobs, results, strict=True)):
-            codes[job.number] = 0 if result["error"] is None else 1
-            if result["error"] is not None:
-                with job.log.open("a") as log:
-                    log.write(f"error: {result['error']}\n")
-                continue
-            lines = [take_record(record, index, result["configuration"]) for record in records]
+        for job in self.jobs:
+            index = self.settings.numbers.index(job.number)
+            result = results[index]
+            # A member that failed has none of its end; a run alone would have ended there.
+            lines = [
+                take_record(record, index, result["configuration"])
+                for record in records
+                if result["error"] is None or record["step"] < result["step"]
+            ]
             _write_run(job.run_dir, manifest | {"configuration": result["configuration"]}, lines)
-            write_result(job.run_dir, TrialResult(result["step"], result["metrics"]))
-            run = RunDirectory(job.run_dir)
-            with run.lock():
-                run.mark_complete()
+            codes[job.number] = _end_run(job, result)
         return codes
-
-
-def format_numbers(numbers: Sequence[int]) -> str:
-    """Return numbers of trials as a short name: `0-3` for 0, 1, 2, 3, and `0-1+5` for 0, 1, 5."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
-        else:
-            ranges.append([number])
-    return "+".join("-".join(map(str, ends)) for ends in ranges)
 
 
 def _check_job(job: Job) -> None:
@@ -223,6 +262,21 @@ def _check_job(job: Job) -> None:
             "options of fulgurite fit are not for the trials of a population: leave out what "
             "stands behind --, or take local:N"
         )
+
+
+def _describe(jobs: Sequence[Job], is_exact: bool) -> PopulationSettings:
+    """Return what a population is told.
+
+    Args:
+        jobs: its members.
+        is_exact: whether they run one after the other.
+    """
+    return PopulationSettings(
+        program=_get_program(jobs[0]),
+        numbers=[job.number for job in jobs],
+        overrides=[list(job.overrides) for job in jobs],
+        is_exact=is_exact,
+    )
 
 
 def _get_program(job: Job) -> str:
@@ -247,7 +301,25 @@ def _write_run(path: Path, manifest: dict[str, Any], lines: Sequence[dict[str, A
         run.start_attempt(dumps(manifest))
         if lines:
             text = "".join(dumps(line, sort_keys=True) + "\n" for line in lines)
-            (path / RECORDS).write_text(text, encoding="utf-8")
+            replace_file(path / RECORDS, text)
+
+
+def _end_run(job: Job, result: dict[str, Any]) -> int:
+    """Write how a trial has ended, as its run would; return its exit code.
+
+    Args:
+        job: the trial.
+        result: how it has ended.
+    """
+    if result["error"] is not None:
+        with job.log.open("a") as log:
+            log.write(f"error: {result['error']}\n")
+        return 1
+    write_result(job.run_dir, TrialResult(result["step"], result["metrics"]))
+    run = RunDirectory(job.run_dir)
+    with run.lock():
+        run.mark_complete()
+    return 0
 
 
 def _copy_tail(source: Path, target: Path) -> None:

@@ -30,6 +30,8 @@ PASSED_ON = ("FULGURITE_", "JAX_", "XLA_")
 program might compute other bits."""
 LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")
 """How many bytes the path of Ray's folder may have: the kernel takes 107 for that of a socket."""
+_SMALLEST = 0.0001
+"""The smallest part of a resource that Ray counts."""
 _OBJECT_STORE = 80 * 2**20
 """Bytes of shared memory, the least that Ray takes: trials leave their results on disk."""
 # A trial saves when its runner is gone; Ray would kill it first.
@@ -80,6 +82,12 @@ class RayExecutor(Executor):
                 f"ray: cpus={cpus} and gpus={gpus} are what a trial needs, and slots={slots} how "
                 "many run at a time: give positive numbers"
             )
+        for name, value in {"cpus": cpus, "gpus": gpus or 0, **(resources or {})}.items():
+            if 0 < value < _SMALLEST:
+                raise ConfigurationError(
+                    f"ray: {name}={value} is less than Ray can count, which is {_SMALLEST}: give "
+                    "that or more, or 0"
+                )
         self.num_slots = 0
         self._address = address
         self._cpus = cpus
@@ -105,6 +113,15 @@ class RayExecutor(Executor):
             if self._gpus is None:
                 self._gpus = min(1, sum(node.get("GPU", 0) for node in nodes))
             needs = {"CPU": self._cpus, "GPU": self._gpus, **self._resources}
+            if not any(needs.values()):
+                if self._slots is None:
+                    raise ConfigurationError(
+                        "ray: there is room for any number of trials that need nothing: say how "
+                        "many run at a time, as in ray(cpus=0,slots=4)"
+                    )
+                self.num_slots = self._slots
+                yield
+                return
             room = sum(count_trials(node, needs) for node in nodes)
             if not room:
                 needed = ", ".join(f"{name}: {value:g}" for name, value in needs.items())
@@ -230,9 +247,8 @@ def count_trials(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
         node: what it offers, by the names of Ray.
         needs: what a trial needs.
     """
-    # Ray counts in parts of 1/10000.
     shares = [
-        round(node.get(name, 0) * 10_000) // round(value * 10_000)
+        round(node.get(name, 0) / _SMALLEST) // round(value / _SMALLEST)
         for name, value in needs.items()
         if value
     ]

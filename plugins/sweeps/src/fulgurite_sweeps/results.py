@@ -1,12 +1,11 @@
 """What a trial leaves in its run directory: its metrics, and why it ended."""
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fulgurite.errors import CheckpointError
-from fulgurite_runs import dumps, loads, sync_folder
+from fulgurite_runs import dumps, loads, replace_file
 
 FILE = "trial.json"
 
@@ -44,13 +43,7 @@ def write_result(folder: Path, result: TrialResult) -> None:
         folder: its run directory.
         result: how it ended.
     """
-    path = folder / f"{FILE}.new"
-    with path.open("w", encoding="utf-8") as file:
-        file.write(dumps(asdict(result)))
-        file.flush()
-        os.fsync(file.fileno())
-    path.replace(folder / FILE)
-    sync_folder(folder)
+    replace_file(folder / FILE, dumps(asdict(result)))
 
 
 def read_result(folder: Path) -> TrialResult | None:

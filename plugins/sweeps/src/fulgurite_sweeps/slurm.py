@@ -92,7 +92,8 @@ def plan_job_array(
         f"--signal=B:TERM@{SECONDS_TO_SAVE}",
     ]
     command = [sys.executable, "-P", "-m", "fulgurite_cli", "sweep"]
-    command += _replace_workers(arguments, f"local:{slots}")
+    # A job that waits for the others would hold its devices for nothing.
+    command += _add_options(arguments, "--workers", f"local:{slots}", "--no-wait")
     # `exec`, so that the signal reaches the driver, which hands it to its trials.
     wrapped = f"exec {shlex.join(command)}"
     array = f"--array=0-{num_jobs - 1}"
@@ -123,12 +124,12 @@ def _read_profile(name: str | None) -> tuple[list[str], Mapping[str, str]]:
     return words, profile.environment
 
 
-def _replace_workers(arguments: Sequence[str], workers: str) -> list[str]:
-    """Return a command line with other workers.
+def _add_options(arguments: Sequence[str], *options: str) -> list[str]:
+    """Return a command line with further options, which count instead of the same ones in it.
 
     Args:
         arguments: the command line.
-        workers: in place of those in it; the last of several counts.
+        *options: what is added.
     """
     index = arguments.index("--") if "--" in arguments else len(arguments)
-    return [*arguments[:index], "--workers", workers, *arguments[index:]]
+    return [*arguments[:index], *options, *arguments[index:]]

@@ -11,7 +11,14 @@ from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite_config import ConfigError, split_override
 from optuna.distributions import BaseDistribution
 
-from fulgurite_sweeps.axes import Axis, format_axis, make_axis, parse_axis
+from fulgurite_sweeps.axes import (
+    Axis,
+    format_axis,
+    format_value,
+    make_axis,
+    parse_axis,
+    read_axis,
+)
 
 
 @dataclass(frozen=True)
@@ -202,24 +209,23 @@ class Space:
             return cause
         return cause | self._find_cause(other, other.condition.values[0])
 
-    def parse_point(self, text: str) -> dict[str, Any]:
+    def make_point(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return a point that a user wants tried; what it leaves out, the sampler chooses.
 
         Args:
-            text: strings `name=value` with spaces between them.
+            values: by the names of the axes, as the space lists them or as strings.
 
         Raises:
             ConfigurationError: an axis has no such value, or there is no such axis.
         """
         point = {}
-        for item in text.split():
-            name, _, value = item.partition("=")
+        for name, value in values.items():
             if name not in self.axes:
                 raise ConfigurationError(
-                    f"{item!r} cannot be tried first: nothing called {name!r} is searched. "
+                    f"{name}={value} cannot be tried first: nothing called {name!r} is searched. "
                     f"{did_you_mean(name, self.axes)}"
                 )
-            point[name] = self.axes[name].parse_value(value)
+            point[name] = self.axes[name].parse_value(format_value(value))
         for name in point:
             axis = self.axes[name]
             if not axis.is_active(point):
@@ -229,10 +235,35 @@ class Space:
                 )
         return point
 
-    def describe(self) -> dict[str, Any]:
-        """Return the space as JSON, to compare it with that of an earlier start."""
-        axes = {name: format_axis(axis) for name, axis in self.axes.items()}
-        return {"axes": axes, "fixed": list(self.fixed)}
+    def describe(self) -> dict[str, str]:
+        """Return what is searched along each axis, as it is written on the command line."""
+        return {name: format_axis(axis) for name, axis in self.axes.items()}
+
+    def describe_axes(self) -> list[dict[str, Any]]:
+        """Return the axes as JSON, of which `read` makes them again: a value of a Python program
+        may hold what separates values on the command line."""
+        return [axis.describe() for axis in self.axes.values()]
+
+    @classmethod
+    def read(cls, axes: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> "Space":
+        """Return the space of an earlier start.
+
+        Args:
+            axes: what `describe_axes` has returned.
+            overrides: strings `path=value` that all trials have.
+        """
+        axes_by_name = {description["name"]: read_axis(description) for description in axes}
+        return cls(axes_by_name, tuple(overrides))
+
+
+def split_point(text: str) -> dict[str, str]:
+    """Return the values of a point by the names of the axes.
+
+    Args:
+        text: strings `name=value` with spaces between them.
+    """
+    items = [item.partition("=") for item in text.split()]
+    return {name: value for name, _, value in items}
 
 
 def _add_axis(axes: dict[str, Axis], axis: Axis) -> None:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from fulgurite.plugins import as_printable
 
-from fulgurite_sweeps.journal import SETTINGS, START, Journal, SweepDirectory
+from fulgurite_sweeps.journal import AXES, SETTINGS, START, Journal, SweepDirectory
 from fulgurite_sweeps.objectives import Constraint, Objective
+from fulgurite_sweeps.progress import add_progress
 from fulgurite_sweeps.space import Space
 from fulgurite_sweeps.trials import Trial, find_best, find_front, read_trials
 
@@ -43,17 +44,17 @@ def read_standing(directory: SweepDirectory, journal: Journal) -> Standing:
         directory: of the sweep.
         journal: its memory.
     """
-    attributes = journal.study.user_attrs
-    settings = attributes[SETTINGS]
-    space = _read_space(settings)
+    settings = journal.study.user_attrs[SETTINGS]
+    space = Space.read(settings[AXES], settings["list of fixed arguments"])
     objectives = [Objective(*entry) for entry in settings["list of objectives"]]
     constraints = map(Constraint.parse, settings["list of constraints"])
     metrics = dict.fromkeys(goal.metric for goal in (*objectives, *constraints))
     trials = read_trials(directory, journal)
     best = find_best(trials, objectives)
     command = ""
-    if best is not None and START in attributes:
-        command = _format_command(best, space, attributes[START])
+    if best is not None:
+        start = journal.get_trial(best.number).user_attrs[START]
+        command = _format_command(best, space, start)
     front = find_front(trials, objectives)
     return Standing(space, objectives, list(metrics), trials, best, front, command)
 
@@ -113,23 +114,13 @@ def build_rows(standing: Standing, trials: Sequence[Trial]) -> list[list[str]]:
     return rows
 
 
-def _read_space(settings: dict[str, Any]) -> Space:
-    """Return what a sweep searches.
-
-    Args:
-        settings: what it was begun with.
-    """
-    axes = [f"{name}={text}" for name, text in settings["search space"].items()]
-    return Space.parse([*settings["list of fixed arguments"], *axes])
-
-
 def _format_command(trial: Trial, space: Space, start: dict[str, Any]) -> str:
     """Return the command that trains the run of a trial again in another directory.
 
     Args:
         trial: of the sweep.
         space: what is searched.
-        start: how its newest driver starts trials.
+        start: with which program and options it was started.
     """
     overrides = space.build_overrides(trial.params)
     if not space.axes:  # an agent has chosen the point
@@ -141,7 +132,9 @@ def _format_command(trial: Trial, space: Space, start: dict[str, Any]) -> str:
 
 def _format_table(standing: Standing) -> str:
     """Return a line for each trial."""
-    rows = build_rows(standing, standing.trials)
+    metrics = set(standing.metrics)
+    trials = [add_progress(trial, metrics) for trial in standing.trials]
+    rows = build_rows(standing, trials)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,12 +1,12 @@
 """What a report shows of a sweep, as a file in its directory: a report reads no journal."""
 
-import os
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
-from fulgurite_runs import dumps
+from fulgurite_runs import dumps, replace_file
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -35,10 +35,8 @@ def write_summary(directory: SweepDirectory, journal: Journal) -> None:
         directory: of the sweep.
         journal: its memory.
     """
-    path = directory.summary
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(dumps(describe(read_standing(directory, journal), journal)), "utf-8")
-    temporary.replace(path)
+    text = dumps(describe(read_standing(directory, journal), journal))
+    replace_file(directory.summary, text)
 
 
 def describe(standing: Standing, journal: Journal) -> dict[str, Any]:
@@ -77,6 +75,8 @@ def _find_distribution(texts: Sequence[str]) -> BaseDistribution:
     try:
         numbers = [float(text) for text in texts]
     except ValueError:
+        return CategoricalDistribution(tuple(dict.fromkeys(texts)))
+    if not all(map(math.isfinite, numbers)):
         return CategoricalDistribution(tuple(dict.fromkeys(texts)))
     low, high = min(numbers), max(numbers)
     return FloatDistribution(low, high, log=0 < _WIDE * low <= high)

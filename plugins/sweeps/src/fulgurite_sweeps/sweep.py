@@ -8,13 +8,14 @@ from typing import Any
 import optuna
 from fulgurite.errors import ConfigurationError
 
-from fulgurite_sweeps.driver import Driver, Plan
+from fulgurite_sweeps.driver import Driver
 from fulgurite_sweeps.executors import Executor, LocalExecutor
-from fulgurite_sweeps.journal import START, SweepDirectory
+from fulgurite_sweeps.journal import AXES, SweepDirectory
 from fulgurite_sweeps.methods import GRID, check_search
 from fulgurite_sweeps.objectives import Constraint, Objective
+from fulgurite_sweeps.plan import Plan
 from fulgurite_sweeps.program import Program
-from fulgurite_sweeps.space import Space
+from fulgurite_sweeps.space import Space, split_point
 from fulgurite_sweeps.summary import write_summary
 from fulgurite_sweeps.trials import Trial, find_best, find_front, read_trials
 
@@ -78,19 +79,18 @@ class Sweep:
         self._journal = self._directory.open(
             [direction for _, direction in self._objectives], self._describe()
         )
-        start = {"program": self._program.path, "fit_options": list(self._program.fit_options)}
-        self._journal.study.set_user_attr(START, start)
 
     def _describe(self) -> dict[str, Any]:
         """Return what must not change between two starts."""
-        space = self._space.describe()
         return {
             "program": Path(self._program.path).name,
-            "search space": space["axes"],
-            "list of fixed arguments": space["fixed"],
+            "search space": self._space.describe(),
+            "list of fixed arguments": list(self._space.fixed),
             "list of objectives": [list(objective) for objective in self._objectives],
             "list of constraints": [str(constraint) for constraint in self._constraints],
             "agent": None,
+            # Behind the search space, which says the same for people.
+            AXES: self._space.describe_axes(),
         }
 
     def enqueue(self, point: str | None = None, /, **values: Any) -> None:
@@ -104,10 +104,9 @@ class Sweep:
         Raises:
             ConfigurationError: the search space has no such point.
         """
-        texts = [f"{name}={value}" for name, value in values.items()]
-        values_by_name = self._space.parse_point(" ".join([*texts, point or ""]))
+        whole = self._space.make_point({**split_point(point or ""), **values})
         with self._directory.lock():
-            self._journal.study.enqueue_trial(values_by_name, skip_if_exists=True)
+            self._journal.study.enqueue_trial(whole, skip_if_exists=True)
 
     def run(
         self,
@@ -118,6 +117,7 @@ class Sweep:
         executor: Executor | None = None,
         seed: int = 0,
         num_retries: int = 3,
+        should_wait: bool = True,
         tell: Callable[[str], None] = print,
     ) -> list[int]:
         """Run trials until there are `num_trials` in all, those of earlier starts included.
@@ -134,6 +134,8 @@ class Sweep:
             executor: where trials run; None for one at a time on this machine.
             seed: of the sampler.
             num_retries: how often a trial is started again whose process was killed.
+            should_wait: whether it waits for trials that other processes run when it has nothing
+                left to start, to take over those whose process dies.
             tell: gets a line for each thing that happens.
 
         Returns:
@@ -143,7 +145,12 @@ class Sweep:
             ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
         """
         plan = self.plan(
-            num_trials, sampler=sampler, pruner=pruner, seed=seed, num_retries=num_retries
+            num_trials,
+            sampler=sampler,
+            pruner=pruner,
+            seed=seed,
+            num_retries=num_retries,
+            should_wait=should_wait,
         )
         return self._drive(plan, executor, tell)
 
@@ -155,6 +162,7 @@ class Sweep:
         pruner: str | None = None,
         seed: int = 0,
         num_retries: int = 3,
+        should_wait: bool = True,
     ) -> Plan:
         """Return how `run` drives the sweep with these arguments; of a grid, all points are in line
         then.
@@ -165,17 +173,27 @@ class Sweep:
             pruner: its name, or None.
             seed: of the sampler.
             num_retries: how often a trial is started again whose process was killed.
+            should_wait: whether it waits for trials that other processes run.
 
         Raises:
             ConfigurationError: there is no such sampler or pruner, or it does not fit the space.
         """
         if sampler == GRID:
-            points = self._enqueue_grid()
-            num_trials = len(points) if num_trials is None else num_trials
+            self._enqueue_grid()
+            # With those in line that are not points of the grid, or that were tried before.
+            num_trials = len(self.trials) if num_trials is None else num_trials
         elif num_trials is None:
             raise ConfigurationError("how many trials? Only a grid has an end: give --trials N")
         check_search(sampler, pruner, self._space, len(self._objectives))
-        return Plan(num_trials, sampler, pruner, seed, num_retries, self._constraints)
+        return Plan(
+            num_trials,
+            sampler,
+            pruner,
+            seed,
+            num_retries,
+            self._constraints,
+            should_wait=should_wait,
+        )
 
     def _drive(
         self, plan: Plan, executor: Executor | None, tell: Callable[[str], None]
@@ -189,7 +207,10 @@ class Sweep:
         """
 
         def tell_and_write(text: str) -> None:
-            write_summary(self._directory, self._journal)
+            try:
+                write_summary(self._directory, self._journal)
+            except OSError as error:
+                tell(f"what a report shows of the sweep is not up to date: {error}")
             tell(text)
 
         driver = Driver(
@@ -209,13 +230,12 @@ class Sweep:
         """The folder of the sweep."""
         return self._directory.path
 
-    def _enqueue_grid(self) -> list[dict[str, Any]]:
-        """Put all points in line that are not there yet, in their order; return all."""
+    def _enqueue_grid(self) -> None:
+        """Put all points in line that are not there yet, in their order."""
         points = self._space.list_points()
         with self._directory.lock():
             for point in points:
                 self._journal.study.enqueue_trial(point, skip_if_exists=True)
-        return points
 
     @property
     def trials(self) -> list[Trial]:

@@ -10,11 +10,8 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from fulgurite_sweeps.driver import ERROR, METRICS, STEP
-from fulgurite_sweeps.journal import ABANDONED, POINT, Journal, SweepDirectory
+from fulgurite_sweeps.journal import ABANDONED, FIXED, POINT, Journal, SweepDirectory
 from fulgurite_sweeps.objectives import Objective
-
-_FIXED = "fixed_params"
-"""Where Optuna keeps the values of a trial that was put in line."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ def _describe_trial(directory: SweepDirectory, trial: FrozenTrial) -> Trial:
     return Trial(
         number=trial.number,
         state=state,
-        params=trial.params or trial.user_attrs.get(POINT) or trial.system_attrs.get(_FIXED, {}),
+        params=trial.params or trial.user_attrs.get(POINT) or trial.system_attrs.get(FIXED, {}),
         values=trial.values if is_complete else None,
         metrics={name: float(value) for name, value in metrics.items()},
         step=trial.user_attrs.get(STEP),

@@ -38,20 +38,29 @@ def parse_executor(text: str) -> Executor:
         ConfigurationError: there is none of this name, or it has no such argument.
     """
     workers = parse_workers(text)
-    if workers.name == "local" and not workers.call.keywords:
+    if workers.name == "slurm":
+        raise ConfigurationError(
+            f"{text} submits jobs that choose their trials, and no trial of an agent: give local, "
+            "ray or population"
+        )
+    if workers.name == "local":
+        _check_names(workers.call, ())
         return LocalExecutor(_parse_count(workers.where or "1", text))
     if workers.name == "ray":
         from fulgurite_sweeps.ray_executor import RayExecutor
 
         numbers: Any = read_numbers(workers.call, ("cpus", "gpus", "slots"))
         return RayExecutor(workers.where, **numbers)
-    if workers.name == "population" and not workers.call.keywords.keys() - {"exact"}:
+    if workers.name == "population":
         from fulgurite_sweeps.population_executor import PopulationExecutor
 
+        _check_names(workers.call, ("exact",))
         is_exact = workers.call.keywords.get("exact", "false").lower()
-        if is_exact in ("true", "false"):
-            count = _parse_count(workers.where or "4", text)
-            return PopulationExecutor(count, exact=is_exact == "true")
+        if is_exact not in ("true", "false"):
+            raise ConfigurationError(f"{text}: exact is {is_exact}: give true or false")
+        return PopulationExecutor(
+            _parse_count(workers.where or "4", text), exact=is_exact == "true"
+        )
     raise _make_workers_error(text)
 
 
@@ -81,16 +90,27 @@ def read_numbers(call: Call, known: Sequence[str]) -> dict[str, float]:
     Raises:
         ConfigurationError: there is no such argument, or a value is not a number above or at 0.
     """
+    _check_names(call, known)
     numbers = {}
     for name, value in call.keywords.items():
-        if name not in known:
-            raise ConfigurationError(
-                f"{call.name} has no argument {name!r}. {did_you_mean(name, known)}"
-            )
         if not _NUMBER.fullmatch(value):
             raise ConfigurationError(f"{call.name}: {name}={value} is not a number: give 1, or 0.5")
         numbers[name] = float(value) if "." in value else int(value)
     return numbers
+
+
+def _check_names(call: Call, known: Sequence[str]) -> None:
+    """Raise an error if workers have an argument that there is not.
+
+    Args:
+        call: the workers.
+        known: the names of the arguments that they have.
+    """
+    for name in call.keywords:
+        if name not in known:
+            raise ConfigurationError(
+                f"{call.name} has no argument {name!r}. {did_you_mean(name, known)}"
+            )
 
 
 def _parse_count(text: str, workers: str) -> int:

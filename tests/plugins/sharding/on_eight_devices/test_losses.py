@@ -140,6 +140,7 @@ class Stack(eqx.Module):
         return jax.lax.scan(apply_block, x, arrays)[0]
 
 
+@pytest.mark.slow
 def test_a_loss_and_a_metric_on_a_layer_under_fsdp() -> None:
     inputs = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
     task = KeyedTask(Stack(key=jax.random.key(0)), {"x": "batch"}, optimizer=optax.sgd(0.1))

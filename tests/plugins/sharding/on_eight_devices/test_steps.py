@@ -49,6 +49,7 @@ def test_fused_steps_train_alike() -> None:
     )
 
 
+@pytest.mark.slow
 def test_batches_gathered_on_the_devices_are_the_same() -> None:
     fit = engine(FSDP(min_size=64), steps=12).fit
     losses = [
@@ -102,6 +103,7 @@ def test_batch_norm_takes_its_statistics_over_the_global_batch() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_was_trained_on_other_devices_goes_on() -> None:
     """A state on a mesh on no mesh, wherever jax computes, and on another one, likewise in
     evaluation; a module on some device on a mesh."""
@@ -149,6 +151,7 @@ def test_evaluations_are_those_of_one_device() -> None:
         np.testing.assert_allclose(*preds, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluations_compile_behind_the_first_steps_for_where_the_state_stays() -> None:
     """By what is compiled at the start, from the state as it was made, the state after some steps
     is evaluated."""

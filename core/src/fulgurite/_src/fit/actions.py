@@ -85,7 +85,8 @@ class ScheduledAction:
         stage: actions at one step run in the order of `STAGES`; what comes before `save` is saved.
             In `decide` evaluations of this step are known, and metrics of training are those of the
             window before; in `act` they are those of the window that ends here, if one does.
-        after, before: names of actions of the same stage that it runs after or before.
+        after, before: names of actions of the same stage that it runs after or before; `*` stands
+            for all others.
     """
 
     name: str

@@ -168,6 +168,7 @@ class DuePoint:
             self._fit.progress.stop_by_action(answer.reason)
         elif isinstance(answer, ReplaceState):
             self._fit.state.replace(answer.state, f"the action {action.name}")
+            self._fit.call_event("on_replace_state", run=self._run)
         elif answer is not None:
             raise PluginError(
                 "an action returns None, fg.StopTraining(reason) or fg.ReplaceState(state), "

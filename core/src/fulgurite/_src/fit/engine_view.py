@@ -14,6 +14,7 @@ from fulgurite._src.training.nonfinite import NonFinitePolicy
 from fulgurite._src.training.services import Services
 from fulgurite._src.training.settings import StepsPerExecution
 from fulgurite._src.training.state import TrainState
+from fulgurite._src.triggers import StepRange
 
 
 class EngineView(Protocol):
@@ -54,7 +55,12 @@ class EngineView(Protocol):
     def predict(self) -> Callable[..., Any]: ...
 
     def step(
-        self, state: TrainState, batch: Any, *, returns: tuple[str, ...] = ...
+        self,
+        state: TrainState,
+        batch: Any,
+        *,
+        returns: tuple[str, ...] = ...,
+        step_range: StepRange | None = ...,
     ) -> tuple[TrainState, Output]: ...
 
     def run_evaluation(

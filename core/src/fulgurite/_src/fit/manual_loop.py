@@ -23,7 +23,7 @@ from fulgurite._src.model.output import Output
 from fulgurite._src.rng import make_root_key
 from fulgurite._src.training.services import Services
 from fulgurite._src.training.state import TrainState, as_model_init, check_not_consumed
-from fulgurite._src.triggers import UnboundedRange
+from fulgurite._src.triggers import StepRange, UnboundedRange
 from fulgurite.errors import DataError, NonFiniteError, check_one_of
 
 RETURNABLE = ("preds", "aux", "grads", "updates")
@@ -65,7 +65,11 @@ class ManualLoop:
             return program.init_state(model_init, make_root_key(self._services.settings.seed))
 
     def step(
-        self, state: TrainState, batch: Any, returns: tuple[str, ...]
+        self,
+        state: TrainState,
+        batch: Any,
+        returns: tuple[str, ...],
+        step_range: StepRange | None,
     ) -> tuple[TrainState, Output]:
         """Make one update: return the state after it, and the step's output."""
         check_jit_enabled()
@@ -75,7 +79,7 @@ class ManualLoop:
         program = self._get_program(state, batch)
         # On the device: whoever needs the number waits. It travels packed, and so is not consumed.
         steps_done: Any = state.step
-        update_rule = program.update_rule.for_step(steps_done, UnboundedRange(0))
+        update_rule = program.update_rule.for_step(steps_done, step_range or UnboundedRange(0))
         compiled_step = program.get_compiled_step(1, update_rule, tuple(returns))
         nothing_due = np.zeros(len(self._services.due_names), bool)
         buffer = compiled_step.make_buffer()

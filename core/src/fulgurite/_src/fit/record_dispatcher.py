@@ -16,6 +16,7 @@ from fulgurite._src.fit.records import (
     Record,
     RecordKind,
     RecordStream,
+    as_python_numbers,
     check_json_value,
     check_record_types,
     mask_record,
@@ -147,6 +148,8 @@ class RecordDispatcher:
 
         def finish() -> Record:
             on_host = jax.device_get(writable) if arrays else writable
+            if kind == "scalars":
+                on_host = as_python_numbers(on_host)
             return Record(kind, source, step, on_host, stream)
 
         self.enqueue(arrays, finish, stream)

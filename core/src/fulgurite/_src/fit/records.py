@@ -90,6 +90,18 @@ def check_record_types(kind: str, source: str, values: Any) -> str:
     return where
 
 
+def as_python_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a record of scalars, with Python numbers for those without an axis.
+
+    Args:
+        values: by name, on the host.
+    """
+    return {
+        name: value.item() if getattr(value, "shape", None) == () else value
+        for name, value in values.items()
+    }
+
+
 def mask_record(record: Record) -> Record:
     """Return a record without registered secrets: in its source, in names and in texts."""
     values = redact_registered_value(record.values)

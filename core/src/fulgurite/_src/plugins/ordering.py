@@ -34,7 +34,8 @@ def sort_topologically(items: Iterable[T], what: str = "plugin") -> list[T]:
     """Return the plugins (or actions), each after those that it names in `after` and `requires` and
     before those in `before`.
 
-    Names are plugin names, with or without instance, or capabilities that plugins provide.
+    Names are plugin names, with or without instance, or capabilities that plugins provide; `*`
+    stands for all others.
     `requires` must be met by an active plugin; `after` and `before` say nothing about plugins that
     are not active.
 
@@ -51,9 +52,9 @@ def sort_topologically(items: Iterable[T], what: str = "plugin") -> list[T]:
         others = [other for other in items if other is not item]
         _check_requirements(item, others, what)
         for other in others:
-            if other.aliases & {*item.order["after"], *item.order["requires"]}:
+            if {*other.aliases, "*"} & {*item.order["after"], *item.order["requires"]}:
                 predecessors[item.name].add(other.name)
-            if other.aliases & {*item.order["before"]}:
+            if {*other.aliases, "*"} & {*item.order["before"]}:
                 predecessors[other.name].add(item.name)
     sorter = TopologicalSorter(predecessors)
     try:

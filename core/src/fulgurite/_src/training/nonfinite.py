@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from fulgurite._src.model.output import Output
 from fulgurite._src.tree.paths import leaves_with_paths
 from fulgurite._src.tree.specs import put_constant
+from fulgurite._src.tree.vectors import join_scalars
 from fulgurite.errors import NonFiniteError
 
 NonFinitePolicy = Literal["raise", "skip", "ignore"]
@@ -198,7 +199,14 @@ def _find_nonfinite(leaves: list[Array]) -> Bool[Array, " leaves"]:
         # In the place where they are, without a program of their shapes.
         flags = [not np.isfinite(np.asarray(leaf)).all() for leaf in leaves]
         return put_constant(np.array(flags, bool))
-    return jnp.array([jnp.any(_reduce_to_marks(leaf) != 0) for leaf in leaves], bool)
+    flags = [_has_nonfinite(leaf) for leaf in leaves]
+    return join_scalars(flags) if flags else jnp.zeros(0, bool)
+
+
+# Jitted, so that it is traced once for each shape.
+@jax.jit
+def _has_nonfinite(leaf: Array) -> Bool[Array, ""]:
+    return jnp.any(_reduce_to_marks(leaf) != 0)
 
 
 def _is_on_host(leaf: Array) -> bool:
@@ -280,7 +288,12 @@ def _reduce_to_marks(leaf: Array) -> Float[Array, "2"]:
 
 
 def _as_marks(numbers: Array) -> Float[Array, " marks"]:
-    return jnp.real(numbers.reshape(-1)).astype(jnp.float32)
+    # By `jax.lax`, because there are three for each array of the model, and `jax.numpy` takes
+    # several times as long to trace them.
+    numbers = jax.lax.reshape(numbers, (numbers.size,))
+    if jnp.iscomplexobj(numbers):
+        numbers = jax.lax.real(numbers)
+    return jax.lax.convert_element_type(numbers, jnp.float32)
 
 
 def _multiply_rows_by_zeros(leaf: Array) -> Array:

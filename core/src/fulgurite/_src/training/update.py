@@ -303,7 +303,12 @@ def compute_gradients(
         return output.loss, output
 
     grads, output = jax.grad(total, has_aux=True)(params)
-    grads = zero_weightless_grads(conjugate_gradients(grads), output.loss_weights.values())
+    grads = conjugate_gradients(grads)
+    has_known_length = ctx.mask is None and ctx.num_examples is None
+    if not has_known_length or not {*output.loss_weights}.issubset(output.bare_terms):
+        grads = zero_weightless_grads(grads, output.loss_weights.values())
+    # Otherwise all terms are means over the examples of the batch, which has some: three operations
+    # for each array that XLA would have to find out about.
     return grads, output
 
 
@@ -319,7 +324,9 @@ def zero_weightless_grads(grads: PyTree, weights: Iterable[Array]) -> PyTree:
     first, *others = [*weights, None]
     if not isinstance(first, Tracer) or any(weight is not first for weight in others[:-1]):
         return grads
-    return jax.tree.map(lambda grad: jnp.where(first == 0, 0, grad), grads)
+    # Once for all arrays, of which there may be hundreds.
+    is_over_nothing = first == 0
+    return jax.tree.map(lambda grad: jnp.where(is_over_nothing, 0, grad), grads)
 
 
 def conjugate_gradients(grads: PyTree) -> PyTree:
@@ -348,11 +355,11 @@ def apply_updates(module: PyTree, updates: PyTree) -> PyTree:
     def add(update: Any, param: Any) -> Any:
         if update is None:
             return param
-        # Wider than either, also where jax is told to promote nothing by itself.
-        with jax.numpy_dtype_promotion("standard"):
-            return (param + update).astype(param.dtype)
+        return (param + update).astype(param.dtype)
 
-    return jax.tree.map(add, updates, module, is_leaf=lambda node: node is None)
+    # Wider than either, also where jax is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.tree.map(add, updates, module, is_leaf=lambda node: node is None)
 
 
 def call_optimizer(
