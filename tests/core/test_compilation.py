@@ -275,6 +275,23 @@ def test_the_fourth_shape_is_one_too_many() -> None:
     )
 
 
+def test_fits_and_steps_follow_the_settings_around_them() -> None:
+    class Promoting(Counting):
+        def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+            return fg.Output(self.weight * jnp.mean(batch * jnp.arange(2)))
+
+    engine = fg.Engine(steps=1, autoload=False)
+    data = [np.ones(2, np.float32)]
+    state = engine.fit(Promoting, data).state
+    state, _ = engine.step(state, data[0])
+    with jax.numpy_dtype_promotion("strict"):
+        with pytest.raises(ValueError, match="no available implicit dtype promotion path"):
+            engine.step(state, data[0])
+        with pytest.raises(ValueError, match="no available implicit dtype promotion path"):
+            engine.fit(Promoting, data)
+    engine.fit(Promoting, data)
+
+
 def test_a_shape_that_is_compiled_again_counts_once() -> None:
     """JAX compiles another program where it looks for NaN."""
     engine = fg.Engine(steps=1, max_compilations=1, autoload=False)

@@ -26,6 +26,7 @@ from fulgurite._src.execution.debugging import (
     has_invalid_numbers,
     is_debugging_numbers,
     is_jit_disabled,
+    read_trace_settings,
 )
 from fulgurite._src.execution.executables import Compilation, CompilationQueue
 from fulgurite._src.execution.flat_state import VectorPacking, get_wide_dtype
@@ -41,14 +42,6 @@ from fulgurite._src.tree.specs import (
 )
 
 AnyProgram = TypeVar("AnyProgram")
-
-# Those that a program may set around one evaluation and not another.
-_TRACE_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_enable_x64",
-    "jax_numpy_dtype_promotion",
-    "jax_threefry_partitionable",
-)
 
 
 class EvaluationCarry(NamedTuple):
@@ -346,5 +339,4 @@ def _sign_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     where they lie, and the settings by which JAX traces."""
     leaves, treedef = jax.tree.flatten(arguments)
     places = tuple(getattr(leaf, "sharding", None) for leaf in leaves)
-    settings = tuple(getattr(jax.config, name) for name in _TRACE_SETTINGS)
-    return treedef, tuple(list_argument_specs(leaves)), places, settings
+    return treedef, tuple(list_argument_specs(leaves)), places, read_trace_settings()

@@ -1,4 +1,4 @@
-"""JAX's own means of debugging, where an engine has to do something for them to work."""
+"""JAX's own settings, where an engine has to do something for them to work."""
 
 from typing import Any
 
@@ -7,6 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fulgurite.errors import ConfigurationError
+
+# Those that a program may set around one fit or evaluation and not another.
+_TRACE_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+
+
+def read_trace_settings() -> tuple[Any, ...]:
+    """Return the settings by which JAX traces: a program that was traced by others is another."""
+    return tuple(getattr(jax.config, name) for name in _TRACE_SETTINGS)
 
 
 def is_debugging_numbers() -> bool:

@@ -23,7 +23,7 @@ from fulgurite._src.execution.build import (
 )
 from fulgurite._src.execution.compiled_step import CompiledStep
 from fulgurite._src.execution.dataflow import find_needed_arguments
-from fulgurite._src.execution.debugging import check_jit_enabled
+from fulgurite._src.execution.debugging import check_jit_enabled, read_trace_settings
 from fulgurite._src.execution.dispatch import (
     DispatchChoice,
     choose_loop,
@@ -65,6 +65,7 @@ class Program:
         update_rule: how a batch becomes an update; `update_rule.for_step` says which rule applies
             at a step, and each of these rules has its own traced and compiled steps.
         step: the traced step of the rule that applies at the first update.
+        trace_settings: the settings of JAX by which it is traced.
         state_spec: the train state as `jax.ShapeDtypeStruct`s, with shardings where there are some.
         layout: how states cross `jax.jit`.
         dispatch_choice: how many steps go into one dispatch, and why, if that was asked last.
@@ -82,6 +83,7 @@ class Program:
         self, services: Services, model_init: ModelInit, batches: Sequence[Any], device_arrays: Any
     ) -> None:
         check_jit_enabled()
+        self.trace_settings = read_trace_settings()
         self._services = services
         self._plugins = services.plugins
         self.update_rule, self._optimizer_origin = build_update_rule(services, model_init)

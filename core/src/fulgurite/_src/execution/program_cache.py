@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 
+from fulgurite._src.execution.debugging import read_trace_settings
 from fulgurite._src.execution.program import Program
 from fulgurite._src.recent import RecentCache
 from fulgurite._src.rng import make_root_key
@@ -24,7 +25,7 @@ class ProgramCache:
         self._programs = RecentCache[Program]()
 
     def get(self, model_init: ModelInit, batches: tuple[Any, ...], device_arrays: Any) -> Program:
-        """Return the program for a kind of model and of batches.
+        """Return the program for a kind of model and of batches, by JAX's settings of now.
 
         Args:
             model_init: where the module comes from.
@@ -35,15 +36,16 @@ class ProgramCache:
         if model is None:
             key = make_root_key(self._services.settings.seed)
             model = eqx.filter_eval_shape(model_init.build, model_init.arrays, key)
+        settings = read_trace_settings()
         program = self._programs.get_or_build(
-            tree_signature((model, batches, device_arrays)),
+            (settings, tree_signature((model, batches, device_arrays))),
             lambda: Program(self._services, model_init, batches, device_arrays),
         )
         # A module that makes functions gives other ones at each call; those in a state are those of
         # the program's own spec.
         spec = program.state_spec
         signature = tree_signature(((spec.module, spec.model_state), batches, device_arrays))
-        return self._programs.get_or_build(signature, lambda: program)
+        return self._programs.get_or_build((settings, signature), lambda: program)
 
     def find(self, state: TrainState) -> Program | None:
         """Return a program for states of this structure that was built already, or None."""

@@ -15,7 +15,7 @@ from fulgurite._src.data.sources import (
     get_device_arrays,
     get_split,
 )
-from fulgurite._src.execution.debugging import check_jit_enabled
+from fulgurite._src.execution.debugging import check_jit_enabled, read_trace_settings
 from fulgurite._src.execution.program import Program
 from fulgurite._src.execution.program_cache import ProgramCache
 from fulgurite._src.fit.plan import open_data_iterator, peek_first_batch
@@ -116,6 +116,8 @@ class ManualLoop:
         """Return the program of the newest step if it fits a state, else that for the state and a
         batch."""
         program = self._program
+        if program is not None and program.trace_settings != read_trace_settings():
+            program = None
         if program is None or not program.layout.matches(state):
             check_not_consumed(state)
             model_init = as_model_init((state.module, state.model_state))
