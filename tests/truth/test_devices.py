@@ -18,7 +18,7 @@ PAIRS = split_pairs(ON_EIGHT)
 @pytest.mark.parametrize(
     "pairs",
     [
-        pytest.param(PAIRS.fast, id="some"),
+        pytest.param(PAIRS.fast, id="some", marks=pytest.mark.full),
         pytest.param(PAIRS.full, id="more", marks=pytest.mark.full),
         pytest.param(PAIRS.slow, id="others", marks=pytest.mark.slow),
     ],
