@@ -160,9 +160,7 @@ class RecordDispatcher:
         finish: Callable[[], Record | None],
         stream: RecordStream = "exact",
     ) -> None:
-        """Pass on a record once the values in it are computed: one of values on the device at the
-        next `flush` at the earliest, because after an evaluation they are computed already, and the
-        device idles until it has the next steps.
+        """Pass on a record once the values in it are computed.
 
         Args:
             arrays: on the device; they are copied to the host in the background.
@@ -181,8 +179,7 @@ class RecordDispatcher:
         self._waiting.append((arrays, finish))
         self.num_records += 1
         self.num_exact_records += stream == "exact"
-        if not arrays:
-            self.flush(wait=False)
+        self.flush(wait=False)
 
     def validate(self, kind: str, source: str, values: Any) -> dict[str, Any] | None:
         """Return what a plugin logs as a record keeps it, whatever the plugin does with its own
