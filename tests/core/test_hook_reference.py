@@ -82,6 +82,8 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     def failing(run: fg.Run) -> None:
         raise RuntimeError("on purpose")
 
+    replacing = Act(3, lambda run: fg.ReplaceState(run.state), instance="replacing")
+
     sys.setprofile(note)
     try:
         engine(*plugins, logger, saver, steps=10, log_every=5).fit(Linear, data)
@@ -95,7 +97,7 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
         averages = result.state.plugin_states["averaged"]
         shown.Averaged().after_finalize(result.state.module, averages)
         with pytest.raises(RuntimeError, match="on purpose"):
-            engine(*plugins, Act(5, failing), steps=10).fit(Linear, data)
+            engine(*plugins, replacing, Act(5, failing), steps=10).fit(Linear, data)
     finally:
         sys.setprofile(None)
     assert sorted(HOOKS.keys() - called) == []

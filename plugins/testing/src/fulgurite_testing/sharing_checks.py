@@ -14,6 +14,7 @@ from fulgurite_testing.subject import HALF, CheckError, FitRecord, PluginUnderTe
 
 EVENTS_AFTER_A_STEP = {
     "on_epoch_end",
+    "on_replace_state",
     "on_evaluate_end",
     "on_compile",
     "on_save",
