@@ -138,7 +138,7 @@ class Loop:
         fit.result = fit.build_result()
         self.run.save()
         fit.records.close(self.step)
-        # What is said of an evaluation in `on_fit_end` is no record of the fit.
+        # What is said of an evaluation in `on_fit_end` is not a record of the fit.
         fit.engine.services.compilations.run = None
         return fit.result
 
