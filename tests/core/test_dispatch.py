@@ -171,29 +171,3 @@ def test_a_dispatch_is_no_longer_than_what_is_due(triggers: list[Any], steps: in
     epoch = 4 if triggers == [fg.EveryEpoch()] else 40
     engine.fit(Counting(), numbers(*[[0.0]] * epoch))
     assert engine.explain().startswith(f"steps_per_execution: {steps},")
-
-
-def test_after_a_state_is_read_the_device_gets_its_first_steps_after_a_few_batches() -> None:
-    """It idles until then, so a whole dispatch of batches is read while it has steps to take."""
-    steps_of_reads: list[int] = []
-    runs: list[fg.Run] = []
-
-    def read_state(run: fg.Run) -> None:
-        runs.append(run)
-        assert int(run.state.step) == run.step
-
-    def make_batches() -> Iterator[np.ndarray]:
-        while True:
-            steps_of_reads.append(runs[-1].step if runs else 0)
-            yield np.ones(1)
-
-    data = fg.DataSource(make_batches(), prefetch=0)
-    engine = fg.Engine(
-        steps=64, steps_per_execution=16, plugins=[Act(32, read_state)], autoload=False
-    )
-    result = engine.fit(Counting, data)
-
-    # The source is asked for one more batch than there is, to know where its epoch ends.
-    assert steps_of_reads.count(32) == 4
-    assert steps_of_reads.count(36) == 14
-    assert float(result.module.weight) == -64

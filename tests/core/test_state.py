@@ -32,7 +32,6 @@ from models import (
 
 
 def test_a_state_that_is_read_many_times_is_that_of_its_step_each_time() -> None:
-    """From the 33rd time on, a program puts the numbers of a state on the device."""
     states: list[tuple[int, float, int]] = []
 
     def note(run: fg.Run) -> None:

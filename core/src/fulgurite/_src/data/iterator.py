@@ -201,12 +201,8 @@ class BatchIterator(Iterator[BatchItem], AbstractContextManager["BatchIterator",
     def _read_item(self) -> BatchItem | None:
         """Return the next item, or None at the end."""
         try:
-            with self._wait:
+            with self._wait, exit_as_error(DataError, self.label):
                 return next(self._items, None)
-        except SystemExit:
-            # Not around each batch, because to enter it takes 2 µs.
-            with exit_as_error(DataError, self.label):
-                raise
         except WaitAbandoned:
             self._is_abandoned = True
             raise

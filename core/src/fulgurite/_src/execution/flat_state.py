@@ -104,13 +104,8 @@ class VectorPacking:
 
     def unpack(self, vectors: Sequence[Any]) -> list[Any]:
         """Return the values: jax arrays of jax vectors, NumPy arrays of NumPy vectors."""
-        values = self._unpack_runs(vectors, self._runs)
-        return [values[index] for index in range(len(self._structs))]
-
-    def _unpack_runs(self, vectors: Sequence[Any], runs: list[list[int]]) -> dict[int, Any]:
-        """Return the values of some runs by index."""
         values: dict[int, Any] = {}
-        for run in runs:
+        for run in self._runs:
             vector, start = self._offsets[run[0]]
             struct = self._structs[run[0]]
             if len(run) == 1:
@@ -120,14 +115,12 @@ class VectorPacking:
                 spec = jax.ShapeDtypeStruct((len(run),), struct.dtype)
                 numbers = _bitcast(_slice(vectors[vector], start, spec), struct.dtype)
                 values.update(zip(run, _split(numbers), strict=True))
-        return values
+        return [values[index] for index in range(len(self._structs))]
 
     def get_subtree(self, vectors: Vectors, name: str) -> Any:
         """Return one of the trees; of NumPy arrays if the vectors are."""
+        values = self.unpack(vectors)
         subtree = self._subtrees[name]
-        wanted = set(subtree.indices)
-        runs = [run for run in self._runs if not wanted.isdisjoint(run)]
-        values = self._unpack_runs(vectors, runs)
         return jax.tree.unflatten(subtree.treedef, [values[index] for index in subtree.indices])
 
     def replace_subtree(self, vectors: Vectors, name: str, before: Any, after: Any) -> Vectors:
@@ -155,16 +148,6 @@ class VectorPacking:
 # after others in a process begins a sixth sooner.
 _pack = jax.jit(VectorPacking.pack, static_argnums=0)
 _unpack = jax.jit(VectorPacking.unpack, static_argnums=0)
-
-
-@jax.jit
-def _put_by_program(numbers: list[np.ndarray]) -> list[Array]:
-    return numbers  # type: ignore[return-value]  # jit returns them as arrays on the device
-
-
-_READS_BEFORE_PROGRAM = 32
-"""By `jax.device_put` 21 numbers take 0.6 ms, in which the device idles, and 600 take 17; by
-`_put_by_program` a quarter. It compiles for as long as 8 to 38 reads save."""
 
 
 class FlatState(NamedTuple):
@@ -218,7 +201,6 @@ class StateLayout:
         columns = [[positions[index] for index in column] for column in find_columns(state)]
         self.packing = VectorPacking(structs, _find_subtrees(state, self._packed_plans), columns)
         self._pack, self._unpack = self._jit_packing()
-        self._num_reads = 0
         self.shardings: FlatState | None = None
         if self._replicated is not None:
             array_shardings = [plan.sharding for plan in self._array_plans]
@@ -272,9 +254,7 @@ class StateLayout:
         if self._replicated is not None:
             return self.unflatten(flat)
         numbers = self.packing.unpack(jax.device_get(flat.packed))
-        self._num_reads += 1
-        put = _put_by_program if self._num_reads > _READS_BEFORE_PROGRAM else jax.device_put
-        return self._unflatten_leaves(flat.arrays, put(numbers))
+        return self._unflatten_leaves(flat.arrays, jax.device_put(numbers))
 
     def flatten_traced(self, state: TrainState) -> FlatState:
         """Like `flatten` inside a trace."""

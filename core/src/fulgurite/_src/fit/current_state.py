@@ -16,9 +16,6 @@ class CurrentState:
     """The train state after the newest step: flat for the compiled step, unflattened for those who
     read it, which is kept until the state changes.
 
-    Attributes:
-        is_read: whether it was read after the newest step, so that the device has nothing to do.
-
     Args:
         program: the training program.
         state: that with which the fit begins; consumed.
@@ -30,7 +27,6 @@ class CurrentState:
         self._timings = timings
         self._flat = program.layout.flatten_on_host(state)
         self._unflattened: TrainState | None = None
-        self.is_read = False
 
     @property
     def flat(self) -> FlatState:
@@ -54,7 +50,6 @@ class CurrentState:
                 nonfinite = self._program.read_nonfinite(self._flat)
             self._program.check_finite(nonfinite)
             self._unflattened = self._program.layout.unflatten_on_host(self._flat)
-            self.is_read = True
         return self._unflattened
 
     def peek(self) -> TrainState:

@@ -135,7 +135,6 @@ class StepDispatcher:
             self._fit.abandoned_wait = wait
             return [], buffer
         buffer.add(items[0].batch)
-        signature = shape_signature(items[0].batch)
         room = self._divide_evenly(target - self._progress.step)
         while len(items) < room and not items[-1].epoch_end:
             if self._scheduler.should_stop_soon:
@@ -148,7 +147,7 @@ class StepDispatcher:
             except WaitAbandoned as wait:
                 self._fit.abandoned_wait = wait
                 break
-            if shape_signature(item.batch) != signature:
+            if shape_signature(item.batch) != shape_signature(items[0].batch):
                 break
             items.append(item)
             buffer.add(item.batch)
@@ -158,9 +157,6 @@ class StepDispatcher:
         """Return the size of the next dispatch, of several of about equal size that take
         `num_steps` together: of 50 steps 13 and not 16, which would leave a dispatch of 2."""
         largest = self._compiled_step.steps_per_execution
-        if self._state.is_read:
-            # The device idles until it has the first steps, which a few batches suffice for.
-            return min(math.ceil(largest / 4), num_steps)
         if num_steps <= largest or math.isinf(num_steps):
             return min(largest, num_steps)
         return math.ceil(num_steps / math.ceil(num_steps / largest))
@@ -242,7 +238,6 @@ class StepDispatcher:
             )
         flat, results = self._compiled_step.run(dispatch, due)
         self._state.flat = flat
-        self._state.is_read = False
         self._in_flight.append((self._newest_steps, flat.packed[0]))
         self._newest_results = (results, due)
         if first == self._progress.first_step + 1:
