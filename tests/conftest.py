@@ -128,14 +128,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # What the marks select, and the time that it takes, for who runs it.
 SELECTIONS = {
     "not slow and not full": (
-        "the fast selection: what a change most likely breaks; 5 to 8 minutes on two cores that do "
+        "the fast selection: what a change most likely breaks; 5 minutes on two cores that do "
         "nothing else, half an hour on a machine with a load of ten"
     ),
     "full and not slow": (
-        "what the fast selection leaves out, but for the soak; 27 minutes on two cores that do "
+        "what the fast selection leaves out, but for the soak; 20 minutes on two cores that do "
         "nothing else"
     ),
-    "not slow": "all but the soak; 35 minutes on two cores that do nothing else",
+    "not slow": "all but the soak; 25 minutes on two cores that do nothing else",
     "slow": "long variants and the soak; hours",
 }
 
