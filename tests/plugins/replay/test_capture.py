@@ -319,6 +319,31 @@ def test_captured_is_the_state_that_an_action_has_put_in_place_of_another(tmp_pa
         assert_same_bits(state.opt_state, states[step - 1].opt_state)
 
 
+def test_a_step_whose_state_was_replaced_before_its_metrics_were_logged_is_captured(
+    tmp_path: Path,
+) -> None:
+    class Replacing(fg.Plugin):
+        @fg.hookimpl
+        def register_actions(self) -> list[fg.ScheduledAction]:
+            return [fg.ScheduledAction("replace", fg.At(5), self.replace, stage="decide")]
+
+        def replace(self, run: fg.Run) -> fg.ReplaceState:
+            return fg.ReplaceState(run.state)
+
+    asked: list[Any] = []
+
+    def is_fifth(metrics: Mapping[str, Any]) -> bool:
+        asked.append(metrics)
+        return len(asked) == 5
+
+    plugins = [Replacing(), Capture(on=None, when=is_fifth)]
+    engine = fg.Engine(
+        steps=8, log_every=1, autoload=False, run_dir=str(tmp_path / "run"), plugins=plugins
+    )
+    engine.fit(TinyModel, tiny_data())
+    assert list(list_captures(tmp_path / "run")) == [5]
+
+
 def test_a_rule_that_waits_for_an_epoch_is_captured(tmp_path: Path) -> None:
     plugins = [
         Freeze("linear.bias", until=fg.EveryEpoch(1)),

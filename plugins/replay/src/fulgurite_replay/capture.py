@@ -26,20 +26,32 @@ from fulgurite_replay.capture_files import Captured, remove_oldest, write_captur
 from fulgurite_replay.rows import describe_batch, list_examples
 
 
+@dataclass(frozen=True)
+class _Segment:
+    """Steps that are made again from one copy of the state.
+
+    Attributes:
+        state: the copy.
+        start: the number of updates before them.
+        items: their batches, in order.
+    """
+
+    state: fg.TrainState
+    start: int
+    items: list[BatchItem] = field(default_factory=list)
+
+
 @dataclass
 class _Memory:
     """What is kept of a fit.
 
     Attributes:
-        state: a copy of the state after the step `start`.
-        start: the number of updates before it.
-        items: the batches of the steps after it, in order.
+        segments: the steps since the newest copy, and before them those that ended with a replaced
+            state: an action may replace it before the metrics of its step are logged.
         wanted: steps to capture, with the reasons.
     """
 
-    state: fg.TrainState | None = None
-    start: int = 0
-    items: deque[BatchItem] = field(default_factory=deque)
+    segments: deque[_Segment] = field(default_factory=lambda: deque(maxlen=2))
     wanted: dict[int, str] = field(default_factory=dict)
 
 
@@ -51,8 +63,8 @@ class Capture(RunPlugin):
 
     It keeps a copy of the state on the devices, made again where an action replaces the state, and
     the batches since; the steps in between are executed again once one is to be captured. So it
-    needs memory for another state and for the batches of `every` steps, and changes no number of
-    the run. On the disk a capture has the size of the state and of a batch; a message says how much
+    needs memory for another state, for two where one is replaced, and for the batches of `every`
+    steps, and changes no number of the run. On the disk a capture has the size of the state and of a batch; a message says how much
     that is.
 
     Example:
@@ -124,15 +136,15 @@ class Capture(RunPlugin):
             "train",
             "exact",
         )
-        if self.when is None or not is_of_training or memory.wanted or memory.state is None:
+        if self.when is None or not is_of_training or memory.wanted or not memory.segments:
             return
-        if record.step > memory.start and self.when(record.values):
+        if record.step > memory.segments[0].start and self.when(record.values):
             memory.wanted[record.step] = self._get_name()
 
     @fg.hookimpl
     def on_exception(self, run: fg.Run, exception: BaseException) -> None:
         """Capture the step that was not finite, and what was wanted before."""
-        if self._memory.state is None:
+        if not self._memory.segments:
             return
         if isinstance(exception, NonFiniteError) and self.on == "nonfinite":
             self._memory.wanted[exception.step] = exception.term
@@ -148,33 +160,37 @@ class Capture(RunPlugin):
 
     @fg.hookimpl
     def on_replace_state(self, run: fg.Run) -> None:
-        """Copy the state that the steps since the copy do not make."""
-        if self._memory.state is not None:
-            self._renew(run)
+        """Copy the state that the steps since the copy do not make; those stay until the next
+        copy."""
+        if self._memory.segments:
+            self._capture_and_tell(run)
+            self._copy(run)
 
     def _renew(self, run: fg.Run) -> None:
         """Capture what was wanted since the copy, and make another one."""
+        self._capture_and_tell(run)
+        self._copy(run, keeps_previous=False)
+
+    def _capture_and_tell(self, run: fg.Run) -> None:
         for text in self._capture(run):
             run.notify(self.registered_name, text)
-        self._copy(run)
 
-    def _copy(self, run: fg.Run) -> None:
+    def _copy(self, run: fg.Run, *, keeps_previous: bool = True) -> None:
         if run.run_dir is None:
             return
         # Where a step before this one was not finite, this raises, and what is kept is captured.
         state = copy_arrays(run.state)
-        self._memory.state = state
-        self._memory.start = run.step
-        self._memory.items.clear()
+        if not keeps_previous:
+            self._memory.segments.clear()
+        self._memory.segments.append(_Segment(state, run.step))
         self._memory.wanted.clear()
 
     def _note_batch(self, item: BatchItem) -> None:
-        if self._memory.state is not None:
-            self._memory.items.append(item)
+        if self._memory.segments:
+            self._memory.segments[-1].items.append(item)
 
     def _forget(self) -> None:
-        self._memory.state = None
-        self._memory.items.clear()
+        self._memory.segments.clear()
         self._memory.wanted.clear()
 
     def _capture(self, run: fg.Run) -> list[str]:
@@ -183,11 +199,22 @@ class Capture(RunPlugin):
         Returns:
             What was done, a sentence for each.
         """
-        memory = self._memory
-        state, wanted, step = memory.state, memory.wanted, memory.start
+        return [
+            text for segment in self._memory.segments for text in self._capture_in(segment, run)
+        ]
+
+    def _capture_in(self, segment: _Segment, run: fg.Run) -> list[str]:
+        """Execute the steps of a segment again, up to the last that is wanted, and write those that
+        are.
+
+        Args:
+            segment: the steps.
+            run: the fit.
+        """
+        state, wanted, step = segment.state, self._memory.wanted, segment.start
         texts = []
-        for item in memory.items:
-            if state is None or step >= max(wanted, default=0):
+        for item in segment.items:
+            if step >= max(wanted, default=0):
                 break
             step += 1
             batch = fg.ArrayData.gather(get_device_arrays(run.data), item.batch)
