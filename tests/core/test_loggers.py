@@ -580,8 +580,7 @@ def test_a_record_after_the_last_is_an_error() -> None:
 
 
 def test_an_evaluation_in_on_fit_end_warns_of_its_numbers() -> None:
-    """It has something to say and the loggers are closed; compilations are told to plugins without
-    a run."""
+    """The loggers are closed by then, so its message becomes a warning; `on_compile` gets no run."""
     runs: list[fg.Run | None] = []
 
     class Root(Counting):

@@ -9,9 +9,10 @@ import numpy as np
 import optuna
 import pytest
 from fulgurite.errors import ConfigurationError
+from fulgurite_runs import Lock
 from fulgurite_sweeps import Constraint, Sweep, describe_sweep, list_trials
 from fulgurite_sweeps.cma_es import CmaEsSampler
-from fulgurite_sweeps.journal import SweepDirectory
+from fulgurite_sweeps.journal import Journal, SweepDirectory
 from instant_executor import PROGRAM, InstantExecutor, compute_quadratic
 from optuna.trial import TrialState
 
@@ -255,21 +256,29 @@ def interrupt_at_end(text: str) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_trial_of_a_living_driver_is_left_to_it(tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path, {"lr": [0.1, 0.5]})
-    directory = SweepDirectory(tmp_path)
+def make_shared_sweep(folder: Path) -> tuple[Sweep, Journal, int, Lock]:
+    """Return a sweep of two points, its journal, and the number and lock of the trial that another
+    driver has."""
+    sweep = make_sweep(folder, {"lr": [0.1, 0.5]})
+    directory = SweepDirectory(folder)
     journal = directory.load()
     for lr in ("0.1", "0.5"):
         journal.study.enqueue_trial({"lr": lr})
-    other = journal.study.ask(sweep._space.distributions)
-    lock = directory.claim(other.number)
-    assert lock is not None and directory.claim(other.number) is None
+    number = journal.study.ask(sweep._space.distributions).number
+    lock = directory.claim(number)
+    assert lock is not None
+    return sweep, journal, number, lock
+
+
+def test_a_trial_of_a_living_driver_is_left_to_it(tmp_path: Path) -> None:
+    sweep, journal, number, lock = make_shared_sweep(tmp_path)
+    assert SweepDirectory(tmp_path).claim(number) is None
     lines: list[str] = []
 
     def tell(text: str) -> None:
         lines.append(text)
         if text.startswith("waiting"):  # the other driver ends its trial
-            journal.study.tell(other.number, 0.25)
+            journal.study.tell(number, 0.25)
             lock.release()
 
     executor = InstantExecutor(compute_quadratic)
@@ -280,14 +289,7 @@ def test_a_trial_of_a_living_driver_is_left_to_it(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_does_not_wait_ends_when_nothing_is_left_to_start(tmp_path: Path) -> None:
-    sweep = make_sweep(tmp_path, {"lr": [0.1, 0.5]})
-    directory = SweepDirectory(tmp_path)
-    journal = directory.load()
-    for lr in ("0.1", "0.5"):
-        journal.study.enqueue_trial({"lr": lr})
-    other = journal.study.ask(sweep._space.distributions)
-    lock = directory.claim(other.number)
-    assert lock is not None
+    sweep, _, _, lock = make_shared_sweep(tmp_path)
     lines: list[str] = []
     executor = InstantExecutor(compute_quadratic)
     sweep.run(2, executor=executor, should_wait=False, tell=lines.append)

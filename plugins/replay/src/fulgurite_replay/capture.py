@@ -64,8 +64,8 @@ class Capture(RunPlugin):
     It keeps a copy of the state on the devices, made again where an action replaces the state, and
     the batches since; the steps in between are executed again once one is to be captured. So it
     needs memory for another state, for two where one is replaced, and for the batches of `every`
-    steps, and changes no number of the run. On the disk a capture has the size of the state and of a batch; a message says how much
-    that is.
+    steps, and changes no number of the run. On the disk a capture has the size of the state and of
+    a batch; a message says how much that is.
 
     Example:
         from fulgurite_replay import Capture

@@ -133,7 +133,7 @@ def write_capture(run: Path, captured: Captured) -> tuple[Path, int]:
 
 
 def remove_oldest(run: Path, max_to_keep: int) -> None:
-    """Remove the captures that were written first, so that at most so many are left.
+    """Remove the captures that were written first, until at most `max_to_keep` are left.
 
     Their steps do not tell: a run may begin again, or go back, and then captures an earlier step.
 
