@@ -76,6 +76,31 @@ def test_a_flipped_bit_is_caught_at_its_step_and_leaves_no_trace(
 
 
 @pytest.mark.full
+class MakeNaN(FlipBit):
+    """Makes one element of that gradient NaN, in the calls that have a bit."""
+
+    def flip(self, count: Any, bias: Any) -> Any:
+        if int(count) != 11:
+            return bias
+        numbers = np.array(bias)
+        if self.num_calls in self.bits:
+            numbers[1] = np.nan
+        self.num_calls += 1
+        return numbers
+
+
+@pytest.mark.parametrize("policy", ["raise", pytest.param("skip", marks=pytest.mark.full)])
+def test_a_step_that_only_a_fault_of_the_device_made_nan_is_made_again(
+    clean: fg.TrainState, policy: Any
+) -> None:
+    plugins = [MakeNaN({1: 0}), SelfCheck(every=4)]
+    engine = fg.Engine(steps=14, autoload=False, plugins=plugins, log_every=7, on_nonfinite=policy)
+    result = engine.fit(TinyModel, tiny_data())
+    assert_same_bits(result.state.module, clean.module)
+    assert int(result.state.nonfinite.step) == -1
+    assert int(result.state.nonfinite.skipped) == 0
+
+
 def test_three_results_end_the_run() -> None:
     with pytest.raises(
         CorruptionError, match=r"step 12 was made three times .* module.linear.bias"

@@ -89,7 +89,7 @@ class Culprit:
         inputs: what it received.
         output: what it gave.
         example: the index of the first example that is concerned, and the number of examples, of
-            the batch or of the part that is one iteration; None where the number is of none.
+            the batch or of the part that is one iteration; None where it is not of an example.
     """
 
     number: int

@@ -28,8 +28,8 @@ def fork(
 
     Where that step was not saved, it is trained again from the checkpoint before it, as the run
     did; from its beginning if its data cannot continue from a checkpoint. `origin.json` of the new
-    run names the other one and the step, and `fulgurite compare`
-    shows them. A fork that was killed is continued by the same call.
+    run names the other one and the step, and `fulgurite compare` shows them. A fork that was killed
+    is continued by the same call.
 
     Args:
         recorded: the other run.

@@ -108,8 +108,7 @@ class Recorded:
                 raise CheckpointError(
                     f"{self.path} is a fork of {origin.get('run')}, and its data begins again "
                     "where a run resumes (DataSource(resume='restart')): its steps cannot be made "
-                    "again. "
-                    "Train with Capture() to replay a step without the data"
+                    "again. Train with Capture() to replay a step without the data"
                 )
             return None
         steps = [saved for saved in self.list_resumable_steps() if saved <= step]

@@ -66,12 +66,16 @@ class CurrentState:
             new_state: its Python numbers become arrays.
             where: who gave it, for errors.
         """
-        state = self.read()
+        state = self.peek()
         new_state = _cast_numbers(new_state, state)
         check_same_structure(state, new_state, where)
-        # It is the run's, also when it goes back to earlier weights.
+        # They are the run's, also when it goes back to earlier weights. What was not finite is that
+        # of a new state of the same step: its step was made once more.
+        nonfinite = state.nonfinite
+        if int(new_state.step) == int(state.step):
+            nonfinite = new_state.nonfinite
         new_state = new_state.replace(
-            step=state.step, metric_window=state.metric_window, nonfinite=state.nonfinite
+            step=state.step, metric_window=state.metric_window, nonfinite=nonfinite
         )
         self.flat = self._program.layout.flatten_on_host(new_state)
 
