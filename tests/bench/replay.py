@@ -56,7 +56,7 @@ def measure_step(engine: fg.Engine, state: Any, data: Any, cpu_seconds: list[flo
 
 
 def measure_costs(name: str, steps: int, repeats: int, folder: Path) -> dict[str, Spread]:
-    """Return the ratios of a workload, over fits of `num_steps` steps."""
+    """Return the ratios of a workload, over fits of `steps` steps."""
     workload = WORKLOADS[name]
     data = fg.ArrayData(workload.arrays(), workload.batch_size, shuffle=True)
     model = Trained(workload.model(key=jax.random.key(0)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite_sweeps import (
     AgentSweep,
     Job,
@@ -46,6 +46,16 @@ class StandInAgent:
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInAgent:
     return StandInAgent(tmp_path / "sweep", monkeypatch)
+
+
+def test_a_run_of_an_earlier_sweep_is_not_the_trial_of_an_agent(
+    agent: StandInAgent, tmp_path: Path
+) -> None:
+    agent.start("abc", "lr=0.1")
+    (tmp_path / "sweep" / "journal.jsonl").unlink()
+    with pytest.raises(CheckpointError, match="a run of an earlier sweep is there"):
+        agent.start("def", "lr=0.5")
+    assert list_trials(tmp_path / "sweep") == []
 
 
 def test_each_command_of_an_agent_is_one_trial(agent: StandInAgent, tmp_path: Path) -> None:

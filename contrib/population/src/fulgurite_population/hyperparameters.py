@@ -147,8 +147,8 @@ def check_values(name: str, values: Any, num_members: int) -> None:
     # The kinds of bool, int, unsigned int, float and complex; bfloat16 is a `V` to NumPy.
     if kind is None or kind not in "biufcV":
         raise ConfigurationError(
-            f"{label} is {values!r}; give numbers, or arrays of one shape. What is none, such as a "
-            "function, cannot be vmapped: use a sweep of several runs"
+            f"{label} is {values!r}; give numbers, or arrays of one shape. Anything else, such as "
+            "a function, cannot be vmapped: use a sweep of several runs"
         )
 
 

@@ -119,6 +119,7 @@ class AgentSweep(Sweep):
             number = self._find_number()
             if number is not None:
                 return number
+            self._directory.check_unbegun(len(study.get_trials(deepcopy=False)))
             attributes = {AGENT: self._key, POINT: self._point}
             study.add_trial(
                 optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
