@@ -330,11 +330,11 @@ def test_a_step_whose_state_was_replaced_before_its_metrics_were_logged_is_captu
         def replace(self, run: fg.Run) -> fg.ReplaceState:
             return fg.ReplaceState(run.state)
 
-    asked: list[Any] = []
+    seen_metrics: list[Any] = []
 
     def is_fifth(metrics: Mapping[str, Any]) -> bool:
-        asked.append(metrics)
-        return len(asked) == 5
+        seen_metrics.append(metrics)
+        return len(seen_metrics) == 5
 
     plugins = [Replacing(), Capture(on=None, when=is_fifth)]
     engine = fg.Engine(
