@@ -5,8 +5,9 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import packages_distributions
 from itertools import pairwise
 from pathlib import Path
@@ -73,7 +74,12 @@ def parse_names(requirements: list[str]) -> frozenset[str]:
 MEMBERS = read_members()
 PACKAGES = {member.source.name: member.name for member in MEMBERS.values()}
 PLUGINS = sorted(MEMBERS.keys() - {CORE})
-INSTALLED = packages_distributions()
+
+
+@cache
+def list_installed() -> Mapping[str, list[str]]:
+    """Return the distributions of each package that is installed, which takes seconds: the files of all are read."""
+    return packages_distributions()
 
 
 @pytest.mark.parametrize("name", PLUGINS)
@@ -83,7 +89,7 @@ def test_distribution_declares_what_it_imports(name: str) -> None:
     undeclared = set()
     for path, line, package in iter_imports(member.source):
         # One that is not installed, such as torch, has the name of its package.
-        others = INSTALLED.get(package, [package])
+        others = list_installed().get(package, [package])
         distributions = [PACKAGES[package]] if package in PACKAGES else others
         names = {canonicalize_name(distribution) for distribution in distributions}
         is_free = package in CORE_PACKAGES | sys.stdlib_module_names or names == {name}
