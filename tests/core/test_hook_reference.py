@@ -5,8 +5,8 @@ A test says by `@pytest.mark.hook("on_save")` that it tests a hook.
 
 import ast
 import importlib.util
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,8 +60,10 @@ def test_the_reference_is_up_to_date() -> None:
 @pytest.mark.full
 def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     shown = load("hook_examples")
-    data = regression()
     called: set[str] = set()
+    for example in iter_plugin_classes(shown):
+        note_calls(example, called)
+    data = regression()
     media = plugin(
         "shows",
         on_fit_start=lambda self, run: (run.log_media("shows", {}), run.log_config("shows", {})),
@@ -75,31 +77,23 @@ def test_every_hook_has_an_example_that_runs(tmp_path: Path) -> None:
     ]
     plugins = [*examples, media]
 
-    def note(frame: Any, event: str, _: Any) -> None:
-        if frame.f_code.co_filename == shown.__file__:
-            called.add(frame.f_code.co_name)
-
     def failing(run: fg.Run) -> None:
         raise RuntimeError("on purpose")
 
     replacing = Act(3, lambda run: fg.ReplaceState(run.state), instance="replacing")
 
-    sys.setprofile(note)
-    try:
-        engine(*plugins, logger, saver, steps=10, log_every=5).fit(Linear, data)
-        trainer = engine(*plugins, logger, saver, steps=20, log_every=5)
-        result = trainer.fit(Linear, data, resume="latest")
-        trainer.evaluate(trainer.get_module_view(result.state, "averaged"), data)
-        arrays = {path: leaf for path, leaf in leaves_with_paths(result.module)}
-        np.savez(tmp_path / "weights.npz", **arrays)
-        trainer.evaluate(Linear, data, weights=tmp_path / "weights.npz")
-        # Only an update rule that accumulates gradients calls it, and the core has none.
-        averages = result.state.plugin_states["averaged"]
-        shown.Averaged().after_finalize(result.state.module, averages)
-        with pytest.raises(RuntimeError, match="on purpose"):
-            engine(*plugins, replacing, Act(5, failing), steps=10).fit(Linear, data)
-    finally:
-        sys.setprofile(None)
+    engine(*plugins, logger, saver, steps=10, log_every=5).fit(Linear, data)
+    trainer = engine(*plugins, logger, saver, steps=20, log_every=5)
+    result = trainer.fit(Linear, data, resume="latest")
+    trainer.evaluate(trainer.get_module_view(result.state, "averaged"), data)
+    arrays = {path: leaf for path, leaf in leaves_with_paths(result.module)}
+    np.savez(tmp_path / "weights.npz", **arrays)
+    trainer.evaluate(Linear, data, weights=tmp_path / "weights.npz")
+    # Only an update rule that accumulates gradients calls it, and the core has none.
+    averages = result.state.plugin_states["averaged"]
+    shown.Averaged().after_finalize(result.state.module, averages)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        engine(*plugins, replacing, Act(5, failing), steps=10).fit(Linear, data)
     assert sorted(HOOKS.keys() - called) == []
     assert result.failures == {}
     steps = [
@@ -115,6 +109,26 @@ def iter_plugin_classes(module: ModuleType) -> Iterator[type]:
     for value in vars(module).values():
         if isinstance(value, type) and HOOKS.keys() & vars(value).keys():
             yield value
+
+
+def note_calls(example: type, called: set[str]) -> None:
+    """Have the methods of a plugin note their names where they are called.
+
+    Args:
+        example: the class of the plugin, which is changed.
+        called: to which the names are added.
+    """
+
+    def make_noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.add(method.__name__)
+            return method(*args, **kwargs)
+
+        return call
+
+    for name in HOOKS.keys() & vars(example).keys():
+        setattr(example, name, make_noting(vars(example)[name]))
 
 
 def load(name: str) -> ModuleType:

@@ -113,8 +113,8 @@ KINDS: dict[str, tuple[Callable[..., fg.Module], Callable[[], list[Any]]]] = {
 @pytest.mark.parametrize(
     "kind",
     [
-        "gan",
-        pytest.param("perceptron", marks=pytest.mark.slow),
+        pytest.param("gan", marks=pytest.mark.slow),
+        "perceptron",
         pytest.param("accumulation", marks=pytest.mark.slow),
         pytest.param("accumulation over steps", marks=pytest.mark.slow),
         pytest.param("transformer", marks=pytest.mark.slow),

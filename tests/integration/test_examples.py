@@ -154,6 +154,7 @@ def test_digits_resumes_after_a_kill(tmp_path: Path):
     assert [row["step"] for row in read_records(killed)] == [200, 400, 600]
 
 
+@pytest.mark.slow
 def test_classifier_is_evaluated_from_its_run_alone(tmp_path: Path):
     """The whole program is a configuration, overridden by a wildcard."""
     text = (EXAMPLES / "classifier.py").read_text()

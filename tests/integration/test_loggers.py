@@ -74,6 +74,7 @@ def exact(scalars: Scalars) -> list[tuple[int, str]]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [pytest.param((), marks=pytest.mark.slow), (13, 28)])
 def test_every_logger_holds_each_step_once(kills: tuple[int, ...], tmp_path: Path):
     for kill in (*kills, 0):

@@ -185,7 +185,7 @@ def measure() -> Any:
         pytest.param(train_with_microbatches, marks=pytest.mark.full),
         pytest.param(train_with_accumulation_over_steps, marks=pytest.mark.slow),
         pytest.param(train_with_phases, marks=pytest.mark.slow),
-        pytest.param(train_in_bfloat16, marks=pytest.mark.full),
+        pytest.param(train_in_bfloat16, marks=pytest.mark.slow),
         pytest.param(train_adapters, marks=pytest.mark.slow),
         pytest.param(train_a_population, marks=pytest.mark.slow),
         pytest.param(recompute, marks=pytest.mark.full),

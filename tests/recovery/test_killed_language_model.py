@@ -150,7 +150,7 @@ class Comparison:
                 np.testing.assert_allclose(final[name], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_language_model_killed_among_processes_is_trained_on_every_token_once(tmp_path: Path):
     comparison = Comparison(tmp_path)
     run = tmp_path / "run"

@@ -134,22 +134,19 @@ def check_told(feature: Feature, kind: Kind, message: str) -> None:
 
 
 COVERING = 11
-"""Every eleventh pair of a feature is in the fast selection, from another offset for each feature, so
-that each feature and each kind is there. Of the ten after it three are in the full selection, and the
-others are for `pytest -m slow`: one of the two places beside each is in one of the two selections."""
+"""Every eleventh pair of a feature is run for every change, from another offset for each feature, so that
+each feature and each kind is there. The ten after it are for `pytest -m slow`."""
 
 
 class Selections(NamedTuple):
     """Pairs of the names of a feature and a kind, by what runs them.
 
     Attributes:
-        fast: run by default.
-        full: run by `.ci/run` as well.
+        fast: run for every change.
         slow: run by `pytest -m slow` alone.
     """
 
     fast: list[tuple[str, str]]
-    full: list[tuple[str, str]]
     slow: list[tuple[str, str]]
 
 
@@ -161,13 +158,11 @@ def split_pairs(features: Mapping[str, Feature]) -> Selections:
     """
     kinds = [*KINDS]
     numbers = {name: number for number, name in enumerate(FEATURES)}
-    selections = Selections([], [], [])
+    selections = Selections([], [])
     for feature, kind in list_pairs(features):
         place = (kinds.index(kind) + 3 * numbers[feature]) % COVERING
         if place == 0:
             selections.fast.append((feature, kind))
-        elif place == 5:
-            selections.full.append((feature, kind))
         else:
             selections.slow.append((feature, kind))
     return selections
@@ -179,7 +174,7 @@ def parametrize(features: Mapping[str, Feature]) -> Any:
     Args:
         features: by name.
     """
-    marks: dict[str, Any] = {"fast": (), "full": pytest.mark.full, "slow": pytest.mark.slow}
+    marks: dict[str, Any] = {"fast": (), "slow": pytest.mark.slow}
     parameters = [
         pytest.param(*pair, id="-".join(pair), marks=marks[name])
         for name, pairs in split_pairs(features)._asdict().items()

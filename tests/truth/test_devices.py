@@ -19,7 +19,6 @@ PAIRS = split_pairs(ON_EIGHT)
     "pairs",
     [
         pytest.param(PAIRS.fast, id="some", marks=pytest.mark.full),
-        pytest.param(PAIRS.full, id="more", marks=pytest.mark.full),
         pytest.param(PAIRS.slow, id="others", marks=pytest.mark.slow),
     ],
 )

@@ -106,7 +106,7 @@ def test_second_start_compiles_nothing_and_trains_to_the_same_bits(tmp_path: Pat
     assert cold.stdout.splitlines()[-1] == "None"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_damaged_and_foreign_entries_are_told_once_and_written_again(tmp_path: Path) -> None:
     directory = tmp_path / "cache" / "fulgurite" / "compiled"
     whole = train(tmp_path)

@@ -104,7 +104,7 @@ def list_losses(result: fg.FitResult) -> list[tuple[int, float]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("step", [0, pytest.param(5, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_training_and_checkpoints_wait_for_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ):

@@ -38,8 +38,8 @@ class Clipped(Net):
 @pytest.mark.parametrize(
     ("model", "plugins"),
     [
-        pytest.param(Net, (GradientClip(0.1),), marks=pytest.mark.full),
-        pytest.param(Net, (), marks=pytest.mark.slow),
+        pytest.param(Net, (GradientClip(0.1),), marks=pytest.mark.slow),
+        pytest.param(Net, (), marks=pytest.mark.full),
         pytest.param(Clipped, (), marks=pytest.mark.slow),
     ],
 )

@@ -194,9 +194,9 @@ def test_run_is_equal_whatever_it_saves(
     ("lengths", "back_to", "max_to_keep"),
     [
         ([6, 12], None, 1),
-        pytest.param([6, 12, 10], 4, None, marks=pytest.mark.full),
+        pytest.param([6, 12, 10], 4, None, marks=pytest.mark.slow),
         pytest.param([12, 8], 4, None, marks=pytest.mark.full),
-        pytest.param([6, 9, 12], None, None, marks=pytest.mark.full),
+        pytest.param([6, 9, 12], None, None, marks=pytest.mark.slow),
     ],
 )
 def test_run_that_was_made_longer_or_shorter_is_equal(
