@@ -163,7 +163,7 @@ def test_a_state_has_the_arrays_of_the_function_called_by_hand(
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(make_nested, marks=pytest.mark.full),
+        pytest.param(make_nested, marks=pytest.mark.slow),
         pytest.param(make_computed, marks=pytest.mark.slow),
         pytest.param(make_drawn, marks=pytest.mark.slow),
     ],

@@ -285,7 +285,7 @@ INTERRUPTIONS = [
     pytest.param(crash, 1, id="exception", marks=pytest.mark.slow),
     pytest.param(stop, 1, id="stop", marks=pytest.mark.slow),
     pytest.param(lambda run: interrupt(), 1, id="signal", marks=pytest.mark.full),
-    pytest.param(crash, 8, id="fused", marks=pytest.mark.full),
+    pytest.param(crash, 8, id="fused", marks=pytest.mark.slow),
 ]
 
 

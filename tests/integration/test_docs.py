@@ -102,12 +102,13 @@ def find_object(name: str) -> Any:
     return target
 
 
-# Their blocks train for four seconds and more each, and are run by `pytest -m slow`. So do those of README.md, the
+# Their blocks train for three seconds and more each, and are run by `pytest -m slow`. So do those of README.md, the
 # tutorial and the page on writing a plugin, which are run for every change.
 LONG_PAGES = {
-    *("contrib", "data", "debugging", "ensembles", "evaluation", "fine-tuning", "language-models"),
-    *("logging", "metrics", "optimization", "population", "precision", "pretrained"),
-    *("reinforcement-learning", "sampling", "seeing", "sharding", "sources-and-stages", "weights"),
+    *("averaging", "comparing", "contrib", "data", "debugging", "ensembles", "evaluation"),
+    *("export", "fine-tuning", "gan", "language-models", "logging", "metrics", "optimization"),
+    *("population", "precision", "pretrained", "reinforcement-learning", "sampling", "seeing"),
+    *("sharding", "sources-and-stages", "sweeps", "text", "weights"),
 }
 
 

@@ -33,7 +33,7 @@ def predict(model: Any, batch: Any, ctx: fg.Context) -> Any:
     ("model_class", "config"),
     [
         pytest.param(GPT2, GPT2_CONFIG, id="gpt2", marks=pytest.mark.slow),
-        pytest.param(Llama, LLAMA_CONFIG, id="llama", marks=pytest.mark.full),
+        pytest.param(Llama, LLAMA_CONFIG, id="llama", marks=pytest.mark.slow),
     ],
 )
 def test_a_language_model_is_exported_for_texts_of_any_length(

@@ -219,7 +219,7 @@ def test_tests_of_a_member_of_contrib_check_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("check", "names"),
     [
-        ("resume", ["accumulate", "average", "precision"]),
+        pytest.param("resume", ["accumulate", "average", "precision"], marks=pytest.mark.slow),
         pytest.param("all", [], marks=pytest.mark.slow),
     ],
 )

@@ -379,18 +379,18 @@ def test_a_run_whose_directory_is_in_use_ends_with_a_code_of_its_own(
 
 OF_ALL = ("batch_loss", "loss_average")
 """What a population logs of all its members together, and a run alone of itself."""
-RATES = "lr=0.1,0.05,1e30,0.2"
+RATES = "lr=0.1,1e30,0.2"
 
 
 @pytest.mark.full
-def test_four_trials_are_one_population_with_the_bits_of_their_runs_alone(tmp_path: Path) -> None:
+def test_three_trials_are_one_population_with_the_bits_of_their_runs_alone(tmp_path: Path) -> None:
     """One of them is not finite, and has failed (7S8)."""
     arguments = [RATES, "--sampler", "grid", "--workers"]
     run_sweep(tmp_path / "local", *arguments, "local:2", program=INJECTED)
-    run_sweep(tmp_path, *arguments, "population:4(exact=true)", program=INJECTED)
+    run_sweep(tmp_path, *arguments, "population:3(exact=true)", program=INJECTED)
     trials = list_trials(tmp_path / "sweep")
-    assert [trial.state for trial in trials] == ["complete", "complete", "fail", "complete"]
-    assert trials[2].error == "NonFiniteError: not finite at step 2 (exit code 1)"
+    assert [trial.state for trial in trials] == ["complete", "fail", "complete"]
+    assert trials[1].error == "NonFiniteError: not finite at step 2 (exit code 1)"
     assert len(list((tmp_path / "sweep").glob("population-*.log"))) == 1
     for trial, other in zip(trials, list_trials(tmp_path / "local" / "sweep"), strict=True):
         assert (trial.params, trial.state) == (other.params, other.state)
@@ -424,16 +424,16 @@ def test_members_together_differ_from_their_runs_alone_by_rounding(tmp_path: Pat
 def test_a_population_whose_driver_is_killed_is_resumed(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.mkdir()
-    arguments = [RATES, "--sampler", "grid", "--workers", "population:4(exact=true)"]
+    arguments = [RATES, "--sampler", "grid", "--workers", "population:3(exact=true)"]
     driver = start_sweep(tmp_path, *arguments, program=INJECTED, hold=hold)
-    population = RunDirectory(tmp_path / "sweep" / "population-0-3")
+    population = RunDirectory(tmp_path / "sweep" / "population-0-2")
     wait_for(lambda: population.list_checkpoints() and list(hold.iterdir()))
     driver.kill()
     driver.wait()
     (hold / "go").touch()
     run_sweep(tmp_path, *arguments, program=INJECTED)
     trials = list_trials(tmp_path / "sweep")
-    assert [trial.state for trial in trials] == ["complete", "complete", "fail", "complete"]
+    assert [trial.state for trial in trials] == ["complete", "fail", "complete"]
     assert population.num_attempts == 2
     steps = [json.loads(line)["step"] for line in read_records(trials[0].run_dir)]
     assert steps == sorted(steps) and steps[-1] == 6
