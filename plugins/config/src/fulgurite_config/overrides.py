@@ -1,4 +1,4 @@
-"""Overrides as texts: `model.width=256`, `layers[0].units=3`, `**.dropout=0`."""
+"""Overrides as strings: `model.width=256`, `layers[0].units=3`, `**.dropout=0`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -328,7 +328,7 @@ def _check_replaceable(
 
 def _check_number(old: Any, value: Any, annotation: Any, path: tuple[Key, ...]) -> None:
     """Raise a `ConfigError` if a string would take the place of a number, and the annotation has
-    numbers and no texts: `fit_value` leaves those to the function that have arrays among them."""
+    numbers and no strings: `fit_value` leaves those to the function that have arrays among them."""
     members = flatten_union(annotation)
     is_number = old is EMPTY or (isinstance(old, int | float) and not isinstance(old, bool))
     if is_number and isinstance(value, str) and {int, float} & {*members} and str not in members:

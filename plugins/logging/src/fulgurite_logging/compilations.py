@@ -15,7 +15,7 @@ class CompilationMonitor:
 
     It holds `flops`, counted from the traced program for all devices together, the memory that one
     device needs and the bytes that it moves, as XLA estimates them, and, if the executable is not
-    the first of its name, a text that says what changed in the batch.
+    the first of its name, a string that says what changed in the batch.
 
     Example:
         from fulgurite_logging import CompilationMonitor

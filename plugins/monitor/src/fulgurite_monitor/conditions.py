@@ -31,7 +31,7 @@ class Comparison:
         text: such as `train/loss > 10`.
 
     Raises:
-        ConfigurationError: the text has another form.
+        ConfigurationError: the string has another form.
     """
 
     def __init__(self, text: str) -> None:

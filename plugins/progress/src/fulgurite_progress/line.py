@@ -90,7 +90,7 @@ class Line:
 
 
 class _Part(NamedTuple):
-    """A text of the line; `position` orders the texts from left to right."""
+    """A part of the line; `position` orders the parts from left to right."""
 
     position: int
     text: str

@@ -221,7 +221,7 @@ def _argument_cell(value: str) -> Cell:
 
 
 def _clip(text: str) -> str:
-    """Return a text without its middle if it is long."""
+    """Return a string without its middle if it is long."""
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]}…{text[-half:]}"
 

@@ -152,7 +152,7 @@ def parse_duration(duration: float | str | timedelta) -> float:
 
 
 def _parse_text(text: str) -> float:
-    """Return seconds; NaN for a text of another form."""
+    """Return seconds; NaN for a string of another form."""
     match = _CLOCK.fullmatch(text) or _UNITS.fullmatch(text)
     if match is None:
         return math.nan

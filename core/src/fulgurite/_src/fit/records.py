@@ -103,7 +103,7 @@ def as_python_numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def mask_record(record: Record) -> Record:
-    """Return a record without registered secrets: in its source, in names and in texts."""
+    """Return a record without registered secrets: in its source, in names and in strings."""
     values = redact_registered_value(record.values)
     if record.kind == "media":
         values = {name: _mask_media(value) for name, value in values.items()}
@@ -111,11 +111,11 @@ def mask_record(record: Record) -> Record:
 
 
 def _mask_media(media: Media) -> Media:
-    """Return a medium without registered secrets in those of its fields that are texts."""
+    """Return a medium without registered secrets in those of its fields that are strings."""
     values = {field.name: getattr(media, field.name) for field in fields(media)}
-    texts = {name: value for name, value in values.items() if isinstance(value, str)}
-    masked = redact_registered_value(texts)
-    return media if masked == texts else replace(media, **masked)
+    strings = {name: value for name, value in values.items() if isinstance(value, str)}
+    masked = redact_registered_value(strings)
+    return media if masked == strings else replace(media, **masked)
 
 
 def _is_number(value: Any) -> bool:
