@@ -20,7 +20,16 @@ from fulgurite_sweeps.trials import Trial, find_best, find_front, read_trials
 
 
 class BaseSweep:
-    """Trials of a program in one directory. A subclass says where their points come from.
+    """Trials of a program in one directory. A subclass says where their points come from: `Sweep`
+    from a sampler, `AgentSweep` from an agent.
+
+    Example:
+        from fulgurite_sweeps import BaseSweep
+
+
+        def show_best(sweep: BaseSweep) -> None:
+            if sweep.best is not None:
+                print(sweep.best.params, sweep.best.values)
 
     Args:
         directory: of the sweep. One that was begun continues.
