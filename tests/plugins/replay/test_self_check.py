@@ -75,7 +75,6 @@ def test_a_flipped_bit_is_caught_at_its_step_and_leaves_no_trace(
     assert which in message
 
 
-@pytest.mark.full
 class MakeNaN(FlipBit):
     """Makes one element of that gradient NaN, in the calls that have a bit."""
 
@@ -99,6 +98,32 @@ def test_a_step_that_only_a_fault_of_the_device_made_nan_is_made_again(
     assert_same_bits(result.state.module, clean.module)
     assert int(result.state.nonfinite.step) == -1
     assert int(result.state.nonfinite.skipped) == 0
+
+
+class OneWrongLoss(TinyModel):
+    """A model whose loss comes out wrong in the second call of step 12, which is that of the fit: the
+    step is made beforehand, then by the fit, then a third time."""
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        num_calls = 0
+
+        def get_factor(step: Any) -> np.float32:
+            nonlocal num_calls
+            num_calls += int(step) == 11
+            return np.float32(1000 if int(step) == 11 and num_calls == 2 else 1)
+
+        factor = jax.pure_callback(get_factor, jax.ShapeDtypeStruct((), jnp.float32), ctx.step)
+        output = super().training_step(batch, ctx)
+        return output.replace(loss=factor * output.loss)
+
+
+def test_the_loss_of_a_wrong_step_is_in_no_record(clean: fg.TrainState) -> None:
+    losses = train({})[0].history["train/loss"]
+    engine = fg.Engine(steps=14, autoload=False, plugins=[SelfCheck(every=4)], log_every=7)
+    result = engine.fit(OneWrongLoss, tiny_data())
+    assert any("the step of the run was wrong" in text for text in result.messages)
+    np.testing.assert_allclose(result.history["train/loss"], losses, rtol=1e-6)
+    np.testing.assert_allclose(result.module.linear.weight, clean.module.linear.weight, rtol=1e-6)
 
 
 def test_three_results_end_the_run() -> None:

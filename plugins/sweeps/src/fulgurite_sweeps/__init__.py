@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fulgurite_sweeps.agents import AgentSweep
+    from fulgurite_sweeps.base_sweep import BaseSweep
     from fulgurite_sweeps.executors import Executor, Job, LocalExecutor, RunningJob
     from fulgurite_sweeps.objectives import Constraint, Objective
     from fulgurite_sweeps.population_executor import PopulationExecutor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [  # noqa: RUF022 - by subject
     # Run a sweep, and read one.
     "AgentSweep",
+    "BaseSweep",
     "Constraint",
     "Objective",
     "Space",
@@ -45,6 +47,7 @@ __all__ = [  # noqa: RUF022 - by subject
 # Imported when they are first used: a trial without a pruner does not wait for Optuna.
 _MODULES = {
     "AgentSweep": "agents",
+    "BaseSweep": "base_sweep",
     "Constraint": "objectives",
     "Executor": "executors",
     "Job": "executors",

@@ -10,18 +10,18 @@ from fulgurite.errors import ConfigurationError
 from fulgurite_config import split_override
 from optuna.trial import TrialState
 
+from fulgurite_sweeps.attributes import AGENT, POINT
+from fulgurite_sweeps.base_sweep import BaseSweep
 from fulgurite_sweeps.executors import Executor
-from fulgurite_sweeps.journal import AGENT, POINT
 from fulgurite_sweeps.methods import check_search
 from fulgurite_sweeps.objectives import Constraint, Objective
 from fulgurite_sweeps.plan import Plan
-from fulgurite_sweeps.sweep import Sweep
 
 AGENTS = {"wandb": "WANDB_RUN_ID"}
 """The environment variable in which an agent says what it calls a trial, by the agent's name."""
 
 
-class AgentSweep(Sweep):
+class AgentSweep(BaseSweep):
     """One trial of a sweep whose points an agent chooses; all of them share the directory.
 
     Example:

@@ -10,7 +10,7 @@ from fulgurite.errors import ConfigurationError
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from fulgurite_sweeps.journal import ABANDONED
+from fulgurite_sweeps.attributes import ABANDONED
 
 _SIGMA = 1 / 6
 """The first standard deviation, as a part of each axis; that of Optuna's `CmaEsSampler`."""

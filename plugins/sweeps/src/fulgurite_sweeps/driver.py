@@ -13,9 +13,10 @@ from fulgurite_cli import IN_USE, note_signals
 from fulgurite_runs import Lock
 from optuna.trial import FrozenTrial, TrialState
 
+from fulgurite_sweeps.attributes import ABANDONED, ERROR, FIXED, METRICS, START, STEP
 from fulgurite_sweeps.executors import Executor, Job, RunningJob
 from fulgurite_sweeps.failures import describe_code, describe_failure
-from fulgurite_sweeps.journal import ABANDONED, FIXED, START, Journal, SweepDirectory
+from fulgurite_sweeps.journal import Journal, SweepDirectory
 from fulgurite_sweeps.methods import GRID, make_sampler
 from fulgurite_sweeps.objectives import Objective
 from fulgurite_sweeps.plan import Plan
@@ -24,12 +25,6 @@ from fulgurite_sweeps.results import TrialResult, read_result
 from fulgurite_sweeps.space import Space
 from fulgurite_sweeps.trial import TrialSettings, describe_variables
 
-ERROR = "error"
-"""The attribute of a trial that holds why it failed."""
-METRICS = "metrics"
-"""The attribute of a trial that holds its metrics."""
-STEP = "step"
-"""The attribute of a trial that holds its last step."""
 _POLL = 0.05
 """Seconds between two looks whether a trial has ended."""
 _LOOK = 1.0

@@ -14,24 +14,11 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from fulgurite_sweeps.attributes import AXES, SETTINGS
 from fulgurite_sweeps.objectives import Direction
 
 STUDY = "sweep"
 """The name of the study in the journal."""
-AGENT = "agent"
-"""The attribute of a trial that holds what the agent calls it that has chosen its point."""
-POINT = "point"
-"""The attribute of a trial that holds the point which an agent has chosen."""
-ABANDONED = "abandoned"
-"""The attribute of a trial whose driver was killed while it asked for its values."""
-FIXED = "fixed_params"
-"""Where Optuna keeps the values of a trial that was put in line."""
-START = "start"
-"""The attribute of a trial that says with which program and options it was started first."""
-AXES = "list of axes"
-"""The setting that holds the search space as JSON."""
-SETTINGS = "settings"
-"""The attribute of the study that says what is searched for."""
 
 
 class KernelLock:

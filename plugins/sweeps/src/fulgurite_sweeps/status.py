@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from fulgurite.plugins import as_printable
 
-from fulgurite_sweeps.journal import AXES, SETTINGS, START, Journal, SweepDirectory
+from fulgurite_sweeps.attributes import AXES, SETTINGS, START
+from fulgurite_sweeps.journal import Journal, SweepDirectory
 from fulgurite_sweeps.objectives import Constraint, Objective
 from fulgurite_sweeps.progress import add_progress
 from fulgurite_sweeps.space import Space

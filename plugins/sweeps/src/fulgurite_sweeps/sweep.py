@@ -1,26 +1,19 @@
 """A sweep from Python: `Sweep("runs/sweep", "digits.py", {"lr": "log(1e-5,1e-1)"}, ...)`."""
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import optuna
 from fulgurite.errors import ConfigurationError
 
-from fulgurite_sweeps.driver import Driver
-from fulgurite_sweeps.executors import Executor, LocalExecutor
-from fulgurite_sweeps.journal import AXES, SweepDirectory
+from fulgurite_sweeps.base_sweep import BaseSweep
+from fulgurite_sweeps.executors import Executor
 from fulgurite_sweeps.methods import GRID, check_search
-from fulgurite_sweeps.objectives import Constraint, Objective
 from fulgurite_sweeps.plan import Plan
-from fulgurite_sweeps.program import Program
-from fulgurite_sweeps.space import Space, split_point
-from fulgurite_sweeps.summary import write_summary
-from fulgurite_sweeps.trials import Trial, find_best, find_front, read_trials
+from fulgurite_sweeps.space import split_point
 
 
-class Sweep:
+class Sweep(BaseSweep):
     """Trials of a program, of which each has a run directory of its own.
 
     Example:
@@ -48,50 +41,6 @@ class Sweep:
     Raises:
         ConfigurationError: the space does not fit the program, or is not that of an earlier start.
     """
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        program: str | os.PathLike[str],
-        space: Mapping[str, Any] | Sequence[str],
-        objectives: Sequence[str | Objective],
-        *,
-        constraints: Sequence[str | Constraint] = (),
-        overrides: Sequence[str] = (),
-        fit_options: Sequence[str] = (),
-    ) -> None:
-        self._space = Space.make(space, overrides)
-        self._objectives = [
-            Objective.parse(objective) if isinstance(objective, str) else objective
-            for objective in objectives
-        ]
-        if not self._objectives:
-            raise ConfigurationError(
-                "a sweep needs a metric to look at: give test/loss, or another"
-            )
-        self._constraints = tuple(
-            Constraint.parse(constraint) if isinstance(constraint, str) else constraint
-            for constraint in constraints
-        )
-        self._program = Program(os.fspath(program), tuple(fit_options))
-        self._program.check(self._space)
-        self._directory = SweepDirectory(directory)
-        self._journal = self._directory.open(
-            [direction for _, direction in self._objectives], self._describe()
-        )
-
-    def _describe(self) -> dict[str, Any]:
-        """Return what must not change between two starts."""
-        return {
-            "program": Path(self._program.path).name,
-            "search space": self._space.describe(),
-            "list of fixed arguments": list(self._space.fixed),
-            "list of objectives": [list(objective) for objective in self._objectives],
-            "list of constraints": [str(constraint) for constraint in self._constraints],
-            "agent": None,
-            # Behind the search space, which says the same for people.
-            AXES: self._space.describe_axes(),
-        }
 
     def enqueue(self, point: str | None = None, /, **values: Any) -> None:
         """Put a point in line, to be tried before what the sampler chooses; one that is there
@@ -195,61 +144,9 @@ class Sweep:
             should_wait=should_wait,
         )
 
-    def _drive(
-        self, plan: Plan, executor: Executor | None, tell: Callable[[str], None]
-    ) -> list[int]:
-        """Run trials, and return the signals that ended it.
-
-        Args:
-            plan: which, and how.
-            executor: where; None for one at a time on this machine.
-            tell: gets a line for each thing that happens.
-        """
-
-        def tell_and_write(text: str) -> None:
-            try:
-                write_summary(self._directory, self._journal)
-            except OSError as error:
-                tell(f"what a report shows of the sweep is not up to date: {error}")
-            tell(text)
-
-        driver = Driver(
-            self._directory,
-            self._journal,
-            self._program,
-            self._space,
-            self._objectives,
-            plan,
-            executor or LocalExecutor(),
-            tell_and_write,
-        )
-        return driver.run()
-
-    @property
-    def directory(self) -> Path:
-        """The folder of the sweep."""
-        return self._directory.path
-
     def _enqueue_grid(self) -> None:
         """Put all points in line that are not there yet, in their order."""
         points = self._space.list_points()
         with self._directory.lock():
             for point in points:
                 self._journal.study.enqueue_trial(point, skip_if_exists=True)
-
-    @property
-    def trials(self) -> list[Trial]:
-        """All trials so far."""
-        return read_trials(self._directory, self._journal)
-
-    @property
-    def best(self) -> Trial | None:
-        """The best complete trial that violates no constraint; None before the first. Of several
-        objectives, by the first."""
-        return find_best(self.trials, self._objectives)
-
-    @property
-    def best_trials(self) -> list[Trial]:
-        """The complete trials that violate no constraint and than which none is better by one
-        objective and as good by all others: the Pareto front."""
-        return find_front(self.trials, self._objectives)

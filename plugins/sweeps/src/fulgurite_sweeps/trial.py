@@ -14,6 +14,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import check_metric_exists, get_decision_stage, read_measured_metric
 from fulgurite_runs import RunPlugin
 
+from fulgurite_sweeps.attributes import PRUNED_AT
 from fulgurite_sweeps.results import TrialResult, write_result
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "FULGURITE_SWEEP_TRIAL"
 """The environment variable in which the driver tells a trial what it is."""
-PRUNED_AT = "pruned_at"
-"""The attribute of a trial that holds the step at which it was pruned."""
 
 
 @dataclass(frozen=True)

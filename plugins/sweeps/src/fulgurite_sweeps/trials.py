@@ -9,8 +9,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from fulgurite_sweeps.driver import ERROR, METRICS, STEP
-from fulgurite_sweeps.journal import ABANDONED, FIXED, POINT, Journal, SweepDirectory
+from fulgurite_sweeps.attributes import ABANDONED, ERROR, FIXED, METRICS, POINT, STEP
+from fulgurite_sweeps.journal import Journal, SweepDirectory
 from fulgurite_sweeps.objectives import Objective
 
 

@@ -43,8 +43,8 @@ class StopTraining:
 @dataclass(frozen=True)
 class ReplaceState:
     """What an action returns to continue from another state of the same structure, such as one that
-    was kept at an earlier step. The run keeps its number of updates and its open metric window, and
-    what was not finite, unless the state is one of the same step.
+    was kept at an earlier step. The run keeps its number of updates. It keeps its open metric
+    window and what was not finite, too, unless the state is one of the same step.
 
     Example:
         def reset_optimizer(run):

@@ -69,14 +69,14 @@ class CurrentState:
         state = self.peek()
         new_state = _cast_numbers(new_state, state)
         check_same_structure(state, new_state, where)
-        # They are the run's, also when it goes back to earlier weights. What was not finite is that
-        # of a new state of the same step: its step was made once more.
-        nonfinite = state.nonfinite
+        # They are the run's, also when it goes back to earlier weights. A new state of the same
+        # step brings its own, for its step was made once more; but no window logged since then.
+        window, nonfinite = state.metric_window, state.nonfinite
         if int(new_state.step) == int(state.step):
             nonfinite = new_state.nonfinite
-        new_state = new_state.replace(
-            step=state.step, metric_window=state.metric_window, nonfinite=nonfinite
-        )
+            if bool(window.closed) == bool(new_state.metric_window.closed):
+                window = new_state.metric_window
+        new_state = new_state.replace(step=state.step, metric_window=window, nonfinite=nonfinite)
         self.flat = self._program.layout.flatten_on_host(new_state)
 
     def reset_metrics(self) -> None:
