@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
+from fulgurite_optimizers import (
+    GradientAccumulation,
+    GradientClip,
+    MultiOptimizer,
+    Phase,
+    UnitNorm,
+)
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = X @ np.array([1, -2, 3], np.float32)
@@ -73,3 +79,31 @@ def test_float32_updates_are_cast_to_the_dtype_of_their_parameters(
     precision = float(jnp.finfo(dtype).eps)
     expected = np.float32(train_by_hand(dtype, every))
     np.testing.assert_allclose(np.float32(module.weight), expected, rtol=2 * precision)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grads", "max_norm"),
+    [
+        (jnp.float16, [np.full(1000, 20.0), np.full(10, 300.0)], 1.0),  # squares above 65504
+        (jnp.float16, [np.full(10, 1e-4)], 1e-4),  # squares below the smallest number
+        (jnp.bfloat16, [np.ones(10)] * 1000, 1.0),  # a sum of 8 bits stops growing
+    ],
+)
+def test_gradients_of_half_precision_are_clipped_by_their_norm(
+    dtype: Any, grads: list[Any], max_norm: float
+) -> None:
+    clip = GradientClip(max_norm=max_norm).gradient_transform("default")
+    assert clip is not None
+    half: Any = [jnp.asarray(grad, dtype) for grad in grads]
+    clipped: Any
+    clipped, _ = clip.update(half, clip.init(half))
+    assert {leaf.dtype for leaf in clipped} == {jnp.dtype(dtype)}
+    norm = np.linalg.norm(np.concatenate([np.float64(leaf) for leaf in clipped]))
+    assert norm == pytest.approx(max_norm, rel=float(jnp.finfo(dtype).eps))
+
+
+def test_vectors_of_half_precision_have_length_one() -> None:
+    rows = jnp.array([[1e-4, 1e-4], [300.0, 300.0], [0.0, 0.0]], jnp.float16)
+    unit = UnitNorm("weight")(rows)
+    assert unit.dtype == jnp.float16
+    np.testing.assert_allclose(unit, [[0.5**0.5] * 2, [0.5**0.5] * 2, [0, 0]], rtol=1e-3)

@@ -14,6 +14,8 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Inexact
 
+from fulgurite_optimizers.microbatches import get_accumulation_dtype
+
 
 @hide_constructor_frames
 @dataclass(frozen=True)
@@ -85,15 +87,17 @@ class UnitNorm(Constraint):
     axis: int | tuple[int, ...] = -1
 
     def __call__(self, weight: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
+        # Squares of half precision are infinite from 256 on, and zero below 2e-4.
+        wide = weight.astype(get_accumulation_dtype(weight.dtype))
         try:
-            norm = jnp.linalg.norm(weight, axis=self.axis, keepdims=True)
+            norm = jnp.linalg.norm(wide, axis=self.axis, keepdims=True)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"UnitNorm: an array {list(weight.shape)} has no axis {self.axis!r}: choose "
                 "another axis, or select other arrays"
             ) from error
-        norm = norm.astype(weight.dtype)
-        return jnp.where(norm == 0, weight, weight / jnp.where(norm == 0, 1, norm))
+        unit = wide / jnp.where(norm == 0, 1, norm).astype(wide.dtype)
+        return jnp.where(norm == 0, weight, unit.astype(weight.dtype))
 
 
 @hide_constructor_frames
