@@ -12,7 +12,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, FulguriteError
 from fulgurite_averaging import EMA, Average
-from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
+from fulgurite_optimizers import GradientAccumulation, GradientClip, MultiOptimizer, Phase
 from fulgurite_precision import Dynamic, Precision, Static
 from fulgurite_precision.casting import cast_params
 from fulgurite_precision.scaling import ScaleState
@@ -155,6 +155,14 @@ def test_overflow_of_a_phase_leaves_the_whole_update_out() -> None:
     for weight in (result.module.a, result.module.b):
         assert float(weight) == pytest.approx(0.99, abs=1e-4)
     assert [int(state.updates) for state in result.state.opt_state.values()] == [1, 1]
+
+
+@pytest.mark.full
+def test_an_overflow_that_is_clipped_by_value_is_one() -> None:
+    """The gradient of infinity would become that of the limit, and the scale would never fall."""
+    batches = [make_batch(2e4), make_batch(1e-8)]
+    result = fit_half(Tiny(jnp.ones(())), batches, GradientClip(max_value=1e-8))
+    assert float(result.module.weight) == pytest.approx(0.99, abs=1e-4)
 
 
 class Offset(fg.Module):
