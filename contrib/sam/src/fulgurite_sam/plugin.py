@@ -41,8 +41,8 @@ class Sam(fg.Plugin):
         engine.fit(model, data)
     """
 
-    # Outside of the loss scale of low precision, so that the norm is that of the loss itself.
-    after = ("precision",)
+    # Within the loss scale of low precision: or else small gradients would vanish in the ascent.
+    before = ("precision",)
 
     radius: float = 0.05
     _: KW_ONLY
