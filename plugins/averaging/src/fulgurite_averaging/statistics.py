@@ -17,26 +17,47 @@ from fulgurite_averaging.padding import leave_out_padding
 
 
 class _Moments(fg.metrics.Metric):
-    """The first two moments of the inputs of a layer, by channel.
+    """Mean and variance of the inputs of a layer, by channel.
+
+    Moments about zero are not added up: the difference of two large ones is no variance.
+    Source: the pairwise update of Chan, Golub and LeVeque, Algorithms for Computing the Sample
+    Variance (1983).
 
     Attributes:
         weight: float32, the number of examples; 0 if training does not update the layer.
-        first: float32 `(channels,)`, the sum of the means of batches.
-        second: float32 `(channels,)`, the sum of their second moments.
+        mean: float32 `(channels,)`.
+        variance: float32 `(channels,)`.
     """
 
     weight: Float[Array, ""]
-    first: Float[Array, " channels"]
-    second: Float[Array, " channels"]
+    mean: Float[Array, " channels"]
+    variance: Float[Array, " channels"]
+
+    @staticmethod
+    def from_batch(
+        weight: Array, mean: Float[Array, " channels"], variance: Float[Array, " channels"]
+    ) -> "_Moments":
+        """Return the moments of a batch, in float32 at least."""
+        dtype = jnp.promote_types(mean.dtype, jnp.float32)
+        # Of a layer that was not updated they may be anything.
+        mean = jnp.where(weight == 0, 0, mean.astype(dtype))
+        variance = jnp.where(weight == 0, 0, variance.astype(dtype))
+        return _Moments(weight.astype(jnp.float32), mean, variance)
 
     def merge(self, other: Any) -> Any:
-        return jax.tree.map(jnp.add, self, other)
+        weight = self.weight + other.weight
+        share = other.weight / jnp.where(weight == 0, 1, weight)
+        delta = other.mean - self.mean
+        variance = self.variance + share * (other.variance - self.variance)
+        return _Moments(
+            weight, self.mean + share * delta, variance + share * (1 - share) * delta**2
+        )
 
     def empty(self) -> Self:
         return jax.tree.map(jnp.zeros_like, self)
 
     def compute(self) -> dict[str, Any]:
-        return {"weight": self.weight, "first": self.first, "second": self.second}
+        return {"weight": self.weight, "mean": self.mean, "variance": self.variance}
 
 
 class _Collector(fg.Module):
@@ -70,8 +91,7 @@ class _Collector(fg.Module):
             mean, variance = output.model_state.get(_get_index(layer))
             is_updated = _is_updated(before, output.model_state, layer)
             weight = jnp.where(is_updated, num_examples, 0)
-            second = variance + mean**2
-            moments[f"{number}"] = _Moments(weight, weight * mean, weight * second)
+            moments[f"{number}"] = _Moments.from_batch(weight, mean, variance)
         return fg.Output(metrics=moments)
 
 
@@ -123,11 +143,8 @@ def recompute_statistics(
     # A copy: setting an entry makes the old state unusable.
     model_state = jax.tree.map(jnp.copy, model_state)
     for number in _list_updated_layers(engine, module, metrics):
-        first, second = (
-            jnp.asarray(metrics[f"{number}/{name}"]) / metrics[f"{number}/weight"]
-            for name in ("first", "second")
-        )
-        model_state = _set_statistics(model_state, layers[number], first, second - first**2)
+        mean, variance = (jnp.asarray(metrics[f"{number}/{name}"]) for name in ("mean", "variance"))
+        model_state = _set_statistics(model_state, layers[number], mean, variance)
     if isinstance(state, fg.TrainState):
         return state.replace(model_state=model_state)
     return module, model_state
