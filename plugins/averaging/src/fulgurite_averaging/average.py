@@ -120,7 +120,7 @@ class Average(fg.Plugin):
             )
         state = run.state
         average = state.plugin_states[self.registered_name]
-        begin = start + round(self.rule.after * (stop - start))
+        begin = start + round(float(self.rule.after) * (stop - start))
         counts = {"count": 0, "num_updates": 0, "after": begin}
         average = replace(
             average,
@@ -226,12 +226,12 @@ def _as_averages(tree: PyTree) -> PyTree:
 
 def _interpolate(average: Array, leaf: Array, weight: Array) -> Array:
     """Return the average after a leaf that counts `weight`. Both ends are exact: a weight of 1, and
-    a leaf that equals the average."""
+    a leaf that equals the average, also one that is infinite, such as a mask."""
     leaf = leaf.astype(average.dtype)
     # Of complex numbers the weight is real, also where jax is told to promote nothing by itself.
     with jax.numpy_dtype_promotion("standard"):
         moved = average + weight.astype(average.real.dtype) * (leaf - average)
-    return jnp.where(weight == 1, leaf, moved)
+    return jnp.where((weight == 1) | (leaf == average), leaf, moved)
 
 
 def _fill_averages(averages: PyTree, tree: PyTree) -> PyTree:
