@@ -8,12 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fulgurite.errors import ConfigurationError
 from fulgurite_optimizers import (
+    BackboneFinetuning,
     GradientAccumulation,
     GradientClip,
     MultiOptimizer,
     Phase,
+    ReduceOnPlateau,
     UnitNorm,
+    WeightClip,
 )
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
@@ -100,6 +104,16 @@ def test_gradients_of_half_precision_are_clipped_by_their_norm(
     assert {leaf.dtype for leaf in clipped} == {jnp.dtype(dtype)}
     norm = np.linalg.norm(np.concatenate([np.float64(leaf) for leaf in clipped]))
     assert norm == pytest.approx(max_norm, rel=float(jnp.finfo(dtype).eps))
+
+
+def test_floats_of_numpy_are_numbers() -> None:
+    half = np.float32(0.5)
+    assert GradientClip(max_norm=half).max_norm == 0.5
+    assert WeightClip("weight", half).max_value == 0.5
+    assert ReduceOnPlateau("test/loss", 1, factor=half, min_scale=half).factor == 0.5
+    assert BackboneFinetuning("weight", 1, rate=half).rate == 0.5
+    with pytest.raises(ConfigurationError, match="rate is '0.5'"):
+        BackboneFinetuning("weight", 1, rate="0.5")  # pyright: ignore[reportArgumentType]
 
 
 def test_vectors_of_half_precision_have_length_one() -> None:

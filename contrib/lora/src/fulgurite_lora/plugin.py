@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any
 
 import fulgurite as fg
@@ -126,4 +127,4 @@ class Lora(fg.Plugin):
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)

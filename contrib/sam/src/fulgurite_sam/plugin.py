@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any
 
 import fulgurite as fg
@@ -52,7 +53,7 @@ class Sam(fg.Plugin):
     def __post_init__(self) -> None:
         for name in ("radius", "offset"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number or not 0 <= value < math.inf:
                 raise ConfigurationError(
                     f"Sam: {name} is {value!r}; it must be a number that is not negative"

@@ -87,14 +87,15 @@ def _clip_values(max_value: float) -> optax.GradientTransformation:
 
 
 def _clip_norm(max_norm: float) -> optax.GradientTransformation:
-    """Return `optax.clip_by_global_norm`, which computes in float32 at least: the norm of gradients
-    in float16 is infinite from 256 on, and that of many in bfloat16 lacks most of the small ones."""
+    """Return `optax.clip_by_global_norm`, which computes in float32 at least.
+
+    In float16 the norm is infinite from 256 on, and a sum of many small squares in bfloat16 stops
+    growing.
+    """
     clip = optax.clip_by_global_norm(max_norm)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        wide = jax.tree.map(
-            lambda leaf: leaf.astype(get_accumulation_dtype(leaf.dtype)), updates
-        )
+        wide = jax.tree.map(lambda leaf: leaf.astype(get_accumulation_dtype(leaf.dtype)), updates)
         clipped, state = clip.update(wide, state, params)
         return jax.tree.map(lambda new, old: new.astype(old.dtype), clipped, updates), state
 

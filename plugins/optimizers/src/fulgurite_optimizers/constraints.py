@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import equinox as eqx
@@ -137,7 +138,7 @@ class WeightClip(Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.max_value, int | float) or not self.max_value > 0:
+        if not isinstance(self.max_value, Real) or not self.max_value > 0:
             raise ConfigurationError(
                 f"WeightClip: max_value is {self.max_value!r}; it must be positive"
             )
