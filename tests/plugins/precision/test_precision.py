@@ -345,6 +345,25 @@ def test_the_loss_of_a_task_is_computed_in_float32() -> None:
     assert module.model.layers[0].weight.dtype == jnp.float32
 
 
+def test_the_model_of_a_task_gets_what_is_kept_as_it_is() -> None:
+    dtypes: list[Any] = []
+
+    def forward(model: Any, batch: Any, ctx: fg.Context) -> Any:
+        dtypes.append((batch["place"].dtype, batch["image"].dtype))
+        return jax.vmap(model)(batch["image"])
+
+    task = fg.Task(
+        eqx.nn.Linear(4, 2, key=jax.random.key(0)),
+        loss=lambda preds, batch: jnp.mean(preds),
+        forward=forward,
+        optimizer=optax.sgd(0.1),
+    )
+    batch = {"place": np.ones((2, 2), np.float32), "image": np.ones((2, 4), np.float32)}
+    engine = fg.Engine(steps=1, autoload=False, plugins=[Precision(keep="place")])
+    engine.init_state(task, [batch])
+    assert set(dtypes) == {(jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))}
+
+
 @pytest.mark.full
 def test_parameters_may_have_another_dtype() -> None:
     task = fg.Task(
