@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.errors import ConfigurationError, FulguriteError, ModelError
 from fulgurite_averaging import EMA, Average
 from fulgurite_optimizers import GradientAccumulation, GradientClip, MultiOptimizer, Phase
 from fulgurite_precision import Dynamic, Precision, Static
@@ -457,3 +457,20 @@ def test_a_scaled_loss_leaves_complex_gradients_as_they_are() -> None:
         Target(jnp.zeros((), jnp.complex64)), [np.array([3 + 4j], np.complex64)]
     ).module
     np.testing.assert_allclose(module.z, (3 + 4j) * (1 - 0.8**5), rtol=1e-6)
+
+
+def test_gradients_from_elsewhere_are_an_error() -> None:
+    """They are those of a loss without its scale, which small ones do not survive."""
+
+    class Own(fg.Engine):
+        def train_step(self, state: Any, batch: Any, ctx: fg.Context, update_rule: Any) -> Any:
+            grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
+            return update_rule.apply_gradients(state, grads, output)
+
+    def init_state(*plugins: Any) -> Any:
+        engine = Own(steps=1, plugins=plugins, on_nonfinite="skip", autoload=False)
+        return engine.init_state(Tiny(jnp.ones(())), [make_batch(1e-8)])
+
+    with pytest.raises(ModelError, match=r"call update_rule\(self.forward, state, batch, ctx\)"):
+        init_state(Precision("fp16"))
+    assert init_state(Precision("bf16")).step == 0

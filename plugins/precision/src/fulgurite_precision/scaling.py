@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fulgurite import UpdateRuleWrapper
 from fulgurite.errors import (
     ConfigurationError,
+    ModelError,
     set_ints,
 )
 from fulgurite.plugins import Forward, hide_constructor_frames
@@ -177,6 +178,15 @@ class ScaledGradients(UpdateRuleWrapper):
             output = output.replace(losses=losses)
         scaling = replace(scaling, is_finite=~is_overflow)
         return new_state.with_plugin_state(self._state_name, scaling), output
+
+    def apply_gradients(
+        self, state: fg.TrainState, grads: PyTree, output: fg.Output
+    ) -> tuple[fg.TrainState, fg.Output]:
+        raise ModelError(
+            "Precision: a loss is scaled by the rule that takes its gradient, and apply_gradients "
+            "brings one of a loss that was not, in which small numbers have become zero: in "
+            "train_step call update_rule(self.forward, state, batch, ctx), or compute in bfloat16"
+        )
 
     def rewrap(self, update_rule: fg.UpdateRule) -> "ScaledGradients":
         return ScaledGradients(update_rule, self._state_name, self._scale)
