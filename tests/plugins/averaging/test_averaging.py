@@ -13,7 +13,7 @@ from fulgurite.errors import ConfigurationError, FulguriteError, ModelError
 from fulgurite_averaging import EMA, Average, Lookahead, Mean, recompute_statistics
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_optimizers import Freeze, GradientAccumulation
+from fulgurite_optimizers import Freeze, GradientAccumulation, NonNegative
 from fulgurite_precision import Precision
 from fulgurite_testing import InMemoryCheckpointer
 
@@ -138,6 +138,16 @@ def test_stochastic_weight_averaging_by_hand() -> None:
     without = fit(model=model)
     np.testing.assert_array_equal(result.module.weight, without.module.weight)
     assert int(views["swa"].number) == 7
+
+
+@pytest.mark.full
+def test_averages_see_weights_that_fulfill_their_constraints() -> None:
+    """Wherever they are listed. From 2 the weight falls by 1 a step, and stays at 0."""
+    model = Scalar(jnp.full((), 2.0), jnp.int32(7), rate=1.0)
+    result = fit(Average(Mean()), NonNegative("weight"), model=model, steps=4)
+    assert float(result.module.weight) == 0
+    averaged = float(result.view("averaged").module.weight)
+    assert averaged == pytest.approx((1 + 0 + 0 + 0) / 4, rel=1e-6)
 
 
 @pytest.mark.full

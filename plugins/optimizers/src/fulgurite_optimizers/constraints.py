@@ -23,8 +23,10 @@ from fulgurite_optimizers.microbatches import get_accumulation_dtype
 class Constraint:
     """The base class: changes the floating-point arrays that `where` selects, after every update.
 
-    Several constraints are applied in order. If a phase repeats its update in a step, the
-    constraint applies after the last one.
+    Several constraints are applied in order, and before averages of the weights see them, wherever
+    these are listed. List `Lookahead` after those that a mean of two allowed weights fulfills too,
+    and before others, such as `UnitNorm`. If a phase repeats its update in a step, the constraint
+    applies after the last one.
 
     Attributes:
         where: the arrays: a pattern, a function of the module, or a selection by `fg.select` and
@@ -38,6 +40,8 @@ class Constraint:
             def __call__(self, weight):
                 return jnp.minimum(weight, 1)
     """
+
+    before = ("average",)
 
     where: Selector | str | Callable[[Any], Any]
 
@@ -169,6 +173,7 @@ class ModuleConstraints(fg.Plugin):
     """
 
     plugin_name = "module_constraints"
+    before = ("average",)
 
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:
