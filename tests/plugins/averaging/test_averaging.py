@@ -363,6 +363,28 @@ def test_statistics_are_averaged_or_recomputed(mode: Any) -> None:
     assert engine.evaluate(result.view("averaged"), data)["loss"] == pytest.approx(metrics[0])
 
 
+@pytest.mark.full
+def test_averaged_statistics_of_all_steps_are_those_of_their_batches() -> None:
+    """A layer of mode `batch` divides sums that begin at zero by a number that grows to 1; the mean
+    over steps of both is that of the batches, each by how much it counts in the sums."""
+    x = np.random.default_rng(0).normal(5, 2, size=(48, 3)).astype(np.float32)
+    data = [{"x": rows, "y": rows[:, :1]} for rows in np.split(x, 6)]
+    plugins = [Average(Mean()), Average(EMA(0.5), name="moving")]
+    engine = fg.Engine(steps=6, plugins=plugins, autoload=False)
+    result = engine.fit(lambda key: eqx.nn.make_with_state(Normalized)("batch", key=key), data)
+    layer: Any = result.module.norm
+    means = [rows.mean(0) for rows in np.split(x, 6)]
+    # By the momentum of 0.9: how much the sum after each step holds of each batch.
+    parts = np.array([[0.1 * 0.9 ** (t - i) if i <= t else 0 for i in range(6)] for t in range(6)])
+    weights = {"averaged": np.ones(6), "moving": 0.5 ** np.arange(6, 0, -1)}
+    for name, weight in weights.items():
+        state: Any = result.view(name).model_state
+        mean, _ = state.get(layer.batch_state_index)
+        scale = 1 - 0.9 ** int(state.get(layer.batch_counter))
+        expected = np.average(means, axis=0, weights=weight @ parts)
+        np.testing.assert_allclose(mean / scale, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

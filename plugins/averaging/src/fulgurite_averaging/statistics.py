@@ -150,6 +150,59 @@ def recompute_statistics(
     return module, model_state
 
 
+def list_scales(module: Any, model_state: Any) -> tuple[Array, ...]:
+    """Return how much the running statistics of each layer hold so far, from 0 to 1.
+
+    Those of an `eqx.nn.BatchNorm` of mode `batch` begin at zero, and the layer divides them by this
+    number, which grows with its updates. An average of statistics is to be divided by the average
+    of these numbers.
+
+    Args:
+        module: the module.
+        model_state: its state; None without any.
+    """
+    if model_state is None:
+        return ()
+    counts = [model_state.get(layer.batch_counter) for layer in _list_scaled_layers(module)]
+    momentums = [layer.momentum for layer in _list_scaled_layers(module)]
+    return tuple(
+        1 - jnp.float32(momentum) ** count.astype(jnp.float32)
+        for momentum, count in zip(momentums, counts, strict=True)
+    )
+
+
+def set_scales(module: Any, model_state: Any, scales: tuple[Array, ...]) -> Any:
+    """Return a model state of averaged statistics as layers read it: with the scales of the numbers
+    of updates that it holds.
+
+    Args:
+        module: the module.
+        model_state: with averages of statistics; it stays usable.
+        scales: the averages of what `list_scales` returned.
+    """
+    layers = _list_scaled_layers(module)
+    # A copy: setting an entry makes the old state unusable.
+    model_state = jax.tree.map(lambda leaf: leaf, model_state)
+    new_scales = list_scales(module, model_state)
+    for layer, scale, new_scale in zip(layers, scales, new_scales, strict=True):
+        # Before the first update there is nothing to divide.
+        factor = jnp.where(scale == 0, 1, new_scale / jnp.where(scale == 0, 1, scale))
+        index = _get_index(layer)
+        mean, variance = (
+            # Of a stack of layers each has a scale of its own.
+            (leaf * factor.reshape(factor.shape + (1,) * (leaf.ndim - factor.ndim))).astype(
+                leaf.dtype
+            )
+            for leaf in model_state.get(index)
+        )
+        model_state = model_state.set(index, (mean, variance))
+    return model_state
+
+
+def _list_scaled_layers(module: Any) -> list[eqx.nn.BatchNorm]:
+    return [layer for layer in _list_layers(module) if layer.mode == "batch"]
+
+
 def _list_updated_layers(engine: fg.Engine, module: Any, metrics: Mapping[str, Any]) -> list[int]:
     """Return the numbers of the layers whose statistics training updates; none is a ModelError.
 
