@@ -414,6 +414,17 @@ def test_the_moving_average_begins_as_a_mean():
     np.testing.assert_allclose(folded.compute(), 0.5625, rtol=1e-6)
 
 
+def test_a_moving_average_leaves_out_what_weighs_nothing():
+    nothing = ExponentialMovingAverage.from_values(0.0, weight=jnp.float32(0))
+    values = [ExponentialMovingAverage.from_values(value, weight=7) for value in (4.0, 2.0)]
+    averages = [nothing, nothing, values[0], nothing, values[1], nothing]
+    expected = [NAN, NAN, 4, 4, 3, 3]
+    average = averages[0].empty()
+    for new, number in zip(averages, expected, strict=True):
+        average = average.update(new)
+        np.testing.assert_allclose(average.compute(), number, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "first",
     [

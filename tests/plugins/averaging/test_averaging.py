@@ -13,7 +13,8 @@ from fulgurite.errors import ConfigurationError, FulguriteError, ModelError
 from fulgurite_averaging import EMA, Average, Lookahead, Mean, recompute_statistics
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
-from fulgurite_optimizers import Freeze, GradientAccumulation
+from fulgurite_optimizers import Freeze, GradientAccumulation, NonNegative
+from fulgurite_precision import Precision
 from fulgurite_testing import InMemoryCheckpointer
 
 BATCHES = [{"x": np.ones((2, 1), np.float32)}] * 8
@@ -78,6 +79,47 @@ def test_half_lives_of_averages() -> None:
     assert EMA(half_life=10, every=10).decay_per_update == 0.5
 
 
+@pytest.mark.parametrize("half_life", [1e3, 1e6, 1e8])
+def test_weights_count_their_part_of_a_long_half_life(half_life: float) -> None:
+    """Just below 1, float32 has one number in 6e-8: a decay of 1 would stop the average."""
+    weight = EMA(half_life=half_life).compute_weight(jnp.int32(0))
+    np.testing.assert_allclose(weight, -np.expm1(np.log(0.5) / half_life), rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05, 0.4, 0.999])
+def test_initial_weights_count_nothing_in_a_debiased_average_with_warmup(decay: float) -> None:
+    average, product, expected = 0.0, 1.0, []
+    for count in range(12):
+        rate = min(decay, (1 + count) / (10 + count))
+        average = rate * average + (1 - rate) * (count + 1)
+        product *= rate
+        expected.append(average / (1 - product))
+    values = list_averages(EMA(decay, warmup=True, debiased=True), 12)
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+    assert values[0] == 1
+
+
+@pytest.mark.parametrize("plugin", [Average(EMA(0.5)), Average(Mean(every=2)), Lookahead(2)])
+def test_a_weight_that_is_infinite_from_the_beginning_stays_so(plugin: Any) -> None:
+    """Such as a mask, which the check for finite numbers leaves out too."""
+    mask = jnp.array([0, -jnp.inf])
+    state: Any = None
+    module = Scalar(mask, jnp.int32(7))
+    if isinstance(plugin, Average):
+        state = plugin.init_plugin_state(module, None)
+    else:
+        state = plugin.init_plugin_state(module)
+    streams: Any = None
+    for step in range(4):
+        arguments: dict[str, Any] = {}
+        if isinstance(plugin, Average):
+            arguments["ctx"] = fg.Context(streams, jnp.int32(step), training=True)
+        module, state = plugin.after_update(module, state, fg.Output(), **arguments)
+        averages = state.module if isinstance(plugin, Average) else state.slow
+        np.testing.assert_array_equal(module.weight, mask)
+        np.testing.assert_array_equal(averages.weight, mask)
+
+
 @pytest.mark.full
 def test_stochastic_weight_averaging_by_hand() -> None:
     model = Scalar(jnp.ones(()), jnp.int32(7), rate=0.1, is_square=True)
@@ -96,6 +138,16 @@ def test_stochastic_weight_averaging_by_hand() -> None:
     without = fit(model=model)
     np.testing.assert_array_equal(result.module.weight, without.module.weight)
     assert int(views["swa"].number) == 7
+
+
+@pytest.mark.full
+def test_averages_see_weights_that_fulfill_their_constraints() -> None:
+    """Wherever they are listed. From 2 the weight falls by 1 a step, and stays at 0."""
+    model = Scalar(jnp.full((), 2.0), jnp.int32(7), rate=1.0)
+    result = fit(Average(Mean()), NonNegative("weight"), model=model, steps=4)
+    assert float(result.module.weight) == 0
+    averaged = float(result.view("averaged").module.weight)
+    assert averaged == pytest.approx((1 + 0 + 0 + 0) / 4, rel=1e-6)
 
 
 @pytest.mark.full
@@ -311,12 +363,36 @@ def test_statistics_are_averaged_or_recomputed(mode: Any) -> None:
     assert engine.evaluate(result.view("averaged"), data)["loss"] == pytest.approx(metrics[0])
 
 
+@pytest.mark.full
+def test_averaged_statistics_of_all_steps_are_those_of_their_batches() -> None:
+    """A layer of mode `batch` divides sums that begin at zero by a number that grows to 1; the mean
+    over steps of both is that of the batches, each by how much it counts in the sums."""
+    x = np.random.default_rng(0).normal(5, 2, size=(48, 3)).astype(np.float32)
+    data = [{"x": rows, "y": rows[:, :1]} for rows in np.split(x, 6)]
+    plugins = [Average(Mean()), Average(EMA(0.5), name="moving")]
+    engine = fg.Engine(steps=6, plugins=plugins, autoload=False)
+    result = engine.fit(lambda key: eqx.nn.make_with_state(Normalized)("batch", key=key), data)
+    layer: Any = result.module.norm
+    means = [rows.mean(0) for rows in np.split(x, 6)]
+    # By the momentum of 0.9: how much the sum after each step holds of each batch.
+    parts = np.array([[0.1 * 0.9 ** (t - i) if i <= t else 0 for i in range(6)] for t in range(6)])
+    weights = {"averaged": np.ones(6), "moving": 0.5 ** np.arange(6, 0, -1)}
+    for name, weight in weights.items():
+        state: Any = result.view(name).model_state
+        mean, _ = state.get(layer.batch_state_index)
+        scale = 1 - 0.9 ** int(state.get(layer.batch_counter))
+        expected = np.average(means, axis=0, weights=weight @ parts)
+        np.testing.assert_allclose(mean / scale, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: EMA(), "either decay or half_life"),
         (lambda: EMA(1.0), "decay is 1.0"),
+        (lambda: EMA("0.9"), "decay is '0.9'"),  # pyright: ignore[reportArgumentType]
         (lambda: EMA(half_life=0), "half_life is 0"),
+        (lambda: EMA(half_life=float("inf")), "half_life is inf"),
         (lambda: EMA(0.5, every=0), "every is 0"),
         (lambda: Mean(after=1.5), "after is 1.5"),
         (lambda: Average(0.5), "rule is 0.5"),  # pyright: ignore[reportArgumentType]
@@ -484,6 +560,35 @@ def test_padding_is_no_part_of_recomputed_statistics(mode: Any) -> None:
             mean, variance = exact.get(index)
             np.testing.assert_allclose(mean, rows.mean((0, 2)), rtol=1e-4)
             np.testing.assert_allclose(variance, rows.var((0, 2)), rtol=1e-4)
+
+
+@pytest.mark.full
+def test_recomputed_statistics_of_a_large_mean_are_exact() -> None:
+    """In float32 the difference of the second moment and the squared mean is off by a tenth."""
+    x = np.random.default_rng(0).normal(1000, 1, size=(160, 3)).astype(np.float32)
+    model = eqx.nn.make_with_state(Normalized)(key=jax.random.key(0))
+    data = fg.ArrayData({"x": x, "y": x[:, :1]}, 8)
+    module, exact = recompute_statistics(fg.Engine(steps=1), model, data)
+    mean, variance = exact.get(module.norm.ema_state_index)
+    np.testing.assert_allclose(mean, x.mean(0, np.float64), rtol=1e-6)
+    np.testing.assert_allclose(variance, x.var(0, np.float64), rtol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ema", "batch"])
+def test_statistics_without_padding_stay_in_float32_where_layers_compute_in_bfloat16(
+    mode: Any,
+) -> None:
+    x = np.random.default_rng(0).normal(2, 3, size=(19, 3)).astype(np.float32)
+    model = eqx.nn.make_with_state(Normalized)(mode, key=jax.random.key(0))
+    data = fg.ArrayData({"x": x, "y": x[:, :1]}, 8, remainder="pad")
+    engine = fg.Engine(steps=1, plugins=[Precision("bf16")])
+    module, exact = recompute_statistics(engine, model, data)
+    index = module.norm.ema_state_index if mode == "ema" else module.norm.batch_state_index
+    mean, variance = exact.get(index)
+    half = np.float32(jnp.bfloat16(x))
+    np.testing.assert_allclose(mean, half.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(variance, half.var(0), rtol=1e-5)
 
 
 def test_padding_of_an_unknown_axis_is_refused() -> None:

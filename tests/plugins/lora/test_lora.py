@@ -484,3 +484,37 @@ def test_adapters_of_a_complex_layer_are_complex():
 
     step = -0.1 * jax.grad(compute_loss)(jnp.zeros((2, 3, 2)))
     np.testing.assert_allclose(adapter.up, step[0] + 1j * step[1], rtol=1e-4, atol=1e-6)
+
+
+class Normalized(Net):
+    """With a layer that has statistics."""
+
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, *, key: Any) -> None:
+        super().__init__(key=key)
+        self.norm = eqx.nn.BatchNorm(4, "batch", mode="ema")
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        normalize = jax.vmap(self.norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        x, state = normalize(batch[0], ctx.model_state)
+        return super().training_step((x, batch[1]), ctx).replace(model_state=state)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "num_kept"),
+    [
+        ([Lora("body", rank=2)], 1),
+        ([Lora("body", rank=2), Lora("head", rank=1, train_too="norm")], 0),
+    ],
+    ids=["one", "two"],
+)
+def test_statistics_of_frozen_layers_are_said_to_stay(plugins: Any, num_kept: int) -> None:
+    """So that `recompute_statistics` leaves them alone; what any plugin trains does not stay."""
+    engine = make_engine(*plugins, autoload=False)
+    state = engine.init_state(eqx.nn.make_with_state(Normalized), make_data())
+    hook: Any = engine.plugins.hooks.get("list_kept_state")
+    kept = {index.marker for _, indices in hook.each(module=state.module) for index in indices}
+    # Mean and variance, and whether there are any yet.
+    assert len(kept) == 2 * num_kept
+    assert num_kept == 0 or state.module.norm.ema_state_index.marker in kept

@@ -320,6 +320,41 @@ def test_a_batch_must_be_a_multiple() -> None:
             make()
 
 
+class Heated(fg.Module):
+    """A weight whose gradient is the mean of `x` times the single number of the batch."""
+
+    weight: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(jnp.mean(batch["x"]) * batch["temperature"] * self.weight)
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(0.1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        GradientAccumulation(2),
+        MultiOptimizer(default=Phase(optax.sgd(0.05), repeat=2, split=True)),
+    ],
+    ids=["microbatches", "shares"],
+)
+def test_each_part_of_a_batch_has_its_single_numbers(plugin: Any) -> None:
+    batch = {"x": np.arange(4, dtype=np.float32), "temperature": np.float32(2)}
+    module = engine(plugin, steps=1).fit(Heated(jnp.ones(())), [batch]).module
+    assert float(module.weight) == pytest.approx(1 - 0.1 * 1.5 * 2)
+
+
+def test_a_batch_of_single_numbers_has_no_parts() -> None:
+    batch = {"x": np.float32(1), "temperature": np.float32(2)}
+    with pytest.raises(DataError, match="into 2 parts, because it has no axis of examples"):
+        engine(GradientAccumulation(2, assume_mean=True), steps=1).init_state(
+            Heated(jnp.ones(())), [batch]
+        )
+
+
 class Deep(fg.Module):
     """A perceptron with large activations."""
 

@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
+from fulgurite.errors import ConfigurationError
+from fulgurite_optimizers import (
+    BackboneFinetuning,
+    GradientAccumulation,
+    GradientClip,
+    MultiOptimizer,
+    Phase,
+    ReduceOnPlateau,
+    UnitNorm,
+    WeightClip,
+)
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 Y = X @ np.array([1, -2, 3], np.float32)
@@ -73,3 +83,41 @@ def test_float32_updates_are_cast_to_the_dtype_of_their_parameters(
     precision = float(jnp.finfo(dtype).eps)
     expected = np.float32(train_by_hand(dtype, every))
     np.testing.assert_allclose(np.float32(module.weight), expected, rtol=2 * precision)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grads", "max_norm"),
+    [
+        (jnp.float16, [np.full(1000, 20.0), np.full(10, 300.0)], 1.0),  # squares above 65504
+        (jnp.float16, [np.full(10, 1e-4)], 1e-4),  # squares below the smallest number
+        (jnp.bfloat16, [np.ones(10)] * 1000, 1.0),  # a sum of 8 bits stops growing
+    ],
+)
+def test_gradients_of_half_precision_are_clipped_by_their_norm(
+    dtype: Any, grads: list[Any], max_norm: float
+) -> None:
+    clip = GradientClip(max_norm=max_norm).gradient_transform("default")
+    assert clip is not None
+    half: Any = [jnp.asarray(grad, dtype) for grad in grads]
+    clipped: Any
+    clipped, _ = clip.update(half, clip.init(half))
+    assert {leaf.dtype for leaf in clipped} == {jnp.dtype(dtype)}
+    norm = np.linalg.norm(np.concatenate([np.float64(leaf) for leaf in clipped]))
+    assert norm == pytest.approx(max_norm, rel=float(jnp.finfo(dtype).eps))
+
+
+def test_floats_of_numpy_are_numbers() -> None:
+    half = np.float32(0.5)
+    assert GradientClip(max_norm=half).max_norm == 0.5
+    assert WeightClip("weight", half).max_value == 0.5
+    assert ReduceOnPlateau("test/loss", 1, factor=half, min_scale=half).factor == 0.5
+    assert BackboneFinetuning("weight", 1, rate=half).rate == 0.5
+    with pytest.raises(ConfigurationError, match="rate is '0.5'"):
+        BackboneFinetuning("weight", 1, rate="0.5")  # pyright: ignore[reportArgumentType]
+
+
+def test_vectors_of_half_precision_have_length_one() -> None:
+    rows = jnp.array([[1e-4, 1e-4], [300.0, 300.0], [0.0, 0.0]], jnp.float16)
+    unit = UnitNorm("weight")(rows)
+    assert unit.dtype == jnp.float16
+    np.testing.assert_allclose(unit, [[0.5**0.5] * 2, [0.5**0.5] * 2, [0, 0]], rtol=1e-3)

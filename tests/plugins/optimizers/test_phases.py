@@ -143,6 +143,83 @@ def test_repetitions_may_share_the_batch() -> None:
         engine(phases, steps=1).fit(Mean(jnp.float32(0), jnp.float32(1)), odd)
 
 
+class IsUpdate:
+    """Logs whether a step changed the weights, as averages of them ask."""
+
+    plugin_name = "is_update"
+
+    @fg.hookimpl
+    def step_metrics(self, output: fg.Output) -> dict[str, Any]:
+        return {"value": fg.metrics.LastValue.from_values(output.is_update)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [
+        # Nothing changes in three of four steps.
+        (
+            {
+                "min": Phase(optax.sgd(0.1), "x", accumulate=GradientAccumulation(4, "steps")),
+                "max": Phase(optax.sgd(0.1), "y", every=4),
+            },
+            [0, 0, 0, 1, 0, 0],
+        ),
+        # Two gradients a step: the third one is the first of step 2, the sixth the last of step 3.
+        (
+            {
+                "min": Phase(
+                    optax.sgd(0.1), "x", repeat=2, accumulate=GradientAccumulation(3, "steps")
+                ),
+                "max": Phase(optax.sgd(0.1), "y", every=6),
+            },
+            [0, 1, 1, 0, 1, 1],
+        ),
+    ],
+    ids=["waiting", "repeated"],
+)
+def test_a_step_is_an_update_if_any_phase_has_made_one(phases: Any, expected: list[int]) -> None:
+    history = fit(MultiOptimizer(**phases), IsUpdate(), steps=6).history
+    assert history["train/is_update/value"].tolist() == expected
+    updates = np.diff(history["train/min/updates"] + history["train/max/updates"], prepend=0)
+    assert (updates > 0).tolist() == [bool(value) for value in expected]
+
+
+def test_examples_that_nobody_counts_are_not_shared_by_repetitions() -> None:
+    phases = MultiOptimizer(
+        place=Phase(optax.sgd(0.5), "place", repeat=2, split=True),
+        other=Phase(optax.sgd(0.1), "other"),
+    )
+    batch = [fg.Batch(np.ones(4, np.float32), num_examples=3)]
+    with pytest.raises(DataError, match="'place' has split=True, and a fg.Batch with num_examples"):
+        engine(phases, steps=1).init_state(Mean(jnp.float32(0), jnp.float32(1)), batch)
+
+
+class Masked(fg.Module):
+    x: jax.Array
+    y: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        make = fg.metrics.Mean.from_values
+        return fg.Output(
+            losses={"min": make(self.x * batch, ctx.mask), "max": make(self.y * batch, ctx.mask)}
+        )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", ["alternating", "simultaneous"])
+def test_a_batch_of_padding_is_no_part_of_the_average_of_losses(order: Any) -> None:
+    batches = [
+        fg.Batch(np.full(2, value, np.float32), np.full(2, is_example))
+        for value, is_example in ((9, False), (4, True), (9, False), (2, True))
+    ]
+    trainer = engine(MultiOptimizer(order=order, **sgd(0, 0)), steps=4, log_every=1)
+    history = trainer.fit(game(kind=Masked), batches).history
+    for name, factor in (("min", 1), ("max", 2)):
+        expected = factor * np.array([np.nan, 4, 4, 3])
+        np.testing.assert_allclose(history[f"train/{name}/loss_average"], expected, rtol=1e-6)
+
+
 @pytest.mark.full
 def test_phases_and_repetitions_draw_distinct_numbers() -> None:
     def drawn(repeat: int, seed: int = 0) -> tuple[float, float]:

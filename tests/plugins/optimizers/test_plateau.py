@@ -30,9 +30,27 @@ class Falling(fg.Module):
         return optax.sgd(1.0)
 
 
+class Masked(Falling):
+    """With an array that is not finite from the beginning."""
+
+    mask: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        super().__init__(key=key)
+        self.mask = jnp.array([0, -jnp.inf])
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        loss = super().training_step(batch, ctx).loss
+        return fg.Output(loss + 0 * jnp.sum(jax.nn.softmax(self.mask)))
+
+
 def fit(*plugins: Any, losses: list[float], log_every: Any = 1, **settings: Any) -> fg.FitResult:
-    engine = fg.Engine(log_every=log_every, autoload=False, plugins=plugins, **settings)
-    return engine.fit(Falling, [np.full(2, loss, np.float32) for loss in losses])
+    return train(Falling, *plugins, losses=losses, log_every=log_every, **settings)
+
+
+def train(model: Any, *plugins: Any, losses: list[float], **settings: Any) -> fg.FitResult:
+    engine = fg.Engine(autoload=False, plugins=plugins, **settings)
+    return engine.fit(model, [np.full(2, loss, np.float32) for loss in losses])
 
 
 # By each name: mode, tolerances, values of the metric, and the scale after each, by hand. The
@@ -67,6 +85,15 @@ def test_a_plateau_is_found_in_both_modes_and_for_values_of_either_sign() -> Non
     ).history
     scales = {name: history[f"reduce_on_plateau/test/{name}/scale"].tolist() for name in CASES}
     assert scales == {name: scale for name, (_, _, _, scale) in CASES.items()}
+
+
+@pytest.mark.full
+def test_an_array_that_is_infinite_from_the_beginning_stays_so() -> None:
+    test = Evaluator("test", every=1, fn=lambda state, step: {"loss": 1.0})
+    plateau = ReduceOnPlateau("test/loss", 1, factor=0.5, patience=1)
+    module = train(Masked, test, plateau, losses=[1.0] * 4, steps=4).module
+    np.testing.assert_array_equal(module.mask, [0, -np.inf])
+    np.testing.assert_allclose(module.weight, -(1 + 1 + 0.5 + 0.25))
 
 
 def test_a_cooldown_counts_nothing_and_the_smallest_scale_is_kept() -> None:

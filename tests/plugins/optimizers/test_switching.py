@@ -10,7 +10,13 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_optimizers import GradientAccumulation, optimize_only, switch_optimizers
+from fulgurite_optimizers import (
+    GradientAccumulation,
+    MultiOptimizer,
+    Phase,
+    optimize_only,
+    switch_optimizers,
+)
 
 GENERATOR = np.random.default_rng(0)
 BATCHES = [
@@ -158,3 +164,14 @@ def test_an_update_without_parameters_is_refused() -> None:
     params = {"weight": jnp.ones(2)}
     with pytest.raises(ConfigurationError, match="give the parameters"):
         optimizer.update(params, optimizer.init(params))
+
+
+@pytest.mark.full
+def test_the_rate_of_an_optimizer_that_is_over_is_not_logged() -> None:
+    """A phase logs that of an optimizer which stores it, and does not know which one is in use."""
+    make = optax.inject_hyperparams(optax.sgd)
+    optimizer = switch_optimizers({0: make(learning_rate=0.1), 2: make(learning_rate=0.01)})
+    for phase, expected in ((Phase(make(learning_rate=0.5)), 0.5), (Phase(optimizer), None)):
+        engine = fg.Engine(steps=4, plugins=[MultiOptimizer(loss=phase)], autoload=False)
+        metrics = engine.fit(Line(None), BATCHES).metrics["train"]
+        assert metrics.get("loss/learning_rate") == expected

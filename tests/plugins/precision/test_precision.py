@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.errors import ConfigurationError, FulguriteError, ModelError
 from fulgurite_averaging import EMA, Average
-from fulgurite_optimizers import GradientAccumulation, MultiOptimizer, Phase
+from fulgurite_optimizers import GradientAccumulation, GradientClip, MultiOptimizer, Phase
 from fulgurite_precision import Dynamic, Precision, Static
 from fulgurite_precision.casting import cast_params
 from fulgurite_precision.scaling import ScaleState
@@ -155,6 +155,14 @@ def test_overflow_of_a_phase_leaves_the_whole_update_out() -> None:
     for weight in (result.module.a, result.module.b):
         assert float(weight) == pytest.approx(0.99, abs=1e-4)
     assert [int(state.updates) for state in result.state.opt_state.values()] == [1, 1]
+
+
+@pytest.mark.full
+def test_an_overflow_that_is_clipped_by_value_is_one() -> None:
+    """The gradient of infinity would become that of the limit, and the scale would never fall."""
+    batches = [make_batch(2e4), make_batch(1e-8)]
+    result = fit_half(Tiny(jnp.ones(())), batches, GradientClip(max_value=1e-8))
+    assert float(result.module.weight) == pytest.approx(0.99, abs=1e-4)
 
 
 class Offset(fg.Module):
@@ -337,6 +345,25 @@ def test_the_loss_of_a_task_is_computed_in_float32() -> None:
     assert module.model.layers[0].weight.dtype == jnp.float32
 
 
+def test_the_model_of_a_task_gets_what_is_kept_as_it_is() -> None:
+    dtypes: list[Any] = []
+
+    def forward(model: Any, batch: Any, ctx: fg.Context) -> Any:
+        dtypes.append((batch["place"].dtype, batch["image"].dtype))
+        return jax.vmap(model)(batch["image"])
+
+    task = fg.Task(
+        eqx.nn.Linear(4, 2, key=jax.random.key(0)),
+        loss=lambda preds, batch: jnp.mean(preds),
+        forward=forward,
+        optimizer=optax.sgd(0.1),
+    )
+    batch = {"place": np.ones((2, 2), np.float32), "image": np.ones((2, 4), np.float32)}
+    engine = fg.Engine(steps=1, autoload=False, plugins=[Precision(keep="place")])
+    engine.init_state(task, [batch])
+    assert set(dtypes) == {(jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))}
+
+
 @pytest.mark.full
 def test_parameters_may_have_another_dtype() -> None:
     task = fg.Task(
@@ -430,3 +457,20 @@ def test_a_scaled_loss_leaves_complex_gradients_as_they_are() -> None:
         Target(jnp.zeros((), jnp.complex64)), [np.array([3 + 4j], np.complex64)]
     ).module
     np.testing.assert_allclose(module.z, (3 + 4j) * (1 - 0.8**5), rtol=1e-6)
+
+
+def test_gradients_from_elsewhere_are_an_error() -> None:
+    """They are those of a loss without its scale, which small ones do not survive."""
+
+    class Own(fg.Engine):
+        def train_step(self, state: Any, batch: Any, ctx: fg.Context, update_rule: Any) -> Any:
+            grads, output = fg.compute_gradients(self.forward, state.module, batch, ctx)
+            return update_rule.apply_gradients(state, grads, output)
+
+    def init_state(*plugins: Any) -> Any:
+        engine = Own(steps=1, plugins=plugins, on_nonfinite="skip", autoload=False)
+        return engine.init_state(Tiny(jnp.ones(())), [make_batch(1e-8)])
+
+    with pytest.raises(ModelError, match=r"call update_rule\(self.forward, state, batch, ctx\)"):
+        init_state(Precision("fp16"))
+    assert init_state(Precision("bf16")).step == 0

@@ -17,6 +17,7 @@ from fulgurite_optimizers import (
     MultiOptimizer,
     Phase,
 )
+from fulgurite_precision import Precision
 from fulgurite_sam import Sam
 from fulgurite_sam.rule import Ascent
 from fulgurite_testing import check_plugin
@@ -294,6 +295,40 @@ def test_half_precision_has_no_infinite_norm():
     assert worst[0] == 1.5
     at_rest, norm = ascent.find_worst([jnp.float32(1)], [jnp.float32(0)])
     assert (at_rest[0], norm) == (1, 0)
+
+
+class Small(fg.Module):
+    """A loss whose gradient by what float16 holds is zero, but for a scale."""
+
+    w: jax.Array
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(1e-9 * jnp.mean((batch * self.w).astype(jnp.float32) ** 2))
+
+    def configure_optimizers(self) -> Any:
+        return optax.sgd(1e8)
+
+
+def test_a_scaled_loss_is_scaled_in_the_ascent_too():
+    """Whichever plugin is listed first. The gradient is 1e-9 * w, so that the worst point is w and
+    half of its direction."""
+    start = np.array([1, 2], np.float32)
+    expected = -0.1 * (start + 0.5 * start / np.sqrt(5))
+    plugins: list[Any] = [Precision("fp16"), Sam(0.5)]
+    engine = fg.Engine(steps=1, on_nonfinite="skip", plugins=plugins, autoload=False)
+    result = engine.fit(Small(jnp.asarray(start)), [np.ones((2, 2), np.float32)])
+    np.testing.assert_allclose(result.module.w - start, expected, rtol=5e-3)
+    assert result.metrics["train"]["sam/ascent_norm"] == pytest.approx(1e-9 * 5**0.5, rel=5e-3)
+
+
+def test_a_weight_that_is_infinite_stays_where_it_is():
+    """Such as a mask; the other one is moved by 1 + 0.01 in the direction of the ascent."""
+    ascent = Ascent(radius=0.5, offset=0.01)
+    params = [jnp.array([0.0, -jnp.inf]), jnp.float32(1)]
+    worst, norm = ascent.find_worst(params, [jnp.zeros(2), jnp.float32(2)])
+    np.testing.assert_array_equal(worst[0], params[0])
+    assert worst[1] == pytest.approx(1 + 0.5 * 1.01)
+    assert norm == pytest.approx(2 * 1.01)
 
 
 class Complex(fg.Module):

@@ -11,15 +11,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, DataError
 from fulgurite_averaging import EMA, Average, Lookahead
 from fulgurite_evaluators import Evaluator
-from fulgurite_optimizers import GradientClip, WeightClip
+from fulgurite_optimizers import (
+    BackboneFinetuning,
+    Freeze,
+    GradientAccumulation,
+    GradientClip,
+    MultiOptimizer,
+    Phase,
+    WeightClip,
+    optimize_only,
+)
 from fulgurite_stopping import EarlyStopping
 from fulgurite_testing import TinyModel, assert_same_bits, tiny_data, tiny_engine
 from fulgurite_tuner import find_batch_size, find_learning_rate
@@ -191,6 +202,132 @@ def test_what_acts_after_an_update_is_a_part_of_the_search() -> None:
     assert search() == pytest.approx(simulate(lambda step, weight, slow: (weight, slow)))
     assert search(Lookahead(2, 0.5)) == pytest.approx(simulate(look_ahead))
     assert search(WeightClip("weight", max_value=0.75)) == pytest.approx(simulate(clip))
+
+
+class Straight(fg.Module):
+    """Two weights, whose gradients are 1; that of `first` is NaN in some steps."""
+
+    first: jax.Array
+    second: jax.Array
+    bad_steps: tuple[int, ...] = eqx.field(static=True, default=())
+    optimizer: Any = eqx.field(static=True, default=None)
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        def add_root(weight: Any) -> Any:
+            return jnp.sqrt(0 * weight)
+
+        is_bad = jnp.isin(ctx.step, jnp.array((-1, *self.bad_steps)))
+        zero = jax.lax.cond(is_bad, add_root, lambda weight: 0 * weight, self.first)
+        return fg.Output((self.first + self.second) * batch["x"].mean() + zero)
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer or optax.sgd(0.1)
+
+
+def search_straight(*plugins: Any, **fields: Any) -> LearningRates:
+    model = Straight(jnp.ones(()), jnp.ones(()), **fields)
+    engine = fg.Engine(epochs=9, plugins=plugins, autoload=False, on_nonfinite="skip")
+    return find_learning_rate(engine, model, ONES, optax.sgd, low=0.01, high=0.08, steps=4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("plugins", "fields", "num_trained"),
+    [
+        ((GradientAccumulation(3, "steps"),), {}, 2),
+        ((), {"bad_steps": (1, 2, 4)}, 2),
+        ((), {"optimizer": optimize_only(optax.adam(1.0), "first")}, 1),
+        ((MultiOptimizer(),), {"optimizer": {"loss": Phase(optax.adam(1.0), "first")}}, 1),
+        ((Freeze("first", until=fg.EveryEpoch()),), {}, 1),
+        ((BackboneFinetuning("first", until=fg.EveryEpoch(3)),), {}, 1),
+    ],
+    ids=["accumulated", "skipped", "one part", "one phase", "frozen", "backbone"],
+)
+def test_each_rate_is_that_of_an_update(plugins: Any, fields: Any, num_trained: int) -> None:
+    """Each lowers the loss by the rate for each weight that is trained, however many steps wait."""
+    rates = np.geomspace(0.01, 0.08, 4)
+    found = search_straight(*plugins, **fields)
+    np.testing.assert_allclose(found.rates, rates)
+    expected = 2 - num_trained * np.cumsum([0, *rates[:-1]])
+    np.testing.assert_allclose(found.losses, expected, rtol=1e-6)
+
+
+def test_a_search_that_is_not_defined_is_refused() -> None:
+    phases = {name: Phase(optax.sgd(0.1), name) for name in ("first", "second")}
+    with pytest.raises(ConfigurationError, match=r"several optimizers \(first, second\)"):
+        search_straight(MultiOptimizer(**phases))
+    model = Straight(jnp.ones(()), jnp.ones(()))
+    optimizer: Any = optimize_only
+    with pytest.raises(ConfigurationError, match=r"optimizer\(schedule\) returned {'default'"):
+        find_learning_rate(
+            fg.Engine(steps=1), model, ONES, lambda rate: optimizer(optax.sgd(rate), "first")
+        )
+
+
+@pytest.mark.full
+def test_a_search_ends_where_no_step_is_finite() -> None:
+    found = search_straight(bad_steps=(*range(2, 200),))
+    np.testing.assert_allclose(found.losses, [2, 1.98])
+
+
+@pytest.mark.full
+def test_a_model_without_an_optimizer_is_searched() -> None:
+    task = fg.Task(eqx.nn.Linear(1, 1, key=jax.random.key(0)), lambda preds, batch: preds.mean())
+    data = [(np.ones((2, 1), np.float32),)]
+    found = find_learning_rate(
+        fg.Engine(steps=1, autoload=False), task, data, optax.sgd, low=0.01, high=0.08, steps=2
+    )
+    # Weight and bias fall by the rate each.
+    assert found.losses[0] - found.losses[1] == pytest.approx(0.02, rel=1e-5)
+
+
+class Weighed(fg.Module):
+    """Takes the mask of its batch, and a single number."""
+
+    weight: jax.Array
+    other: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.ones((64, 64))
+        self.other = jnp.ones((64, 64))
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        assert ctx.mask is not None
+        hidden = jnp.tanh(batch["x"][:, :1] * jnp.ones(64) @ self.weight) @ self.other
+        losses = jnp.mean(hidden**2, axis=1) * batch["temperature"]
+        return fg.Output(jnp.sum(losses * ctx.mask) / jnp.sum(ctx.mask))
+
+    def configure_optimizers(self) -> Any:
+        return optax.adam(0.1)
+
+
+@pytest.mark.full
+def test_the_batch_of_a_size_is_like_those_that_are_trained_on() -> None:
+    """It has a mask where they do, and single numbers stay so. What is trained only later takes
+    memory too."""
+    data = [
+        fg.Batch(
+            {"x": np.ones((4, 3), np.float32), "temperature": np.float32(1)},
+            np.array([True, True, True, False]),
+        )
+    ]
+
+    def measure(*plugins: Any) -> int:
+        engine = fg.Engine(steps=9, plugins=plugins, autoload=False)
+        sizes = find_batch_size(engine, Weighed, data, limit=2**30, start=2, max_size=4)
+        assert sizes.suggestion == 4
+        return sizes.num_bytes[4]
+
+    whole = measure()
+    for until in (5, fg.EveryEpoch(3), fg.AtEnd()):
+        assert measure(Freeze("weight", until=until)) == pytest.approx(whole, rel=1e-3)
+    assert measure(Freeze("weight")) < 0.9 * whole
+
+
+def test_a_batch_of_several_lengths_has_no_size() -> None:
+    data = [{"x": np.ones(4, np.float32), "unlabeled": np.ones(12, np.float32)}]
+    with pytest.raises(DataError, match="begin with one length .there is 4, 12."):
+        find_batch_size(fg.Engine(steps=1), Square, data, limit=2**30)
 
 
 @pytest.mark.full

@@ -1,9 +1,11 @@
 """The plugin that trains adapters alone."""
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from numbers import Real
 from typing import Any
 
+import equinox as eqx
 import fulgurite as fg
 from fulgurite.errors import (
     ConfigurationError,
@@ -11,6 +13,7 @@ from fulgurite.errors import (
     set_ints,
 )
 from fulgurite.plugins import hide_constructor_frames
+from fulgurite_optimizers import Freeze
 from jaxtyping import Array, Key
 
 from fulgurite_lora.adapters import (
@@ -52,6 +55,8 @@ class Lora(fg.Plugin):
         train_too: what else is trained, as `fg.select` takes it, such as a new head.
     """
 
+    hookspecs = Freeze.hookspecs
+
     where: Where = "**"
     rank: int = 8
     _: KW_ONLY
@@ -60,6 +65,10 @@ class Lora(fg.Plugin):
     axis_name: str | None = None
     name: str = "default"
     train_too: Where | None = None
+    # That of the newest program, which all such plugins of an engine share.
+    _update: list[AdapterUpdate] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         as_selector(self.where)
@@ -119,11 +128,25 @@ class Lora(fg.Plugin):
         if self.train_too is not None:
             trained = trained | as_selector(self.train_too)
         other = find_adapter_update(update_rule)
-        if other is None:
-            return AdapterUpdate(module, update_rule, trained)
-        other.train_too(trained)
-        return update_rule
+        if other is not None:
+            other.train_too(trained)
+            self._update[:] = [other]
+            return update_rule
+        self._update[:] = [AdapterUpdate(module, update_rule, trained)]
+        return self._update[0]
+
+    @fg.hookimpl
+    def list_kept_state(self, module: Any) -> list[eqx.nn.StateIndex]:
+        """Return the model state that training does not change, such as the statistics of frozen
+        BatchNorm layers.
+
+        Args:
+            module: the module with adapters.
+        """
+        return [
+            index for update in self._update for index in update.freeze.list_frozen_indices(module)
+        ]
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -27,6 +27,11 @@ class AdapterUpdate(fg.UpdateRuleWrapper):
         self._trained = trained
         super().__init__(self._freeze_others())
 
+    @property
+    def freeze(self) -> Freeze:
+        """What freezes everything but the adapters of all plugins, and what they train too."""
+        return Freeze(~self._trained | fg.select(list_scales))
+
     def train_too(self, trained: fg.Selector) -> None:
         """Train what another plugin trains as well. Only while the rules of an engine are built.
 
@@ -46,8 +51,7 @@ class AdapterUpdate(fg.UpdateRuleWrapper):
         return self.update_rule.for_step(step, step_range)
 
     def _freeze_others(self) -> fg.UpdateRule:
-        frozen = ~self._trained | fg.select(list_scales)
-        return Freeze(frozen).wrap_update_rule(self._module, self._rule_within)
+        return self.freeze.wrap_update_rule(self._module, self._rule_within)
 
 
 def find_adapter_update(update_rule: Any) -> AdapterUpdate | None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any
 
 import fulgurite as fg
@@ -41,8 +42,8 @@ class Sam(fg.Plugin):
         engine.fit(model, data)
     """
 
-    # Outside of the loss scale of low precision, so that the norm is that of the loss itself.
-    after = ("precision",)
+    # Within the loss scale of low precision: or else small gradients would vanish in the ascent.
+    before = ("precision",)
 
     radius: float = 0.05
     _: KW_ONLY
@@ -52,7 +53,7 @@ class Sam(fg.Plugin):
     def __post_init__(self) -> None:
         for name in ("radius", "offset"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number or not 0 <= value < math.inf:
                 raise ConfigurationError(
                     f"Sam: {name} is {value!r}; it must be a number that is not negative"

@@ -52,7 +52,10 @@ class Ascent:
 
     def _compute_size(self, param: Array) -> Array:
         param = _widen(param)
-        return jnp.ones_like(param) if self.offset is None else jnp.abs(param) + self.offset
+        if self.offset is None:
+            return jnp.ones_like(param)
+        # What is infinite from the beginning, such as a mask, stays where it is.
+        return jnp.where(jnp.isfinite(param), jnp.abs(param) + self.offset, 0)
 
 
 class SharpnessAwareUpdate(fg.UpdateRuleWrapper):

@@ -13,6 +13,7 @@ from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Int, PyTree
 
 from fulgurite_averaging.rules import EMA, Mean, Rule
+from fulgurite_averaging.statistics import list_scales, set_scales
 
 Statistics = Literal["averaged", "current"]
 
@@ -26,6 +27,8 @@ class AverageState(eqx.Module):
         module: the average of the floating-point arrays of the module, None elsewhere; at least
             float32.
         model_state: likewise of the model state; None if it is not averaged.
+        scales: float32, the averages of what each `eqx.nn.BatchNorm` of mode `batch` divides its
+            statistics by.
         count: int32, how often the average was updated.
         num_updates: int32, how often the weights were updated since the average began.
         after: int32, the step after which it begins.
@@ -33,6 +36,7 @@ class AverageState(eqx.Module):
 
     module: PyTree
     model_state: PyTree
+    scales: tuple[Array, ...]
     count: Int[Array, ""]
     num_updates: Int[Array, ""]
     after: Int[Array, ""]
@@ -97,6 +101,7 @@ class Average(fg.Plugin):
         return AverageState(
             module=_as_averages(module),
             model_state=_as_averages(self._select_statistics(model_state)),
+            scales=list_scales(module, self._select_statistics(model_state)),
             count=jnp.int32(0),
             num_updates=jnp.int32(0),
             after=jnp.int32(after if isinstance(after, int) else _NEVER),
@@ -120,7 +125,7 @@ class Average(fg.Plugin):
             )
         state = run.state
         average = state.plugin_states[self.registered_name]
-        begin = start + round(self.rule.after * (stop - start))
+        begin = start + round(float(self.rule.after) * (stop - start))
         counts = {"count": 0, "num_updates": 0, "after": begin}
         average = replace(
             average,
@@ -144,8 +149,9 @@ class Average(fg.Plugin):
             ctx: the context of the step.
         """
         is_update = True if output.is_update is None else output.is_update
-        new = (module, self._select_statistics(output.model_state))
-        return module, self._update(plugin_state, new, ctx.step + 1, is_update)
+        return module, self._update(
+            plugin_state, module, output.model_state, ctx.step + 1, is_update
+        )
 
     @fg.hookimpl
     def after_finalize(
@@ -159,20 +165,24 @@ class Average(fg.Plugin):
             model_state: of the module.
             step: the number of completed steps.
         """
-        new = (module, self._select_statistics(model_state))
-        return module, self._update(plugin_state, new, step, True)
+        return module, self._update(plugin_state, module, model_state, step, True)
 
-    def _update(self, state: AverageState, new: Any, step: Array, is_update: Any) -> AverageState:
+    def _update(
+        self, state: AverageState, module: Any, model_state: Any, step: Array, is_update: Any
+    ) -> AverageState:
         """Return the average after a step.
 
         Args:
             state: the average before.
-            new: module and model state after the step.
+            module: after the step.
+            model_state: after the step.
             step: the number of completed steps.
             is_update: whether the step changed the weights. One that only accumulates gradients
                 does not count.
         """
-        averages = (state.module, state.model_state)
+        model_state = self._select_statistics(model_state)
+        new = (module, model_state, list_scales(module, model_state))
+        averages = (state.module, state.model_state, state.scales)
         is_counted = is_update & (step > state.after)
         num_updates = jnp.where(is_counted, state.num_updates + 1, state.num_updates)
         is_due = is_counted & (num_updates % self.rule.every == 0)
@@ -195,6 +205,7 @@ class Average(fg.Plugin):
         return AverageState(
             module=averages[0],
             model_state=averages[1],
+            scales=averages[2],
             count=jnp.where(is_due, state.count + 1, state.count),
             num_updates=num_updates,
             after=state.after,
@@ -207,7 +218,8 @@ class Average(fg.Plugin):
         module = _fill_averages(average.module, state.module)
         if average.model_state is None:
             return {self.name: module}
-        return {self.name: (module, _fill_averages(average.model_state, state.model_state))}
+        model_state = _fill_averages(average.model_state, state.model_state)
+        return {self.name: (module, set_scales(state.module, model_state, average.scales))}
 
     def _select_statistics(self, model_state: Any) -> Any:
         return model_state if self.statistics == "averaged" else None
@@ -226,12 +238,12 @@ def _as_averages(tree: PyTree) -> PyTree:
 
 def _interpolate(average: Array, leaf: Array, weight: Array) -> Array:
     """Return the average after a leaf that counts `weight`. Both ends are exact: a weight of 1, and
-    a leaf that equals the average."""
+    a leaf that equals the average, also one that is infinite, such as a mask."""
     leaf = leaf.astype(average.dtype)
     # Of complex numbers the weight is real, also where jax is told to promote nothing by itself.
     with jax.numpy_dtype_promotion("standard"):
         moved = average + weight.astype(average.real.dtype) * (leaf - average)
-    return jnp.where(weight == 1, leaf, moved)
+    return jnp.where((weight == 1) | (leaf == average), leaf, moved)
 
 
 def _fill_averages(averages: PyTree, tree: PyTree) -> PyTree:

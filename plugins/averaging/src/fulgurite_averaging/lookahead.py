@@ -1,6 +1,7 @@
 """The plugin that pulls the weights back to slow ones every few steps."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -59,7 +60,8 @@ class Lookahead(fg.Plugin):
             raise ConfigurationError(
                 f"Lookahead: period is {self.period!r}; it must be a positive integer"
             )
-        if not 0 < self.rate <= 1:
+        is_number = isinstance(self.rate, Real) and not isinstance(self.rate, bool)
+        if not is_number or not 0 < self.rate <= 1:
             raise ConfigurationError(
                 f"Lookahead: rate is {self.rate!r}; it must be above 0 and at most 1"
             )
@@ -110,15 +112,16 @@ class Lookahead(fg.Plugin):
         is_due = is_update & (num_updates % self.period == 0)
 
         def move() -> tuple[Any, Any]:
-            slow = jax.tree.map(
-                lambda slow, fast: slow + jnp.asarray(self.rate, slow.dtype) * (fast - slow),
-                state.slow,
-                fast,
-            )
+            slow = jax.tree.map(self._move, state.slow, fast)
             return slow, slow
 
         fast, slow = jax.lax.cond(is_due, move, lambda: (fast, state.slow))
         return eqx.combine(fast, module), LookaheadState(slow, num_updates)
+
+    def _move(self, slow: Array, fast: Array) -> Array:
+        moved = slow + jnp.asarray(self.rate, slow.dtype) * (fast - slow)
+        # What is infinite from the beginning, such as a mask, has no difference.
+        return jnp.where(fast == slow, fast, moved)
 
     @fg.hookimpl
     def module_views(self, state: fg.TrainState) -> dict[str, Any]:

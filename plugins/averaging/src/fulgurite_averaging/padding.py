@@ -25,16 +25,22 @@ class UnpaddedBatchNorm(eqx.nn.BatchNorm):
     ) -> tuple[Array, eqx.nn.State]:
         if self.inference if inference is None else inference:
             return super().__call__(x, state, key=key, inference=True)
-        mean, variance = jax.vmap(self._measure)(x)
+        index = self.ema_state_index if self.mode == "ema" else self.batch_state_index
+        assert index is not None
+        # As it computes in training, whatever the layers around it compute in.
+        old_mean, old_variance = state.get(index)
+        y = x.astype(jnp.promote_types(x.dtype, old_mean.dtype))
+        mean, variance = jax.vmap(self._measure)(y)
+        statistics = (mean.astype(old_mean.dtype), variance.astype(old_variance.dtype))
         if self.mode == "ema":
-            assert self.ema_first_time_index is not None and self.ema_state_index is not None
+            assert self.ema_first_time_index is not None
             state = state.set(self.ema_first_time_index, jnp.array(False))
-            state = state.set(self.ema_state_index, (mean, variance))
         else:
-            assert self.batch_counter is not None and self.batch_state_index is not None
+            assert self.batch_counter is not None
             state = state.set(self.batch_counter, state.get(self.batch_counter) + 1)
-            state = state.set(self.batch_state_index, (mean, variance))
-        return jax.vmap(self._normalize)(x, mean, variance, self.weight, self.bias), state
+        state = state.set(index, statistics)
+        out = jax.vmap(self._normalize)(y, mean, variance, self.weight, self.bias)
+        return out.astype(x.dtype), state
 
     def _measure(self, y: Array) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Return mean and variance of a channel over all examples.

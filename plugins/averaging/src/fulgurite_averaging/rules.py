@@ -1,9 +1,11 @@
 """How much the newest weights count in an average."""
 
+import math
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from fulgurite.errors import (
     ConfigurationError,
     set_ints,
@@ -44,11 +46,12 @@ class EMA:
     def __post_init__(self) -> None:
         if (self.decay is None) == (self.half_life is None):
             raise ConfigurationError("EMA: give either decay or half_life, such as EMA(0.999)")
-        if self.decay is not None and not 0 <= self.decay < 1:
+        if self.decay is not None and not (_is_number(self.decay) and 0 <= self.decay < 1):
             raise ConfigurationError(
                 f"EMA: decay is {self.decay!r}; it must be at least 0 and less than 1"
             )
-        if self.half_life is not None and not self.half_life > 0:
+        half_life = self.half_life
+        if half_life is not None and not (_is_number(half_life) and 0 < half_life < math.inf):
             raise ConfigurationError(
                 f"EMA: half_life is {self.half_life!r}; it must be a positive number of steps"
             )
@@ -74,12 +77,43 @@ class EMA:
         Args:
             count: how often the average was updated before.
         """
-        decay = jnp.float32(self.decay_per_update)
+        # Not as 1 - decay, because float32 has few numbers just below 1.
+        number = count.astype(float)
+        weight = jnp.asarray(self._final_weight, float)
         if self.warmup:
-            decay = jnp.minimum(decay, (1 + count) / (10 + count))
+            weight = jnp.maximum(weight, 9 / (10 + number))
         if self.debiased:
-            return (1 - decay) / (1 - jax.lax.pow(decay, count + 1))
-        return 1 - decay
+            # Exact at the first update, where the initial weights are to count nothing.
+            return jnp.where(number == 0, 1, weight / self._sum_weights(number + 1))
+        return weight
+
+    @property
+    def _log_decay(self) -> float:
+        """The logarithm of the decay for each time that the average is updated."""
+        if self.half_life is not None:
+            return -self.every / self.half_life * math.log(2)
+        assert self.decay is not None
+        return math.log(self.decay) if self.decay > 0 else -math.inf
+
+    @property
+    def _final_weight(self) -> float:
+        """How much the newest weights count after the warm-up."""
+        return -math.expm1(self._log_decay)
+
+    def _sum_weights(self, count: Float[Array, ""]) -> Float[Array, ""]:
+        """Return how much all weights but the initial ones count together after so many updates of
+        the average: 1 minus the product of the decays."""
+        if not self.warmup:
+            return -jnp.expm1(self._log_decay * count)
+        # The first decays are 1/10, 2/11, ..., up to the first that is too large.
+        num_rising = jnp.minimum(count, self._count_rising())
+        numbers = jnp.arange(1, 10, dtype=float)
+        rising = jnp.prod(numbers / (numbers + num_rising))
+        return 1 - rising * jnp.exp(self._log_decay * (count - num_rising))
+
+    def _count_rising(self) -> float:
+        """Return at how many updates the decay of `warmup` is below the final one."""
+        return float(max(0, math.ceil(9 / self._final_weight - 10)))
 
 
 @hide_constructor_frames
@@ -111,7 +145,7 @@ class Mean:
 
     def __post_init__(self) -> None:
         set_ints(self, "after", "every")
-        is_part = isinstance(self.after, float) and 0 <= self.after < 1
+        is_part = isinstance(self.after, float | np.floating) and 0 <= self.after < 1
         if not is_part and (type(self.after) is not int or self.after < 0):
             raise ConfigurationError(
                 f"Mean: after is {self.after!r}; it must be a step, or a part of the run: a float "
@@ -125,7 +159,7 @@ class Mean:
         Args:
             count: how often the average was updated before.
         """
-        return 1 / (count + 1).astype(jnp.float32)
+        return 1 / (count + 1).astype(float)
 
 
 Rule = EMA | Mean
@@ -134,3 +168,7 @@ Rule = EMA | Mean
 def _check_every(every: int, name: str) -> None:
     if type(every) is not int or every < 1:
         raise ConfigurationError(f"{name}: every is {every!r}; it must be a positive integer")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -17,26 +17,47 @@ from fulgurite_averaging.padding import leave_out_padding
 
 
 class _Moments(fg.metrics.Metric):
-    """The first two moments of the inputs of a layer, by channel.
+    """Mean and variance of the inputs of a layer, by channel.
+
+    Moments about zero are not added up: the difference of two large ones is no variance.
+    Source: the pairwise update of Chan, Golub and LeVeque, Algorithms for Computing the Sample
+    Variance (1983).
 
     Attributes:
         weight: float32, the number of examples; 0 if training does not update the layer.
-        first: float32 `(channels,)`, the sum of the means of batches.
-        second: float32 `(channels,)`, the sum of their second moments.
+        mean: float32 `(channels,)`.
+        variance: float32 `(channels,)`.
     """
 
     weight: Float[Array, ""]
-    first: Float[Array, " channels"]
-    second: Float[Array, " channels"]
+    mean: Float[Array, " channels"]
+    variance: Float[Array, " channels"]
+
+    @staticmethod
+    def from_batch(
+        weight: Array, mean: Float[Array, " channels"], variance: Float[Array, " channels"]
+    ) -> "_Moments":
+        """Return the moments of a batch, in float32 at least."""
+        dtype = jnp.promote_types(mean.dtype, jnp.float32)
+        # Of a layer that was not updated they may be anything.
+        mean = jnp.where(weight == 0, 0, mean.astype(dtype))
+        variance = jnp.where(weight == 0, 0, variance.astype(dtype))
+        return _Moments(weight.astype(jnp.float32), mean, variance)
 
     def merge(self, other: Any) -> Any:
-        return jax.tree.map(jnp.add, self, other)
+        weight = self.weight + other.weight
+        share = other.weight / jnp.where(weight == 0, 1, weight)
+        delta = other.mean - self.mean
+        variance = self.variance + share * (other.variance - self.variance)
+        return _Moments(
+            weight, self.mean + share * delta, variance + share * (1 - share) * delta**2
+        )
 
     def empty(self) -> Self:
         return jax.tree.map(jnp.zeros_like, self)
 
     def compute(self) -> dict[str, Any]:
-        return {"weight": self.weight, "first": self.first, "second": self.second}
+        return {"weight": self.weight, "mean": self.mean, "variance": self.variance}
 
 
 class _Collector(fg.Module):
@@ -70,8 +91,7 @@ class _Collector(fg.Module):
             mean, variance = output.model_state.get(_get_index(layer))
             is_updated = _is_updated(before, output.model_state, layer)
             weight = jnp.where(is_updated, num_examples, 0)
-            second = variance + mean**2
-            moments[f"{number}"] = _Moments(weight, weight * mean, weight * second)
+            moments[f"{number}"] = _Moments.from_batch(weight, mean, variance)
         return fg.Output(metrics=moments)
 
 
@@ -123,14 +143,64 @@ def recompute_statistics(
     # A copy: setting an entry makes the old state unusable.
     model_state = jax.tree.map(jnp.copy, model_state)
     for number in _list_updated_layers(engine, module, metrics):
-        first, second = (
-            jnp.asarray(metrics[f"{number}/{name}"]) / metrics[f"{number}/weight"]
-            for name in ("first", "second")
-        )
-        model_state = _set_statistics(model_state, layers[number], first, second - first**2)
+        mean, variance = (jnp.asarray(metrics[f"{number}/{name}"]) for name in ("mean", "variance"))
+        model_state = _set_statistics(model_state, layers[number], mean, variance)
     if isinstance(state, fg.TrainState):
         return state.replace(model_state=model_state)
     return module, model_state
+
+
+def list_scales(module: Any, model_state: Any) -> tuple[Array, ...]:
+    """Return how much the running statistics of each layer hold so far, from 0 to 1.
+
+    Those of an `eqx.nn.BatchNorm` of mode `batch` begin at zero, and the layer divides them by this
+    number, which grows with its updates. An average of statistics is to be divided by the average
+    of these numbers.
+
+    Args:
+        module: the module.
+        model_state: its state; None without any.
+    """
+    if model_state is None:
+        return ()
+    counts = [model_state.get(layer.batch_counter) for layer in _list_scaled_layers(module)]
+    momentums = [layer.momentum for layer in _list_scaled_layers(module)]
+    return tuple(
+        1 - jnp.float32(momentum) ** count.astype(jnp.float32)
+        for momentum, count in zip(momentums, counts, strict=True)
+    )
+
+
+def set_scales(module: Any, model_state: Any, scales: tuple[Array, ...]) -> Any:
+    """Return a model state of averaged statistics as layers read it: with the scales of the numbers
+    of updates that it holds.
+
+    Args:
+        module: the module.
+        model_state: with averages of statistics; it stays usable.
+        scales: the averages of what `list_scales` returned.
+    """
+    layers = _list_scaled_layers(module)
+    # A copy: setting an entry makes the old state unusable.
+    model_state = jax.tree.map(lambda leaf: leaf, model_state)
+    new_scales = list_scales(module, model_state)
+    for layer, scale, new_scale in zip(layers, scales, new_scales, strict=True):
+        # Before the first update there is nothing to divide.
+        factor = jnp.where(scale == 0, 1, new_scale / jnp.where(scale == 0, 1, scale))
+        index = _get_index(layer)
+        mean, variance = (
+            # Of a stack of layers each has a scale of its own.
+            (leaf * factor.reshape(factor.shape + (1,) * (leaf.ndim - factor.ndim))).astype(
+                leaf.dtype
+            )
+            for leaf in model_state.get(index)
+        )
+        model_state = model_state.set(index, (mean, variance))
+    return model_state
+
+
+def _list_scaled_layers(module: Any) -> list[eqx.nn.BatchNorm]:
+    return [layer for layer in _list_layers(module) if layer.mode == "batch"]
 
 
 def _list_updated_layers(engine: fg.Engine, module: Any, metrics: Mapping[str, Any]) -> list[int]:

@@ -1,13 +1,17 @@
 """The plugin that limits the size of gradients."""
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import fulgurite as fg
+import jax
 import jax.numpy as jnp
 import optax
 from fulgurite.errors import ConfigurationError, did_you_mean
 from fulgurite.plugins import hide_constructor_frames, leaves_with_paths
+
+from fulgurite_optimizers.microbatches import get_accumulation_dtype
 
 
 @hide_constructor_frames
@@ -50,7 +54,7 @@ class GradientClip(fg.Plugin):
         if self.max_value is not None:
             transforms.append(_clip_values(self.max_value))
         if self.max_norm is not None:
-            transforms.append(optax.clip_by_global_norm(self.max_norm))
+            transforms.append(_clip_norm(self.max_norm))
         return optax.chain(*transforms)
 
     @fg.hookimpl
@@ -82,5 +86,21 @@ def _clip_values(max_value: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(clip.init, update)
 
 
+def _clip_norm(max_norm: float) -> optax.GradientTransformation:
+    """Return `optax.clip_by_global_norm`, which computes in float32 at least.
+
+    In float16 the norm is infinite from 256 on, and a sum of many small squares in bfloat16 stops
+    growing.
+    """
+    clip = optax.clip_by_global_norm(max_norm)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        wide = jax.tree.map(lambda leaf: leaf.astype(get_accumulation_dtype(leaf.dtype)), updates)
+        clipped, state = clip.update(wide, state, params)
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), clipped, updates), state
+
+    return optax.GradientTransformation(clip.init, update)
+
+
 def _is_positive_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Real) and not isinstance(value, bool) and value > 0

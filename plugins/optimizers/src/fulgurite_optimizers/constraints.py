@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import equinox as eqx
@@ -14,14 +15,18 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Inexact
 
+from fulgurite_optimizers.microbatches import get_accumulation_dtype
+
 
 @hide_constructor_frames
 @dataclass(frozen=True)
 class Constraint:
     """The base class: changes the floating-point arrays that `where` selects, after every update.
 
-    Several constraints are applied in order. If a phase repeats its update in a step, the
-    constraint applies after the last one.
+    Several constraints are applied in order, and before averages of the weights see them, wherever
+    these are listed. List `Lookahead` after those that a mean of two allowed weights fulfills too,
+    and before others, such as `UnitNorm`. If a phase repeats its update in a step, the constraint
+    applies after the last one.
 
     Attributes:
         where: the arrays: a pattern, a function of the module, or a selection by `fg.select` and
@@ -35,6 +40,8 @@ class Constraint:
             def __call__(self, weight):
                 return jnp.minimum(weight, 1)
     """
+
+    before = ("average",)
 
     where: Selector | str | Callable[[Any], Any]
 
@@ -85,15 +92,17 @@ class UnitNorm(Constraint):
     axis: int | tuple[int, ...] = -1
 
     def __call__(self, weight: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
+        # Squares of half precision are infinite from 256 on, and zero below 2e-4.
+        wide = weight.astype(get_accumulation_dtype(weight.dtype))
         try:
-            norm = jnp.linalg.norm(weight, axis=self.axis, keepdims=True)
+            norm = jnp.linalg.norm(wide, axis=self.axis, keepdims=True)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"UnitNorm: an array {list(weight.shape)} has no axis {self.axis!r}: choose "
                 "another axis, or select other arrays"
             ) from error
-        norm = norm.astype(weight.dtype)
-        return jnp.where(norm == 0, weight, weight / jnp.where(norm == 0, 1, norm))
+        unit = wide / jnp.where(norm == 0, 1, norm).astype(wide.dtype)
+        return jnp.where(norm == 0, weight, unit.astype(weight.dtype))
 
 
 @hide_constructor_frames
@@ -133,7 +142,7 @@ class WeightClip(Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.max_value, int | float) or not self.max_value > 0:
+        if not isinstance(self.max_value, Real) or not self.max_value > 0:
             raise ConfigurationError(
                 f"WeightClip: max_value is {self.max_value!r}; it must be positive"
             )
@@ -164,6 +173,7 @@ class ModuleConstraints(fg.Plugin):
     """
 
     plugin_name = "module_constraints"
+    before = ("average",)
 
     @fg.hookimpl
     def after_update(self, module: Any, plugin_state: Any) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -80,7 +81,8 @@ class BackboneFinetuning(fg.Plugin):
     def __post_init__(self) -> None:
         if not isinstance(self.where, Selector):
             object.__setattr__(self, "where", fg.select(self.where))
-        if not callable(self.rate) and not 0 < self.rate < float("inf"):
+        is_number = isinstance(self.rate, Real) and not isinstance(self.rate, bool)
+        if not callable(self.rate) and not (is_number and 0 < self.rate < float("inf")):
             raise ConfigurationError(
                 f"BackboneFinetuning: rate is {self.rate!r}; give a positive fraction of the "
                 "learning rate, or a schedule"

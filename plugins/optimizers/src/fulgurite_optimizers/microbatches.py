@@ -104,10 +104,10 @@ def split_into_parts(batch: PyTree, n: int) -> PyTree:
     """Return every array `(examples, ...)` as `(n, examples / n, ...)`.
 
     Part `i` has the examples `i`, `i + n`, ..., so examples that are spread over several devices
-    stay where they are.
+    stay where they are. Each part has all single numbers.
 
     Args:
-        batch: arrays with the same number of examples.
+        batch: arrays with the same number of examples, and single numbers.
         n: the number of parts; it divides the number of examples.
     """
 
@@ -121,8 +121,16 @@ def split_into_parts(batch: PyTree, n: int) -> PyTree:
             "one weight for all losses, fg.Output(losses=..., weight=1)"
         )
 
+    if not lengths:
+        raise DataError(
+            f"a batch of {format_tree(batch)} cannot be split into {n} parts, because it has no "
+            f"axis of examples: accumulate over steps, GradientAccumulation({n}, 'steps')"
+        )
+
     def split_leaf(leaf: Any) -> Any:
-        if not leaf.shape or leaf.shape[0] % n:
+        if not leaf.shape:
+            return jnp.broadcast_to(leaf, n)
+        if leaf.shape[0] % n:
             raise DataError(
                 f"a batch with a leaf of shape {list(leaf.shape)} cannot be split into {n} parts: "
                 f"choose a batch size that is a multiple of {n}, with ArrayData(remainder='drop') "

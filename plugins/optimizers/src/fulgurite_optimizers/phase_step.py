@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite import conjugate_gradients
-from fulgurite.errors import ModelError
+from fulgurite.errors import DataError, ModelError
 from fulgurite.metrics import (
     ExponentialMovingAverage,
     LastValue,
@@ -68,7 +68,7 @@ class PhaseResult(NamedTuple):
         preds: the predictions of the last update, None where the phase does not run in every step.
         aux: likewise, the further arrays of the step.
         media: the arrays of its media, for `Gradients.unflatten_media`.
-        is_update: bool, whether the optimizer ran.
+        is_update: bool, whether the optimizer ran, in any of the repetitions.
     """
 
     params: PyTree
@@ -167,6 +167,11 @@ class PhaseStep:
     def _update_repeatedly(self, module: PyTree, state: PhaseState, ctx: fg.Context) -> PhaseResult:
         result = None
         model_state = ctx.model_state
+        if self.phase.split and ctx.num_examples is not None:
+            raise DataError(
+                f"the phase {self.name!r} has split=True, and a fg.Batch with num_examples cannot "
+                "be split, because nobody knows how many examples each share has: leave split out"
+            )
         shares = _divide_batch(self.phase, self.batch, ctx.mask)
         has_examples = None
         if self.phase.split and ctx.mask is not None:
@@ -181,7 +186,12 @@ class PhaseStep:
                 )
                 weights = jax.tree.map(jnp.add, result.weights, new.weights)
                 metrics = merge_metrics(result.metrics, new.metrics)
-                new = new._replace(losses=losses, weights=weights, metrics=metrics)
+                new = new._replace(
+                    losses=losses,
+                    weights=weights,
+                    metrics=metrics,
+                    is_update=result.is_update | new.is_update,
+                )
                 if has_examples is not None:
                     new = jax.tree.map(partial(jnp.where, has_examples[index]), new, result)
             result = new
@@ -277,7 +287,9 @@ class PhaseStep:
             values |= {
                 f"{self.name}/loss": as_loss_metric(loss, part.terms, part.weights),
                 f"{self.name}/batch_loss": LastValue.from_values(loss),
-                f"{self.name}/loss_average": ExponentialMovingAverage.from_values(loss),
+                f"{self.name}/loss_average": ExponentialMovingAverage.from_values(
+                    loss, weight=sum_values(part.weights.values())
+                ),
             }
         weight = next(iter(part.weights.values()))
         metrics |= as_metrics(values, lambda: weight)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any
 
 import equinox as eqx
@@ -227,7 +228,9 @@ class ScaledUpdate(UpdateRuleWrapper):
         def scale_leaf(old: Any, new: Any) -> Any:
             if old is new:
                 return new
-            return jnp.where(scale == 1, new, old + scale.astype(new.dtype) * (new - old))
+            scaled = old + scale.astype(new.dtype) * (new - old)
+            # What is infinite from the beginning, such as a mask, has no difference.
+            return jnp.where((scale == 1) | (new == old), new, scaled)
 
         return new_state.replace(module=jax.tree.map(scale_leaf, state.module, new_state.module))
 
@@ -238,4 +241,4 @@ def _make_state(scale: float, best: float, num_failed: int, cooldown: int) -> An
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -20,6 +20,7 @@ from fulgurite_optimizers.microbatches import split_into_parts
 from fulgurite_optimizers.phase import Phase
 from fulgurite_optimizers.phase_step import PhaseResult, PhaseState, PhaseStep
 from fulgurite_optimizers.steps import StepsState, accumulate_over_steps
+from fulgurite_optimizers.switching import SwitchState
 
 
 class PhasedUpdate(fg.UpdateRule):
@@ -160,7 +161,7 @@ class PhasedUpdate(fg.UpdateRule):
             metrics=metrics,
             losses=losses,
             loss_weights=weights,
-            is_update=_find_update([*results.values()]),
+            is_update=self._find_update(results),
             media=self._gradients.unflatten_media(
                 {name: result.media for name, result in results.items()}
             ),
@@ -171,23 +172,30 @@ class PhasedUpdate(fg.UpdateRule):
             updates=_sum_trees([result.updates for result in results.values()]),
         )
 
-
-def _find_update(results: list[PhaseResult]) -> Bool[Array, ""] | None:
-    """Return whether any phase updated parameters; None where one does in every step."""
-    if not all(isinstance(result.state.optimizer, StepsState) for result in results):
-        return None
-    return jnp.any(jnp.stack([result.is_update for result in results]))
+    def _find_update(self, results: dict[str, PhaseResult]) -> Bool[Array, ""] | None:
+        """Return whether any phase updated parameters; None where one does in every step."""
+        for name, result in results.items():
+            waits = isinstance(result.state.optimizer, StepsState)
+            if self._phases[name].every == 1 and not waits:
+                return None
+        return jnp.any(jnp.stack([result.is_update for result in results.values()]))
 
 
 def _collect_optimizer_metrics(name: str, state: PhaseState) -> Metrics:
     """Return the number of updates of a phase, and its learning rate if the optimizer tells it."""
     metrics: Metrics = {f"{name}/updates": LastValue.from_values(state.updates)}
     rates = optax.tree.get_all_with_path(state.optimizer, "learning_rate")
-    if rates:
+    nodes = jax.tree.leaves(state.optimizer, is_leaf=_is_switch_state)
+    # Of several optimizers one after the other it is not known here which one is in use.
+    if rates and not any(map(_is_switch_state, nodes)):
         _, rate = rates[0]
         # `optax.inject_hyperparams` holds it in the dtype of the parameters, which may be complex.
         metrics[f"{name}/learning_rate"] = LastValue.from_values(jnp.real(rate))
     return metrics
+
+
+def _is_switch_state(node: Any) -> bool:
+    return isinstance(node, SwitchState)
 
 
 def _choose_accumulation(phase: Phase, step: int) -> Phase:

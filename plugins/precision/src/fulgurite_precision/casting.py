@@ -1,6 +1,7 @@
 """Casting of modules, batches and outputs."""
 
 import copy
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -143,19 +144,26 @@ def _make_class(cls: type) -> type:
     return type(cls)(cls.__name__, (cls,), {"__call__": call, "__doc__": cls.__doc__})
 
 
-def cast_task(task: fg.Task, dtype: Any, output: Any, exclude: Selector | None) -> fg.Task:
+def cast_task(
+    task: fg.Task,
+    dtype: Any,
+    cast_batch: Callable[[Any], Any],
+    output: Any,
+    exclude: Selector | None,
+) -> fg.Task:
     """Return a task whose model computes in a dtype, and whose loss does not.
 
     Args:
         task: the task.
         dtype: in which its model computes.
+        cast_batch: returns the batch as the model gets it.
         output: the dtype of the predictions that loss and metrics get.
         exclude: what of the task is left as it is.
     """
     forward = task.forward or apply_model
 
     def forward_in_dtype(model: Any, batch: Any, ctx: fg.Context) -> Any:
-        result = forward(model, cast_floats(batch, dtype), ctx)
+        result = forward(model, cast_batch(batch), ctx)
         if isinstance(result, fg.Output):
             return result.replace(preds=cast_floats(result.preds, output))
         return cast_floats(result, output)

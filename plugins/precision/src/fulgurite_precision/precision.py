@@ -63,8 +63,8 @@ class Precision(fg.Plugin):
         output: the dtype of losses and predictions.
         exclude: parts of the module that compute in their own dtype: a pattern such as `**.norm`, a
             function of the module, or a selection. Layers cast what they get and return.
-        keep: parts of the batch that are not cast, such as `target`; an `fg.Task` casts only what
-            its model sees.
+        keep: parts of the batch that are not cast, such as `target`; of an `fg.Task`, whose loss
+            gets the batch as it is, those that its model gets so too.
         scale: of the loss in the backward pass, for float16: `Dynamic()` or `Static(1024)`. Needs
             `Engine(on_nonfinite="skip")`, which leaves out updates that are not finite.
     """
@@ -136,7 +136,8 @@ class Precision(fg.Plugin):
             check_device(self._find_device())
             module = cast_products(module, exclude)
         if isinstance(module, fg.Task):
-            result = call(cast_task(module, self.compute, self.output, exclude), batch)
+            casted = cast_task(module, self.compute, self._cast_batch, self.output, exclude)
+            result = call(casted, batch)
         else:
             result = call(cast_module(module, self.compute, exclude), self._cast_batch(batch))
         return cast_output(result, self.output, ctx.model_state)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fulgurite import UpdateRuleWrapper
 from fulgurite.errors import (
     ConfigurationError,
+    ModelError,
     set_ints,
 )
 from fulgurite.plugins import Forward, hide_constructor_frames
@@ -163,11 +164,29 @@ class ScaledGradients(UpdateRuleWrapper):
             )
 
         new_state, output = self.update_rule(forward_scaled, state, batch, ctx)
-        # XLA makes one look of this and of that of the engine.
-        gradients = fg.Output(grads=output.grads)
-        is_overflow, _, _ = state.nonfinite.check(gradients, None, None, is_sharded=True)
+        raw_grads = output.grads if output.raw_grads is None else output.raw_grads
+        # If nothing transforms the gradients, XLA makes one look of this and of that of the engine.
+        is_overflow, _, _ = state.nonfinite.check(
+            fg.Output(grads=raw_grads), None, None, is_sharded=True
+        )
+        if not _has_same_arrays(raw_grads, output.grads):
+            # The engine looks at what is left of them: clipped by value, infinity is a number.
+            losses = {
+                name: jnp.where(is_overflow, jnp.nan, value)
+                for name, value in output.losses.items()
+            }
+            output = output.replace(losses=losses)
         scaling = replace(scaling, is_finite=~is_overflow)
         return new_state.with_plugin_state(self._state_name, scaling), output
+
+    def apply_gradients(
+        self, state: fg.TrainState, grads: PyTree, output: fg.Output
+    ) -> tuple[fg.TrainState, fg.Output]:
+        raise ModelError(
+            "Precision: a loss is scaled by the rule that takes its gradient, and apply_gradients "
+            "brings one of a loss that was not, in which small numbers have become zero: in "
+            "train_step call update_rule(self.forward, state, batch, ctx), or compute in bfloat16"
+        )
 
     def rewrap(self, update_rule: fg.UpdateRule) -> "ScaledGradients":
         return ScaledGradients(update_rule, self._state_name, self._scale)
@@ -202,6 +221,11 @@ def _multiply_backward(factor: Array, gradient: Array) -> tuple[Array, Array]:
 
 
 _multiply.defvjp(_multiply_forward, _multiply_backward)
+
+
+def _has_same_arrays(first: PyTree, second: PyTree) -> bool:
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(leaf is other for leaf, other in pairs)
 
 
 def _check_positive(name: str, **values: float) -> None:

@@ -23,6 +23,9 @@ from fulgurite_tuner.trial import make_trial_engine
 
 Search = Literal["power", "bisect"]
 
+_LONG_RANGE = fg.StepRange(0, 2**30, tuple(range(1, 1001)))
+"""The steps of a run of so many short epochs that whatever is to change in it has, at its end."""
+
 
 @dataclass(frozen=True)
 class BatchSizes:
@@ -58,8 +61,9 @@ def find_batch_size(
     """Return the largest size of a batch whose training step fits into memory.
 
     Two small sizes are compiled; the memory of a step grows linearly from there. What follows from
-    that is compiled, and one step is made with it. Model, engine, data and files are as before,
-    also after an exception.
+    that is compiled, and one step is made with it. Where what is trained changes during the run, as
+    by `Freeze`, the larger need of begin and end counts. Model, engine, data and files are as
+    before, also after an exception.
 
     Several processes call it together and find the same: the memory of the smallest device counts,
     and the largest need. The size is that of the batch that each of them reads; `batch_size` of
@@ -79,7 +83,7 @@ def find_batch_size(
 
     Raises:
         ConfigurationError: the device does not tell its memory, or not even one example fits.
-        DataError: there is no batch.
+        DataError: there is no batch, or its arrays begin with different lengths.
     """
     start, limit, max_size = as_int(start), as_int(limit), as_int(max_size)
     check_positive_int(start, "find_batch_size: start")
@@ -195,7 +199,7 @@ def find_largest(
 
 
 class _Memory:
-    """Notes the memory of the executable of a step."""
+    """Notes the memory of the executable of a step, of several the largest."""
 
     num_bytes = 0
 
@@ -205,21 +209,28 @@ class _Memory:
         if name != "step":
             return
         memory: Any = compiled.memory_analysis()
-        self.num_bytes = (
+        num_bytes = (
             memory.argument_size_in_bytes
             + memory.output_size_in_bytes
             - memory.alias_size_in_bytes
             + memory.temp_size_in_bytes
         )
+        self.num_bytes = max(self.num_bytes, num_bytes)
 
 
 def _measure_step(engine: fg.Engine, model: Any, examples: Any, size: int) -> int:
-    """Return the bytes of a step on a batch of a size, after making it once."""
+    """Return the bytes of a step on a batch of a size, after making it once at the begin of a run
+    and once at its end."""
     memory = _Memory()
     trial = make_trial_engine(engine, memory)
-    batch = jax.tree.map(lambda leaf: np.resize(leaf, (size, *leaf.shape[1:])), examples)
+    batch = jax.tree.map(
+        lambda leaf: np.resize(leaf, (size, *leaf.shape[1:])) if leaf.shape else leaf, examples
+    )
     state = trial.init_state(model, [batch])
-    state, _ = trial.step(state, batch)
+    state, _ = trial.step(state, batch, step_range=_LONG_RANGE)
+    last: Any = jax.device_put(np.int32(_LONG_RANGE.stop), state.step.sharding)
+    # The same executable, if nothing changes in between.
+    state, _ = trial.step(state.replace(step=last), batch, step_range=_LONG_RANGE)
     jax.block_until_ready(state.step)
     return memory.num_bytes
 
@@ -305,9 +316,17 @@ def _take_batch(engine: fg.Engine, data: Any) -> Any:
     """
     source = make_trial_engine(engine).iter_batches(get_split(data, "train"), steps=1)
     for batch in source:
-        if isinstance(batch, fg.Batch):
-            batch = replace(batch, mask=None)
-        return jax.tree.map(np.asarray, batch)
+        if isinstance(batch, fg.Batch) and batch.mask is not None:
+            batch = replace(batch, mask=np.ones(batch.mask.shape, bool))
+        batch = jax.tree.map(np.asarray, batch)
+        lengths = sorted({len(leaf) for leaf in jax.tree.leaves(batch) if leaf.shape})
+        if len(lengths) != 1:
+            listed = ", ".join(map(str, lengths)) or "none"
+            raise DataError(
+                "find_batch_size: the arrays of a batch do not begin with one length (there is "
+                f"{listed}), so that it has no size: choose its parts by hand"
+            )
+        return batch
     raise DataError("find_batch_size: the data holds no batch")
 
 

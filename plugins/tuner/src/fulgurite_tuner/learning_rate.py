@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import fulgurite as fg
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from fulgurite.errors import (
@@ -15,8 +17,13 @@ from fulgurite.errors import (
     check_positive_int,
 )
 from fulgurite.metrics import is_beyond
+from fulgurite.plugins import as_optimizer_specs, get_method
+from jaxtyping import Array, Int
 
 from fulgurite_tuner.trial import make_trial_engine
+
+MAX_SKIPPED_STEPS = 100
+"""After how many steps that were all left out, as not finite, a search ends."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,9 @@ class LearningRates:
         print(rates.suggestion)
 
     Attributes:
-        rates: one a step, equally spaced by their logarithm.
-        losses: of the step with that rate, before its update.
+        rates: one an update, equally spaced by their logarithm.
+        losses: of the step with that rate, before its update; the mean of several steps that wait
+            for one update, or that were left out before it.
         smoothed: their moving average, without a bias towards zero.
     """
 
@@ -62,10 +70,12 @@ def find_learning_rate(
     smoothing: float = 0.9,
     divergence: float = 4.0,
 ) -> LearningRates:
-    """Train for some steps with a learning rate that rises from `low` to `high`.
+    """Train for some updates with a learning rate that rises from `low` to `high`.
 
     A copy is trained by an engine of its own: model, engine, random numbers, files and the position
-    in the data are as before, also after an exception.
+    in the data are as before, also after an exception. The arrays that are updated are those of the
+    optimizer that model or engine have, if any. A part that is frozen until the end of an epoch or
+    of training is so in all of the search.
 
     Source: Smith 2017, arXiv:1506.01186.
 
@@ -77,13 +87,17 @@ def find_learning_rate(
         optimizer: `optimizer(schedule)` returns the optimizer, such as `optax.adamw`.
         low: the first rate.
         high: the last one.
-        steps: how many rates.
+        steps: how many rates, which is how many updates; gradients that are accumulated over steps
+            take as many steps for each.
         smoothing: the decay of the moving average of the losses, from 0 to less than 1.
         divergence: stops as soon as the smoothed loss is this many times its smallest value, which
             is more than 1, or not finite. Of losses that are not positive, see `has_diverged`.
 
     Returns:
         The points up to there.
+
+    Raises:
+        ConfigurationError: a number makes no sense, or there are several optimizers.
     """
     rates = list_rates(low, high, steps)
     _check_settings(smoothing, divergence)
@@ -93,22 +107,104 @@ def find_learning_rate(
 
     class Sweep:
         @fg.hookimpl
-        def configure_optimizers(self) -> dict[str, fg.OptimizerSpec]:
-            return {"default": fg.OptimizerSpec(optimizer(schedule))}
+        def configure_optimizers(self, module: Any) -> dict[str, fg.OptimizerSpec]:
+            name, spec = _find_spec(engine, module)
+            return {name: replace(spec, optimizer=_count_updates(optimizer(schedule)))}
 
     trial = make_trial_engine(engine, Sweep())
-    losses: list[float] = []
+    # By the number of updates before it: the loss of each step with that rate.
+    losses: dict[int, list[float]] = {}
     smoothed: list[float] = []
     state = trial.init_state(model, data)
-    for batch in trial.iter_batches(data, steps=steps):
-        state, output = trial.step(state, batch)
+    num_updates = num_skipped = 0
+    for batch in trial.iter_batches(data, steps=2**31 - 1):
+        # A range without end and epochs.
+        state, output = trial.step(state, batch, step_range=fg.StepRange(0))
         loss: Any = output.loss
-        values = smooth([*losses, float(loss)], smoothing)
-        if has_diverged(values, divergence):
+        losses.setdefault(num_updates, []).append(float(loss))
+        values = smooth([float(np.mean(values)) for values in losses.values()], smoothing)
+        is_stuck = int(state.nonfinite.skipped) - num_skipped >= MAX_SKIPPED_STEPS
+        if is_stuck or has_diverged(values, divergence):
+            del losses[num_updates]
             break
-        losses.append(float(loss))
         smoothed = values
-    return LearningRates(rates[: len(losses)], losses, smoothed)
+        before, num_updates = num_updates, _read_num_updates(state)
+        if num_updates > before:
+            num_skipped = int(state.nonfinite.skipped)
+        if num_updates >= steps:
+            break
+    means = [float(np.mean(values)) for values in losses.values()]
+    return LearningRates([rates[count] for count in losses], means, smoothed[: len(means)])
+
+
+class _CountState(NamedTuple):
+    """The state of `_count_updates`.
+
+    Attributes:
+        num_updates: of the optimizer so far.
+    """
+
+    num_updates: Int[Array, ""]
+
+
+def _count_updates(optimizer: Any) -> optax.GradientTransformation:
+    """Return an optimizer that counts its updates, as its schedule does: not those that wait for
+    others, and not those that are left out."""
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ConfigurationError(
+            f"find_learning_rate: optimizer(schedule) returned {optimizer!r:.100}; return an "
+            "optimizer of optax, such as optax.adamw(schedule)"
+        )
+
+    def init(params: Any) -> _CountState:
+        return _CountState(jnp.int32(0))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, _CountState]:
+        return updates, _CountState(state.num_updates + 1)
+
+    return optax.chain(optimizer, optax.GradientTransformation(init, update))
+
+
+def _read_num_updates(state: fg.TrainState) -> int:
+    def is_count(node: Any) -> bool:
+        return isinstance(node, _CountState)
+
+    nodes = jax.tree.leaves(state.opt_state, is_leaf=is_count)
+    return max(int(node.num_updates) for node in nodes if is_count(node))
+
+
+def _find_spec(engine: fg.Engine, module: Any) -> tuple[str, fg.OptimizerSpec]:
+    """Return the name of the optimizer that the search is in the place of, and what it updates.
+
+    Args:
+        engine: whose plugins may give the optimizer.
+        module: the module.
+
+    Raises:
+        ConfigurationError: there are several.
+    """
+    source = "configure_optimizers"
+    answer = engine.plugins.hooks.configure_optimizers.ask(module=module)
+    if answer is not None:
+        specs = as_optimizer_specs(answer[1], source)
+    elif _has_optimizer(module):
+        specs = as_optimizer_specs(get_method(module, "configure_optimizers")(module), source)
+    else:
+        specs = {"default": fg.OptimizerSpec(optax.identity())}
+    if len(specs) > 1:
+        raise ConfigurationError(
+            f"find_learning_rate: there are several optimizers ({', '.join(specs)}), and the rates "
+            "of all would rise at once: search with a model and an engine that have one of them"
+        )
+    return next(iter(specs.items()))
+
+
+def _has_optimizer(module: Any) -> bool:
+    """Return whether a module brings an optimizer, which a search does without."""
+    configure = getattr(type(module), "configure_optimizers", None)
+    if configure is fg.Task.configure_optimizers:
+        return module.optimizer is not None
+    return configure not in (None, fg.Module.configure_optimizers)
 
 
 def list_rates(low: float, high: float, steps: int) -> list[float]:

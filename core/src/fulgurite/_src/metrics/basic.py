@@ -301,7 +301,8 @@ class LastValue(RunningMetric):
 class ExponentialMovingAverage(RunningMetric):
     """The exponential moving average of values of any shape.
 
-    It begins as a plain mean, because a new value weighs max(1 - `decay`, 1 / count).
+    It begins as a plain mean, because a new value weighs max(1 - `decay`, 1 / count). NaN without
+    values.
 
     Example:
         loss = fg.metrics.ExponentialMovingAverage.from_values(0.5, decay=0.99)
@@ -316,23 +317,31 @@ class ExponentialMovingAverage(RunningMetric):
     decay: float | int = eqx.field(static=True)
 
     @staticmethod
-    def from_values(value: Values, decay: float | int = 0.99) -> "ExponentialMovingAverage":
+    def from_values(
+        value: Values, decay: float | int = 0.99, *, weight: Any = 1
+    ) -> "ExponentialMovingAverage":
         """Return the average of one step.
 
         Args:
             value: of any shape.
             decay: at least 0 and below 1.
+            weight: a scalar, 0 where the step has no value, such as one whose examples are all
+                padding; any other counts alike.
         """
         if not 0 <= decay < 1:
             raise ConfigurationError(
                 f"ExponentialMovingAverage with decay={decay}; it must be at least 0 and below 1"
             )
-        return ExponentialMovingAverage(to_float(value), jnp.ones((), jnp.int32), decay)
+        has_value = jnp.asarray(weight) != 0
+        numbers = jnp.where(has_value, to_float(value), jnp.nan)
+        return ExponentialMovingAverage(numbers, has_value.astype(jnp.int32), decay)
 
     def update(self, new: Any) -> "ExponentialMovingAverage":
         count = self.count + new.count
-        share = jnp.maximum(1 - self.decay, new.count / count).astype(self.value.dtype)
-        value = self.value + share * (new.value - self.value)
+        share = jnp.maximum(1 - self.decay, new.count / jnp.maximum(count, 1))
+        average = self.value + share.astype(self.value.dtype) * (new.value - self.value)
+        value = jnp.where(new.count == 0, self.value, average)
+        value = jnp.where(self.count == 0, new.value, value)
         return ExponentialMovingAverage(value, count, self.decay)
 
 

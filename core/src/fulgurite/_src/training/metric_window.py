@@ -19,6 +19,7 @@ from fulgurite._src.metrics.conversion import (
     as_loss_metric,
     as_mean,
     as_metrics,
+    sum_values,
     to_number,
 )
 from fulgurite._src.model.output import Output
@@ -133,9 +134,11 @@ def collect_step_metrics(
     get_weight = cache(get_weight)
     values = collect_losses(output, get_weight) | output.metrics
     if output.loss is not None:
+        weight = sum_values([*output.loss_weights.values()] or [1])
+        average = ExponentialMovingAverage.from_values(output.loss, weight=weight)
         values = {
             "batch_loss": LastValue.from_values(output.loss),
-            "loss_average": ExponentialMovingAverage.from_values(output.loss),
+            "loss_average": average,
             **values,
         }
     duplicates = sorted(values.keys() & extra.keys())
