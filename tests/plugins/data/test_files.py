@@ -345,6 +345,35 @@ def test_columns_of_several_types_are_refused(tmp_path: Path):
     assert Parquet(paths, columns=["y"]).read([0, 3])["y"].tolist() == [1, 2]
 
 
+def test_lists_of_several_lengths_within_lists_are_refused_whatever_the_outer_ones_are(
+    tmp_path: Path,
+):
+    path = tmp_path / "a.parquet"
+    for rows in ([[[1, 2], [3, 4, 5]], [[6]]], [[[1, 2], [3]], [[4, 5], [6]]]):
+        pq.write_table(pa.table({"x": rows}), path)
+        with pytest.raises(DataError, match="'x' .* has lists of 1 to [23] values within lists"):
+            Parquet(path).read([0, 1])
+
+
+def test_rows_without_any_inner_list_join_those_with_some(tmp_path: Path):
+    boxes = [[[1, 2]], [[3, 4], [5, 6]], [], []]
+    for name, kind in (("list", pa.list_(pa.int64())), ("fixed", pa.list_(pa.int64(), 2))):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"x": pa.array(boxes, pa.list_(kind))}), path, row_group_size=2)
+        ragged = Parquet(path).read([3, 1, 0, 2])["x"]
+        assert [row.tolist() for row in ragged.split()] == [[], boxes[1], boxes[0], []]
+    padded = Parquet(tmp_path / "fixed.parquet").pad(2)
+    assert (padded.read([2, 3])["x"] == np.zeros((2, 2, 2))).all()
+
+
+def test_categories_are_the_strings_that_they_stand_for(tmp_path: Path):
+    column = pa.array(["ab", "c", "ab"]).dictionary_encode()
+    pq.write_table(pa.table({"x": column}), tmp_path / "a.parquet")
+    names = Parquet(tmp_path / "a.parquet").read([2, 1])["x"]
+    assert names.dtype.kind == "U"
+    assert names.tolist() == ["ab", "c"]
+
+
 def decode(record: bytes) -> Any:
     return {"x": np.frombuffer(record, np.int32)}
 

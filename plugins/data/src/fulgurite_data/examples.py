@@ -73,7 +73,7 @@ def as_ragged(leaf: Any) -> Ragged:
     if _is_ragged(leaf):
         return leaf
     lengths = np.full(len(leaf), leaf.shape[1], np.int64)
-    return Ragged(leaf.reshape(-1, *leaf.shape[2:]), lengths)
+    return Ragged(leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), lengths)
 
 
 def count_rows(rows: Any) -> int:
@@ -239,7 +239,8 @@ def _concatenate(parts: Sequence[Any], where: Callable[[], str]) -> Any:
                     "others. Map them to one shape"
                 )
         leaves = tuple(as_ragged(leaf) for leaf in leaves)
-        shapes = {leaf.values.shape[1:] for leaf in leaves}
+        # Lists of lists that are all empty do not say how long the inner ones are.
+        shapes = {leaf.values.shape[1:] for leaf in leaves if leaf.values.size}
         if len(shapes) > 1:
             raise DataError(
                 f"{where()}: data{keystr(path)} has several shapes besides the first axis: "
