@@ -191,6 +191,11 @@ def test_tokens_are_counted_without_padding(tmp_path):
     assert count_tokens(np.ones(3)) is None
     assert count_examples(fg.Batch(packed, np.array([True, False]))) == 1
     assert count_examples(fg.Batch(packed, num_examples=7)) == 7
+    write_tokens(tmp_path / "rows.bin", [[1, 2, 3], [4, 5, 6, 7, 8]])
+    rows = Tokens(tmp_path / "rows.bin")
+    for padded in (rows.pad(8).batch(2), rows.bucket([8], 3, remainder="pad")):
+        assert count_tokens(padded.read(0)) == 8
+        assert padded.count_per_batch() == (2, "examples")
     rows = Items([{"tokens": row, "segments": row} for row in np.array([[1, 1], [1, 0]])])
     assert rows.batch(2).count_per_batch() == (2, "examples")
     assert fg.ArrayData({"x": np.zeros(5)}, 3).count_per_batch() == (3, "examples")
