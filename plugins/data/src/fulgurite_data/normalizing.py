@@ -14,6 +14,7 @@ from fulgurite_data.examples import Ragged
 from fulgurite_data.identity import hash_text
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
+from fulgurite_data.writing import write_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +72,8 @@ class Statistics:
             "mean": {name: value.tolist() for name, value in self.mean.items()},
             "std": {name: value.tolist() for name, value in self.std.items()},
         }
-        target = Path(path)
-        partial = target.with_name(f"{target.name}.partial")
-        partial.write_text(json.dumps(content, indent=1))
-        partial.replace(target)
+        with write_whole(Path(path)) as file:
+            file.write(json.dumps(content, indent=1).encode())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Statistics":
