@@ -227,7 +227,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path):
     assert caught.value.__notes__[0].endswith("of row 2 of " + str(paths[1]))
 
 
-@pytest.mark.parametrize("end", ["", "\n", "\r\n\n"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n\n", "\n\n\r\n \n"])
 def test_lines_of_json_are_read_in_any_order(tmp_path: Path, end: str):
     rows = [{"tokens": [*range(i)], "label": i, "text": "ü" * i} for i in range(1, 8)]
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
@@ -309,6 +309,8 @@ def test_lists_of_json_without_a_number_have_the_dtype_of_others(tmp_path: Path)
         ("7", "int32", "'7', and not of numbers"),
         ([[1], [2, 3]], "int32", "cannot be an array"),
         (2, "bool", "2, which bool does not hold"),
+        (70_000, "float16", "70000, which float16 does not hold"),
+        ([1, 1e300], "float32", r"\[1, 1e\+300\], which float32 does not hold"),
     ],
 )
 def test_a_number_that_a_dtype_does_not_hold_is_refused(
