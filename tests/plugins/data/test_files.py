@@ -140,6 +140,22 @@ def test_a_folder_without_images_is_refused_unless_classes_are_named(tmp_path: P
         Images(tmp_path / "b", classes=["a"])
 
 
+def test_images_are_found_where_links_lead_and_not_in_hidden_folders(tmp_path: Path):
+    for name in (
+        "pets/dog/1.png",
+        "pets/.checkpoints/1.png",
+        "pets/dog/.cache/2.png",
+        "other/3.png",
+    ):
+        write_pixel(tmp_path / name)
+    (tmp_path / "pets" / "cat").symlink_to(tmp_path / "other", target_is_directory=True)
+    (tmp_path / "other" / "again").symlink_to(tmp_path / "other", target_is_directory=True)
+    images = Images(tmp_path / "pets")
+    assert images.classes == ["cat", "dog"]
+    assert [str(path) for path in images.node.paths] == ["cat/3.png", "dog/1.png"]
+    assert images.batch(2).read(0)["label"].tolist() == [0, 1]
+
+
 def test_images_of_more_than_a_byte_are_refused(tmp_path: Path):
     Image.fromarray(np.array([[0, 256], [1000, 65535]], np.uint16)).save(tmp_path / "a.png")
     Image.fromarray(np.array([[0.5, 3.0]], np.float32)).save(tmp_path / "b.tiff")
