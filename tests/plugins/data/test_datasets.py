@@ -299,6 +299,22 @@ def test_batches_are_a_seekable_source_that_knows_its_smaller_batch():
     assert read_batches(batches.shuffle())[number] == batch["x"].tolist() == [8, 9]
 
 
+def test_a_part_of_a_random_order_may_have_the_smaller_batch_of_any_epoch():
+    for remainder in ("keep", "pad"):
+        whole = count_to(41).batch(4, remainder=remainder)
+        for batches in (whole.shuffle().take(2), whole.shuffle().map(dict).skip(9).repeat(2)):
+            counts = [
+                np.sum(batch.mask) if remainder == "pad" else len(batch["x"])
+                for epoch in range(30)
+                for batch in batches.iter_epoch(epoch, seed=3)
+            ]
+            assert min(counts) == 1
+            assert batches.has_unequal_batches()
+            assert batches.has_padding() == (remainder == "pad")
+        for equal in (whole.take(10).shuffle(), whole.take(2), whole.skip(10)):
+            assert not equal.has_unequal_batches()
+
+
 def test_an_identity_has_less_than_a_kilobyte_and_differs_with_every_setting():
     dataset = count_to(1000)
     for number in range(40):
