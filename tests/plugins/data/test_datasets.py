@@ -315,6 +315,15 @@ def test_a_part_of_a_random_order_may_have_the_smaller_batch_of_any_epoch():
             assert not equal.has_unequal_batches()
 
 
+@pytest.mark.parametrize("build", [Arrays, lambda tree: Items([tree, tree]).map(dict)])
+def test_masked_values_are_refused_and_masked_arrays_without_one_are_arrays(build: Any):
+    values = np.ma.masked_greater(np.arange(4), 2)
+    with pytest.raises(DataError, match=r"data\['x'\] is a masked array.*array\.filled\(value\)"):
+        build({"x": values}).read([0, 1])
+    whole = build({"x": np.ma.masked_greater(np.arange(4), 9)})
+    assert type(whole.read([1])["x"]) is np.ndarray
+
+
 def test_an_identity_has_less_than_a_kilobyte_and_differs_with_every_setting():
     dataset = count_to(1000)
     for number in range(40):

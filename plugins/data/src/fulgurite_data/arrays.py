@@ -12,6 +12,7 @@ from jax.tree_util import keystr
 
 from fulgurite_data.content import Mark, choose_rows, look_at
 from fulgurite_data.dtypes import StackedNode
+from fulgurite_data.examples import MASKED
 from fulgurite_data.identity import describe_function
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
@@ -156,6 +157,8 @@ def _get_length(path: Any, leaf: Any) -> int:
         raise DataError(
             f"data{keystr(path)} is {leaf!r:.60}; give arrays whose first axis counts examples"
         )
+    if np.ma.is_masked(leaf):
+        raise DataError(f"data{keystr(path)} {MASKED}")
     return shape[0]
 
 

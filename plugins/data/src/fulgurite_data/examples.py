@@ -10,6 +10,12 @@ import numpy as np
 from fulgurite.errors import DataError
 from jax.tree_util import keystr
 
+MASKED = (
+    "is a masked array, whose mask would be lost: give array.filled(value), and the mask as an "
+    "array of its own"
+)
+"""The rest of an error about values that are masked."""
+
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
@@ -211,6 +217,8 @@ def _stack(
         arrays = [np.asarray(value) for value in values]
     except ValueError as error:
         raise DataError(f"{where()}: data{keystr(path)} cannot be an array: {error}") from error
+    if any(isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value) for value in values):
+        raise DataError(f"{where()}: data{keystr(path)} {MASKED}")
     if check is not None:
         arrays = check(keystr(path), arrays)
     shapes = {array.shape for array in arrays}
