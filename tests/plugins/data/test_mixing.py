@@ -1,6 +1,6 @@
 """Mixtures and pairs of datasets, against orders written out by hand."""
 
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -204,6 +204,31 @@ def test_every_prefix_of_a_mixture_has_the_counts_of_the_rule():
             exact = np.array(weights) * prefix / total
             assert (np.abs(counts - exact) < len(weights)).all()
             assert counts[0] == -(-prefix * weights[0] // total)
+
+
+@pytest.mark.parametrize("lengths", [(2_000_003, 3), (1_000_003, 700_001)])
+def test_weights_that_are_the_lengths_give_every_example_once(lengths: tuple[int, int]):
+    first, second = (np.arange(length) for length in lengths)
+    mixed = mix([Arrays(first), Arrays(-1 - second)], lengths)
+    numbers = np.sort(mixed.read(np.arange(len(mixed))))
+    assert np.array_equal(numbers, np.arange(-lengths[1], lengths[0]))
+    restarted = mix([Arrays(first), Arrays(second)], lengths, exhausted="restart")
+    assert len(restarted) == sum(lengths)
+
+
+def test_lengths_whose_products_are_beyond_64_bits_are_exact_weights():
+    lengths = (2**40 + 1, 2**33 + 5)
+    sources = [
+        Arrays(np.broadcast_to(np.int8(number), length)) for number, length in enumerate(lengths)
+    ]
+    mixed = mix(sources, lengths)
+    assert len(mixed) == sum(lengths)
+    # Of the first m places, the first source has m * its length / the sum, rounded up.
+    for low in (0, 2**39, len(mixed) - 64):
+        places = range(low, low + 64)
+        counts = [-(-m * lengths[0] // sum(lengths)) for m in (*places, places.stop)]
+        expected = [int(after == before) for before, after in pairwise(counts)]
+        assert mixed.read(places).tolist() == expected
 
 
 def test_weights_near_the_largest_float_keep_to_their_proportions():
