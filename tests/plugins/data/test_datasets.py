@@ -269,6 +269,33 @@ def test_an_error_of_an_item_names_it():
     assert caught.value.__notes__[0] == "in Items(photos, 2), example 0"
 
 
+def test_items_that_are_read_together_are_a_list_with_one_for_each_number():
+    class Rows:
+        def __init__(self, answer: Any) -> None:
+            self.answer = answer
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return {"x": index}
+
+        def __getitems__(self, numbers: list[int]) -> Any:
+            return self.answer
+
+    for answer, kind in (({"x": [0, 1], "y": [0, 1]}, "dict"), ([{"x": 0}], "list")):
+        with pytest.raises(DataError, match=f"Rows returned a {kind} for 2 numbers, and not"):
+            Items(Rows(answer)).batch(2).read(0)
+
+
+def test_batches_are_read_by_integers_of_any_library():
+    batches = count_to(5).batch(2)
+    assert batches.read(np.int64(1))["x"].tolist() == [2, 3]
+    for number in (-1, 3, 1.0, True):
+        with pytest.raises(DataError, match="there is no batch .* an epoch has 3, from 0"):
+            batches.read(number)  # type: ignore[arg-type]
+
+
 def test_windows_are_runs_of_consecutive_examples():
     windows = count_to(10).window(4, stride=3)
     rows = [window["x"].tolist() for window in windows.iter_examples()]

@@ -124,7 +124,14 @@ class ItemNode(StackedNode):
         numbers = indices.tolist()
         if hasattr(self.items, "__getitems__"):
             with error_context(lambda: f"in {self.stages[-1]}, examples {numbers[:10]}"):
-                return list(self.items.__getitems__(numbers))
+                answer = self.items.__getitems__(numbers)
+                items = [] if isinstance(answer, Mapping) else list(answer)
+                if len(items) != len(numbers):
+                    raise DataError(
+                        f"__getitems__ of {self.name} returned a {type(answer).__name__} for "
+                        f"{len(numbers)} numbers, and not a list with an item for each"
+                    )
+                return items
         return [self._read(number) for number in numbers]
 
     def trace(self, index: int, at: Pass) -> str:

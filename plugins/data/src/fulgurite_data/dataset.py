@@ -208,7 +208,8 @@ class Dataset:
         return Dataset(Normalized(self.node, statistics))
 
     def window(self, size: int, *, stride: int | None = None) -> "Dataset":
-        """Return windows of consecutive examples, stacked along an axis in front.
+        """Return windows of consecutive examples, stacked along an axis in front. Examples at the
+        end that do not fill one are left out.
 
         Args:
             size: how many examples are in a window.
