@@ -115,6 +115,13 @@ def test_what_is_wrong_with_images_is_named(tmp_path: Path):
         Images(tmp_path, mode="HSV")
 
 
+def test_an_image_too_large_for_pillow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Image.new("RGB", (60, 60)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"the image .*a\.png cannot be read: Image size \(3600"):
+        Images(tmp_path).get(0)
+
+
 def write_pixel(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (3, 2)).save(path)

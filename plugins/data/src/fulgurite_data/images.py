@@ -141,7 +141,7 @@ class ImageNode(Node):
                     height, width = self.size
                     image = image.resize((width, height))
                 pixels = np.asarray(image)
-        except OSError as error:
+        except (OSError, SyntaxError, self._pillow.DecompressionBombError) as error:
             raise DataError(f"the image {path} cannot be read: {error}") from error
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if self.labels is None:
