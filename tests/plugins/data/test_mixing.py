@@ -309,9 +309,15 @@ def test_sources_of_several_dtypes_are_refused_before_a_batch_is_read():
 def test_a_schedule_is_refused_for_batches_of_another_size():
     mixed = mix([count_from(0, 9), count_from(0, 9)], schedule={0: [1, 1]}, batch_size=4)
     assert mixed.batch(4).read(0).tolist() == [0, 0, 1, 1]
-    for dataset in (mixed, mixed.map(lambda number: number)):
+    pairs = zip_datasets([mixed, count_from(0, 18)])
+    for dataset in (mixed, mixed.map(lambda number: number), mixed.take(12), pairs.take(16)):
+        assert len(dataset.batch(4, remainder="drop").read(0))
         with pytest.raises(ConfigurationError, match=r"size is 8, and mix.*batch_size=4"):
             dataset.batch(8)
+    assert len(mixed.skip(2).batch(8)) == 2
+    other = mix([count_from(0, 9), count_from(0, 9)], schedule={0: [1, 1]}, batch_size=2)
+    with pytest.raises(ConfigurationError, match="batches of 2 and 4: give mix.. one batch_size"):
+        zip_datasets([mixed, other])
 
 
 def test_an_error_in_a_mixture_names_source_and_example():
