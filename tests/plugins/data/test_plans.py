@@ -217,9 +217,9 @@ def test_starts_at_the_same_time_write_one_plan_and_one_file_of_statistics(tmp_p
 
     def start() -> tuple[int, list[float]]:
         dataset = Items(Waiting())
-        kept = dataset.filter(lambda example: True, path=tmp_path / "plan.npz")
+        filtered = dataset.filter(lambda example: True, path=tmp_path / "plan.npz")
         statistics = compute_statistics(dataset, "x", per="element", path=tmp_path / "x.json")
-        return len(kept), statistics.mean["x"][[0, -1]].tolist()
+        return len(filtered), statistics.mean["x"][[0, -1]].tolist()
 
     with ThreadPoolExecutor(count) as executor:
         results = [future.result() for future in [executor.submit(start) for _ in range(count)]]

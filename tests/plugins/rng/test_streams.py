@@ -556,6 +556,6 @@ def test_rate_of_dropout_may_be_an_array_that_is_traced():
     x = jnp.arange(1.0, 9.0)
     traced, known = jax.jit(drop)(jnp.float32(0.25), x), drop(jnp.float32(0.25), x)
     assert_allclose(traced, known, rtol=1e-6)
-    kept = np.asarray(traced) != 0
-    assert 0 < kept.sum() < 8
-    assert_allclose(traced, np.where(kept, x / 0.75, 0), rtol=1e-6)
+    is_kept = np.asarray(traced) != 0
+    assert 0 < is_kept.sum() < 8
+    assert_allclose(traced, np.where(is_kept, x / 0.75, 0), rtol=1e-6)
