@@ -232,3 +232,16 @@ def test_errors_name_the_source_G23() -> None:
         "while the data source 'captions' made the batch for step 1"
     )
     assert BatchIterator(data, seed=0).description == "captions: list"
+
+
+def test_masked_values_of_a_batch_are_refused_as_by_jax_and_unmasked_ones_are_arrays() -> None:
+    masked, whole = np.ma.masked_greater(np.arange(4), 2), np.ma.masked_greater(np.arange(4), 9)
+    with pytest.raises(ValueError, match="masked arrays are not supported"):
+        jnp.asarray(masked)
+    for read in (
+        lambda x: next(iter(fg.ArrayData({"x": x}, 4)))["x"],
+        lambda x: BatchIterator([{"x": x}], seed=0).peek()["x"],
+    ):
+        with pytest.raises(DataError, match=r"data\['x'\] is a masked array.*array\.filled"):
+            read(masked)
+        assert read(whole).tolist() == [0, 1, 2, 3]

@@ -269,12 +269,42 @@ def test_images_are_decoded_in_their_dtype():
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    columns = {"image": [Image.fromarray(image) for image in pixels], "label": list(range(5))}
+    kinds = {"label": datasets.Value("int8"), "score": datasets.Value("float64")}
+    features = datasets.Features({"image": datasets.Image(), **kinds})
+    columns = {
+        "image": [Image.fromarray(image) for image in pixels],
+        "label": list(range(5)),
+        "score": [0.1 * n for n in range(5)],
+    }
     table = datasets.Dataset.from_dict(columns, features)
-    batch = HuggingFace(table).batch(5).read(0)
-    assert batch["image"].dtype == np.uint8 and (batch["image"] == pixels).all()
-    assert batch["label"].tolist() == list(range(5))
+    rows = HuggingFace(table).read(range(5))
+    assert rows["image"].dtype == np.uint8 and (rows["image"] == pixels).all()
+    assert rows["label"].dtype == np.int8 and rows["label"].tolist() == columns["label"]
+    assert rows["score"].dtype == np.float64 and rows["score"].tolist() == columns["score"]
+
+
+def test_rows_may_be_written_to_by_functions_and_are_not_those_of_the_library():
+    datasets = require("datasets")
+    table = datasets.Dataset.from_dict({"x": [[1, 2], [3, 4]], "y": [5, 6]})
+
+    def clear(rows):
+        rows["x"][..., 0] = 0
+        return rows
+
+    by_example = HuggingFace(table).map(clear).batch(2).read(0)
+    by_batch = HuggingFace(table).batch(2).map(clear).read(0)
+    assert by_example["x"].tolist() == by_batch["x"].tolist() == [[0, 2], [0, 4]]
+    assert table["x"][:] == [[1, 2], [3, 4]]
+
+
+def test_dataset_with_a_transform_is_refused_because_nobody_would_call_it():
+    datasets = require("datasets")
+    table = datasets.Dataset.from_dict({"x": [1, 2]})
+    changed = table.with_transform(lambda rows: {"x": [10 * x for x in rows["x"]]})
+    for columns in (None, ["x"]):
+        with pytest.raises(ConfigurationError, match=r"has a transform.*\.map\(function\)"):
+            HuggingFace(changed, columns=columns)
+    assert HuggingFace(changed.with_format(None)).read([0, 1])["x"].tolist() == [1, 2]
 
 
 def test_wrong_kinds_of_dataset_say_what_to_do():

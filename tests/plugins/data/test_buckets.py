@@ -102,3 +102,18 @@ def test_lengths_and_sizes_may_be_integers_of_numpy():
     sizes: Any = np.array([2, 1])
     assert [b["id"].tolist() for b in items.bucket(dict(zip(lengths, sizes, strict=True)))] == plain
     assert items.bucket(lengths, sizes[0]).node.stages == items.bucket((1, 3), 2).node.stages
+
+
+def test_an_array_that_does_not_count_is_never_cut_unless_asked_for():
+    items = [{"x": np.arange(3), "y": np.arange(2)}, {"x": np.arange(2), "y": np.arange(6)}]
+    dataset = Items(items)
+    for batches in (dataset.pad(4, length_of="x").batch(2), dataset.bucket([4], 2, length_of="x")):
+        with pytest.raises(
+            DataError, match=r"data\['y'\] of example 1 of list has 6 elements.*than 4"
+        ):
+            batches.read(0)
+    padded = dataset.pad(6, length_of="x").batch(2).read(0)
+    assert padded["y"].tolist() == [[0, 1, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5]]
+    cut = dataset.pad(4, truncate=True, length_of="x").batch(2).read(0)
+    assert cut["y"].tolist() == [[0, 1, 0, 0], [0, 1, 2, 3]]
+    assert cut["mask"].sum(1).tolist() == [3, 2]

@@ -68,6 +68,17 @@ def test_parts_are_read_where_they_are_needed_and_prepared_once(tmp_path):
         engine.predict(result, data)
 
 
+def test_part_that_looks_for_a_missing_attribute_says_so_and_not_that_there_is_no_part(tmp_path):
+    class Misspelt(Numbers):
+        def make_train(self):
+            return self.exampels.batch(8)
+
+    data = Misspelt(tmp_path / "cache")
+    with pytest.raises(DataError, match=r"Misspelt\.make_train failed: .*'exampels'"):
+        fg.Engine(steps=1).fit(Line, data)
+    assert len(data.evaluations["validation"]) == 1
+
+
 def test_failure_to_prepare_is_told_and_the_next_start_tries_again(tmp_path):
     class Broken(Numbers):
         def prepare(self):

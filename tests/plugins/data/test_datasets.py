@@ -269,6 +269,33 @@ def test_an_error_of_an_item_names_it():
     assert caught.value.__notes__[0] == "in Items(photos, 2), example 0"
 
 
+def test_items_that_are_read_together_are_a_list_with_one_for_each_number():
+    class Rows:
+        def __init__(self, answer: Any) -> None:
+            self.answer = answer
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return {"x": index}
+
+        def __getitems__(self, numbers: list[int]) -> Any:
+            return self.answer
+
+    for answer, kind in (({"x": [0, 1], "y": [0, 1]}, "dict"), ([{"x": 0}], "list")):
+        with pytest.raises(DataError, match=f"Rows returned a {kind} for 2 numbers, and not"):
+            Items(Rows(answer)).batch(2).read(0)
+
+
+def test_batches_are_read_by_integers_of_any_library():
+    batches = count_to(5).batch(2)
+    assert batches.read(np.int64(1))["x"].tolist() == [2, 3]
+    for number in (-1, 3, 1.0, True):
+        with pytest.raises(DataError, match="there is no batch .* an epoch has 3, from 0"):
+            batches.read(number)  # type: ignore[arg-type]
+
+
 def test_windows_are_runs_of_consecutive_examples():
     windows = count_to(10).window(4, stride=3)
     rows = [window["x"].tolist() for window in windows.iter_examples()]
@@ -297,6 +324,31 @@ def test_batches_are_a_seekable_source_that_knows_its_smaller_batch():
     assert not batches.take(2).has_unequal_batches()
     ((number, batch),) = batches.shuffle().iter_known_batches((0, 1))
     assert read_batches(batches.shuffle())[number] == batch["x"].tolist() == [8, 9]
+
+
+def test_a_part_of_a_random_order_may_have_the_smaller_batch_of_any_epoch():
+    for remainder in ("keep", "pad"):
+        whole = count_to(41).batch(4, remainder=remainder)
+        for batches in (whole.shuffle().take(2), whole.shuffle().map(dict).skip(9).repeat(2)):
+            counts = [
+                np.sum(batch.mask) if remainder == "pad" else len(batch["x"])
+                for epoch in range(30)
+                for batch in batches.iter_epoch(epoch, seed=3)
+            ]
+            assert min(counts) == 1
+            assert batches.has_unequal_batches()
+            assert batches.has_padding() == (remainder == "pad")
+        for equal in (whole.take(10).shuffle(), whole.take(2), whole.skip(10)):
+            assert not equal.has_unequal_batches()
+
+
+@pytest.mark.parametrize("build", [Arrays, lambda tree: Items([tree, tree]).map(dict)])
+def test_masked_values_are_refused_and_masked_arrays_without_one_are_arrays(build: Any):
+    values = np.ma.masked_greater(np.arange(4), 2)
+    with pytest.raises(DataError, match=r"data\['x'\] is a masked array.*array\.filled\(value\)"):
+        build({"x": values}).read([0, 1])
+    whole = build({"x": np.ma.masked_greater(np.arange(4), 9)})
+    assert type(whole.read([1])["x"]) is np.ndarray
 
 
 def test_an_identity_has_less_than_a_kilobyte_and_differs_with_every_setting():

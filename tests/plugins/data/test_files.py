@@ -115,6 +115,13 @@ def test_what_is_wrong_with_images_is_named(tmp_path: Path):
         Images(tmp_path, mode="HSV")
 
 
+def test_an_image_too_large_for_pillow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Image.new("RGB", (60, 60)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"the image .*a\.png cannot be read: Image size \(3600"):
+        Images(tmp_path).get(0)
+
+
 def write_pixel(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (3, 2)).save(path)
@@ -138,6 +145,22 @@ def test_a_folder_without_images_is_refused_unless_classes_are_named(tmp_path: P
         Images(tmp_path, classes="abc")
     with pytest.raises(DataError, match="images in no folder, and classes are a"):
         Images(tmp_path / "b", classes=["a"])
+
+
+def test_images_are_found_where_links_lead_and_not_in_hidden_folders(tmp_path: Path):
+    for name in (
+        "pets/dog/1.png",
+        "pets/.checkpoints/1.png",
+        "pets/dog/.cache/2.png",
+        "other/3.png",
+    ):
+        write_pixel(tmp_path / name)
+    (tmp_path / "pets" / "cat").symlink_to(tmp_path / "other", target_is_directory=True)
+    (tmp_path / "other" / "again").symlink_to(tmp_path / "other", target_is_directory=True)
+    images = Images(tmp_path / "pets")
+    assert images.classes == ["cat", "dog"]
+    assert [str(path) for path in images.node.paths] == ["cat/3.png", "dog/1.png"]
+    assert images.batch(2).read(0)["label"].tolist() == [0, 1]
 
 
 def test_images_of_more_than_a_byte_are_refused(tmp_path: Path):
@@ -227,7 +250,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path):
     assert caught.value.__notes__[0].endswith("of row 2 of " + str(paths[1]))
 
 
-@pytest.mark.parametrize("end", ["", "\n", "\r\n\n"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n\n", "\n\n\r\n \n"])
 def test_lines_of_json_are_read_in_any_order(tmp_path: Path, end: str):
     rows = [{"tokens": [*range(i)], "label": i, "text": "ü" * i} for i in range(1, 8)]
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
@@ -309,6 +332,8 @@ def test_lists_of_json_without_a_number_have_the_dtype_of_others(tmp_path: Path)
         ("7", "int32", "'7', and not of numbers"),
         ([[1], [2, 3]], "int32", "cannot be an array"),
         (2, "bool", "2, which bool does not hold"),
+        (70_000, "float16", "70000, which float16 does not hold"),
+        ([1, 1e300], "float32", r"\[1, 1e\+300\], which float32 does not hold"),
     ],
 )
 def test_a_number_that_a_dtype_does_not_hold_is_refused(
@@ -343,6 +368,35 @@ def test_columns_of_several_types_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"'x' is float in .*b\.parquet, and int32 in .*a\.parquet"):
         Parquet(paths)
     assert Parquet(paths, columns=["y"]).read([0, 3])["y"].tolist() == [1, 2]
+
+
+def test_lists_of_several_lengths_within_lists_are_refused_whatever_the_outer_ones_are(
+    tmp_path: Path,
+):
+    path = tmp_path / "a.parquet"
+    for rows in ([[[1, 2], [3, 4, 5]], [[6]]], [[[1, 2], [3]], [[4, 5], [6]]]):
+        pq.write_table(pa.table({"x": rows}), path)
+        with pytest.raises(DataError, match="'x' .* has lists of 1 to [23] values within lists"):
+            Parquet(path).read([0, 1])
+
+
+def test_rows_without_any_inner_list_join_those_with_some(tmp_path: Path):
+    boxes = [[[1, 2]], [[3, 4], [5, 6]], [], []]
+    for name, kind in (("list", pa.list_(pa.int64())), ("fixed", pa.list_(pa.int64(), 2))):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"x": pa.array(boxes, pa.list_(kind))}), path, row_group_size=2)
+        ragged = Parquet(path).read([3, 1, 0, 2])["x"]
+        assert [row.tolist() for row in ragged.split()] == [[], boxes[1], boxes[0], []]
+    padded = Parquet(tmp_path / "fixed.parquet").pad(2)
+    assert (padded.read([2, 3])["x"] == np.zeros((2, 2, 2))).all()
+
+
+def test_categories_are_the_strings_that_they_stand_for(tmp_path: Path):
+    column = pa.array(["ab", "c", "ab"]).dictionary_encode()
+    pq.write_table(pa.table({"x": column}), tmp_path / "a.parquet")
+    names = Parquet(tmp_path / "a.parquet").read([2, 1])["x"]
+    assert names.dtype.kind == "U"
+    assert names.tolist() == ["ab", "c"]
 
 
 def decode(record: bytes) -> Any:

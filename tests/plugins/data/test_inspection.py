@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from fulgurite_cli.command import main
 from fulgurite_data import Arrays, Items, Tokens, inspection, write_tokens
+from fulgurite_data.command import print_report
 from fulgurite_data.counting import count_examples, count_tokens
 from fulgurite_data.inspection import describe_data
 from fulgurite_data.pictures import as_pixels
@@ -59,6 +60,21 @@ def test_command_says_what_is_wrong(tmp_path, capsys):
     assert "this program has no data to train on" in capsys.readouterr().err
     assert main(["data", str(program), "--evaluation", "tset"]) == 1
     assert "no evaluation 'tset'" in capsys.readouterr().err
+
+
+def test_command_refuses_an_evaluation_that_no_data_has_and_numbers_that_read_nothing(
+    tmp_path, capsys
+):
+    program = tmp_path / "program.py"
+    program.write_text(PICTURES)
+    assert main(["data", str(program), "--evaluation", "test"]) == 2
+    assert "of training alone, without evaluations" in capsys.readouterr().err
+    for number in ("0", "-1"):
+        assert main(["data", str(program), "--batches", number]) == 2
+        assert f"--batches is {number}; it must be a positive integer" in capsys.readouterr().err
+    one_batch = (batch for batch in [{"x": np.ones((2, 3), np.float32)}])
+    print_report(one_batch, 5)
+    assert "the data has one batch" in capsys.readouterr().out
 
 
 PICTURES = """
@@ -191,6 +207,11 @@ def test_tokens_are_counted_without_padding(tmp_path):
     assert count_tokens(np.ones(3)) is None
     assert count_examples(fg.Batch(packed, np.array([True, False]))) == 1
     assert count_examples(fg.Batch(packed, num_examples=7)) == 7
+    write_tokens(tmp_path / "rows.bin", [[1, 2, 3], [4, 5, 6, 7, 8]])
+    rows = Tokens(tmp_path / "rows.bin")
+    for padded in (rows.pad(8).batch(2), rows.bucket([8], 3, remainder="pad")):
+        assert count_tokens(padded.read(0)) == 8
+        assert padded.count_per_batch() == (2, "examples")
     rows = Items([{"tokens": row, "segments": row} for row in np.array([[1, 1], [1, 0]])])
     assert rows.batch(2).count_per_batch() == (2, "examples")
     assert fg.ArrayData({"x": np.zeros(5)}, 3).count_per_batch() == (3, "examples")

@@ -1,6 +1,6 @@
 """Mixtures and pairs of datasets, against orders written out by hand."""
 
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -206,6 +206,31 @@ def test_every_prefix_of_a_mixture_has_the_counts_of_the_rule():
             assert counts[0] == -(-prefix * weights[0] // total)
 
 
+@pytest.mark.parametrize("lengths", [(2_000_003, 3), (1_000_003, 700_001)])
+def test_weights_that_are_the_lengths_give_every_example_once(lengths: tuple[int, int]):
+    first, second = (np.arange(length) for length in lengths)
+    mixed = mix([Arrays(first), Arrays(-1 - second)], lengths)
+    numbers = np.sort(mixed.read(np.arange(len(mixed))))
+    assert np.array_equal(numbers, np.arange(-lengths[1], lengths[0]))
+    restarted = mix([Arrays(first), Arrays(second)], lengths, exhausted="restart")
+    assert len(restarted) == sum(lengths)
+
+
+def test_lengths_whose_products_are_beyond_64_bits_are_exact_weights():
+    lengths = (2**40 + 1, 2**33 + 5)
+    sources = [
+        Arrays(np.broadcast_to(np.int8(number), length)) for number, length in enumerate(lengths)
+    ]
+    mixed = mix(sources, lengths)
+    assert len(mixed) == sum(lengths)
+    # Of the first m places, the first source has m * its length / the sum, rounded up.
+    for low in (0, 2**39, len(mixed) - 64):
+        places = range(low, low + 64)
+        counts = [-(-m * lengths[0] // sum(lengths)) for m in (*places, places.stop)]
+        expected = [int(after == before) for before, after in pairwise(counts)]
+        assert mixed.read(places).tolist() == expected
+
+
 def test_weights_near_the_largest_float_keep_to_their_proportions():
     mixed = mix([count_from(0, 10), count_from(100, 10)], [1e308, 1.5e308])
     assert read_all(mixed)[:10] == [0, 100, 1, 101, 102, 2, 103, 3, 104, 105]
@@ -284,9 +309,15 @@ def test_sources_of_several_dtypes_are_refused_before_a_batch_is_read():
 def test_a_schedule_is_refused_for_batches_of_another_size():
     mixed = mix([count_from(0, 9), count_from(0, 9)], schedule={0: [1, 1]}, batch_size=4)
     assert mixed.batch(4).read(0).tolist() == [0, 0, 1, 1]
-    for dataset in (mixed, mixed.map(lambda number: number)):
+    pairs = zip_datasets([mixed, count_from(0, 18)])
+    for dataset in (mixed, mixed.map(lambda number: number), mixed.take(12), pairs.take(16)):
+        assert len(dataset.batch(4, remainder="drop").read(0))
         with pytest.raises(ConfigurationError, match=r"size is 8, and mix.*batch_size=4"):
             dataset.batch(8)
+    assert len(mixed.skip(2).batch(8)) == 2
+    other = mix([count_from(0, 9), count_from(0, 9)], schedule={0: [1, 1]}, batch_size=2)
+    with pytest.raises(ConfigurationError, match="batches of 2 and 4: give mix.. one batch_size"):
+        zip_datasets([mixed, other])
 
 
 def test_an_error_in_a_mixture_names_source_and_example():

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from fulgurite.errors import ConfigurationError, DataError
-from fulgurite_data import Arrays, Images, Items, JSONLines, Parquet, Tokens, write_tokens
+from fulgurite_data import (
+    Arrays,
+    Images,
+    Items,
+    JSONLines,
+    Parquet,
+    Tokens,
+    compute_statistics,
+    write_tokens,
+)
 from PIL import Image
 
 num_calls = 0
@@ -186,3 +197,31 @@ def test_an_identity_is_the_same_in_another_process(tmp_path: Path):
         for seed in ("1", "2")
     }
     assert len(outputs) == 1
+
+
+def test_starts_at_the_same_time_write_one_plan_and_one_file_of_statistics(tmp_path: Path):
+    count = 4
+    barrier = threading.Barrier(count)
+    values = np.arange(20_000.0)
+
+    class Waiting:
+        """A sequence whose last part all starts read at the same time."""
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 7:
+                barrier.wait(60)
+            return {"x": values}
+
+    def start() -> tuple[int, list[float]]:
+        dataset = Items(Waiting())
+        filtered = dataset.filter(lambda example: True, path=tmp_path / "plan.npz")
+        statistics = compute_statistics(dataset, "x", per="element", path=tmp_path / "x.json")
+        return len(filtered), statistics.mean["x"][[0, -1]].tolist()
+
+    with ThreadPoolExecutor(count) as executor:
+        results = [future.result() for future in [executor.submit(start) for _ in range(count)]]
+    assert results == [(8, [0.0, 19_999.0])] * count
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.npz", "x.json"}

@@ -55,6 +55,51 @@ def test_what_does_not_vary_becomes_zero_and_sequences_are_normalized_as_a_whole
         compute_statistics(ragged, "x", per="element")
 
 
+@pytest.mark.parametrize("value", [0.1, 1e6 + 0.1, -7.7])
+def test_equal_numbers_have_no_deviation_and_become_zero_however_many(value: float):
+    constant = Arrays({"x": np.full((300, 2), value)})
+    statistics = compute_statistics(constant, "x")
+    assert statistics.mean["x"].tolist() == [value, value]
+    assert statistics.std["x"].tolist() == [0, 0]
+    assert not constant.normalize(statistics).read([0, 299])["x"].any()
+
+
+@pytest.mark.parametrize("lengths", [[*range(1, 257), 5], [3] * 256 + [5], [0] * 256 + [4, 0]])
+def test_statistics_of_sequences_do_not_depend_on_which_of_them_have_one_length(lengths: list[int]):
+    rng = np.random.default_rng(0)
+    items = [{"x": rng.normal(1, 2, size=length)} for length in lengths]
+    dataset = Items(items)
+    flat = np.concatenate([item["x"] for item in items])
+    statistics = compute_statistics(dataset, "x")
+    assert statistics.mean["x"] == pytest.approx(flat.mean(), rel=1e-12)
+    assert statistics.std["x"] == pytest.approx(flat.std(), rel=1e-12)
+    assert statistics.count["x"] == flat.size
+    normalized = dataset.normalize(statistics).read([0, 256])["x"]
+    expected = [(items[n]["x"] - flat.mean()) / flat.std() for n in (0, 256)]
+    assert [*map(len, normalized)] == [lengths[0], lengths[256]]
+    assert np.concatenate([*normalized]) == pytest.approx(np.concatenate(expected), abs=1e-6)
+    with pytest.raises(ConfigurationError, match="per='array'|'array'"):
+        compute_statistics(dataset, "x", per="element")
+
+
+def test_examples_of_several_numbers_of_channels_have_no_mean_per_channel():
+    dataset = Items([{"x": np.ones((2, 3))}] * 256 + [{"x": np.ones((2, 4))}])
+    with pytest.raises(ConfigurationError, match=r"x have several shapes.*choose per='array'"):
+        compute_statistics(dataset, "x")
+    assert compute_statistics(dataset, "x", per="array").count["x"] == 256 * 6 + 8
+
+
+def test_statistics_of_the_user_are_lists_or_arrays_and_must_make_sense():
+    dataset = Arrays({"x": np.array([[3.0, 5.0]])})
+    known = Statistics({"x": [1, 2]}, {"x": [2, 0.5]}, {"x": 9})  # type: ignore[arg-type]
+    assert dataset.normalize(known).get(0)["x"].tolist() == [1, 6]
+    for mean, std in (({"x": 0.0}, {}), ({"x": 0.0}, {"x": -1.0}), ({"x": np.nan}, {"x": 1.0})):
+        with pytest.raises(DataError, match="Statistics: "):
+            Statistics(mean, std, {"x": 1})
+    with pytest.raises(DataError, match="beyond float64"), np.errstate(over="ignore"):
+        compute_statistics(Arrays({"x": np.array([1e200, -1e200])}), "x")
+
+
 def test_statistics_are_saved_once_and_belong_to_their_dataset(tmp_path: Path):
     path = tmp_path / "statistics.json"
     images = Arrays({"image": make_images()})

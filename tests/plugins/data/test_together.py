@@ -13,7 +13,7 @@ import optax
 import pytest
 from fulgurite.errors import ConfigurationError, DataError, ModelError
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_data import Stages, Together
+from fulgurite_data import Arrays, Stages, Together
 from fulgurite_optimizers import GradientAccumulation
 from fulgurite_testing import check_source
 
@@ -190,6 +190,10 @@ def test_what_the_errors_about_unequal_batches_say_is_what_can_be_done():
     assert fit("means", microbatches, second=second) == pytest.approx(twice, rel=1e-6)
 
 
+def specify(batch: Any) -> fg.Batch:
+    return fg.Batch(batch, spec="first")
+
+
 @pytest.mark.parametrize(
     ("parts", "options", "message"),
     [
@@ -198,6 +202,7 @@ def test_what_the_errors_about_unequal_batches_say_is_what_can_be_done():
         ({"a": []}, {}, "'a' has no batch"),
         ({"a": (n for n in range(3))}, {}, "'a' is a generator"),
         ({"a": fg.ArrayData(np.ones(3), 2, remainder="pad")}, {}, "remainder='pad'"),
+        ({"a": Arrays(np.ones(4)).batch(2).map(specify)}, {}, "has an fg.Batch.*to arrays"),
         ({"a": fg.ArrayData(np.ones(3), 2, on_device=True)}, {}, "on_device=True"),
         ({"a": [1]}, {"length": "longest"}, "'longest'; it must be"),
     ],

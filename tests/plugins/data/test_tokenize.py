@@ -194,6 +194,22 @@ class Failing(Bytes):
         raise RuntimeError("out of order")
 
 
+def test_fingerprint_stands_for_content_and_not_for_the_column_or_the_length(tmp_path):
+    documents = [{"text": "abc", "title": "xy"}]
+    paths = [
+        tokenize(source, Bytes(), tmp_path, column=column, fingerprint="1 March")
+        for source, column in (
+            (documents, "text"),
+            (documents, "title"),
+            (documents * 2, "text"),
+            (documents, "text"),
+        )
+    ]
+    contents = [[[*b"abc"]], [[*b"xy"]], [[*b"abc"]] * 2, [[*b"abc"]]]
+    assert [*map(read_documents, paths)] == contents
+    assert paths[0] == paths[3]
+
+
 def test_tokenizer_that_raises_says_at_which_documents(tmp_path):
     with pytest.raises(RuntimeError, match="out of order") as caught:
         tokenize(TEXTS, Failing(), tmp_path)

@@ -195,6 +195,25 @@ def test_tokens_that_int32_does_not_hold_are_refused_when_read(
 def test_tokens_are_written_to_a_file_of_nothing_but_numbers(tmp_path: Path):
     with pytest.raises(ConfigurationError, match=r"a\.npy would be read as a file of NumPy"):
         write_tokens(tmp_path / "a.npy", [[1]])
+    # Both would have their places in a.offsets.npy.
+    for name in ("a.0", "a.1", "a"):
+        with pytest.raises(ConfigurationError, match=r"a(\.\d)? has no \.bin: name it NAME\.bin"):
+            write_tokens(tmp_path / name, [[1, 2], [3]])
+
+
+@pytest.mark.parametrize("documents", [[1, 2, 3], [np.int64(1)], [np.ones((2, 3), int)]])
+def test_a_document_is_a_sequence_of_tokens(tmp_path: Path, documents: Any):
+    with pytest.raises(DataError, match=r"document 0 has the shape .* give a list of documents"):
+        write_tokens(tmp_path / "a.bin", documents)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_window_is_traced_to_the_file_in_which_it_begins(tmp_path: Path):
+    paths, _ = write_shards(tmp_path)
+    windows = Tokens(paths).window(2).batch(2)
+    starts = [str(paths[number]) for number in (0, 0, 1, 1, 1, 2)]
+    traces = [windows.trace_row(number // 2, number % 2) for number in range(6)]
+    assert all(start in trace for start, trace in zip(starts, traces, strict=True))
 
 
 def test_a_shard_of_empty_documents_is_one_of_several(tmp_path: Path):

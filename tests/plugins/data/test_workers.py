@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError, DataError
@@ -17,6 +18,7 @@ from worker_functions import (
     add_noise,
     die_at_nine,
     die_or_never_end,
+    divide_by_jax,
     fail_at_two,
     fail_unreadably,
 )
@@ -55,6 +57,17 @@ def test_workers_change_no_batch_and_no_position(workers: dict[str, Any]):
     next(left)
     left.close()
     assert read_all(other) == read_all(plain)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_functions_that_use_jax_keep_64_bits_in_workers_where_the_reader_does(
+    workers: dict[str, Any],
+):
+    batches = Arrays({"x": np.arange(4.0)}).map(divide_by_jax, **workers).batch(4)
+    with jax.enable_x64(True):
+        (batch,) = batches.iter_epoch(0, seed=0)
+    assert batch["x"].dtype == np.float64
+    assert batch["x"].tolist() == [0, 1 / 3, 2 / 3, 1]
 
 
 def test_a_run_may_resume_with_other_workers():

@@ -8,11 +8,16 @@ import signal
 import threading
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 
 def add_noise(example: Any, rng: np.random.Generator) -> Any:
     return {"x": example["x"] + rng.integers(1000)}
+
+
+def divide_by_jax(example: Any) -> Any:
+    return {"x": np.asarray(jnp.asarray(example["x"]) / 3)}
 
 
 def fail_at_two(example: Any) -> Any:

@@ -521,3 +521,41 @@ def test_anything_but_a_seed_or_one_key_is_refused_by_the_context():
         context = rng_context(wrong)  # pyright: ignore[reportArgumentType]
         with pytest.raises(ConfigurationError, match="neither a seed nor one key"), context:
             pass
+    for wrong in (-1, 2**63, True, 1.5, jax.random.PRNGKey(0), keys):
+        with pytest.raises(ConfigurationError, match=r"Rng\.make_streams: (?s:.*) neither a seed"):
+            Rng().make_streams(wrong)  # pyright: ignore[reportArgumentType]
+    for wrong in (-1, 2**31, 2.7, True):
+        context = rng_context(0, step=wrong)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ConfigurationError, match="rng_context: step is"), context:
+            pass
+
+
+def test_seeds_of_the_context_may_be_integers_of_numpy():
+    with rng_context(np.int64(3), step=np.int64(2)):
+        drawn = fg.make_rng()
+    with rng_context(3, step=2):
+        assert_array_equal(bits(fg.make_rng()), bits(drawn))
+
+
+def test_dropout_of_everything_has_gradients_of_zero_and_rates_are_probabilities():
+    def total(x: Array) -> Array:
+        return jnp.sum(Dropout(1.0)(x))
+
+    with rng_context(0):
+        assert_array_equal(jax.grad(total)(jnp.ones(4)), np.zeros(4))
+    for rate in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ConfigurationError, match="Dropout: p is .* from 0 to 1"):
+            Dropout(rate)
+
+
+def test_rate_of_dropout_may_be_an_array_that_is_traced():
+    def drop(rate: Array, x: Array) -> Array:
+        with rng_context(jax.random.key(0)):
+            return Dropout(rate)(x)
+
+    x = jnp.arange(1.0, 9.0)
+    traced, known = jax.jit(drop)(jnp.float32(0.25), x), drop(jnp.float32(0.25), x)
+    assert_allclose(traced, known, rtol=1e-6)
+    is_kept = np.asarray(traced) != 0
+    assert 0 < is_kept.sum() < 8
+    assert_allclose(traced, np.where(is_kept, x / 0.75, 0), rtol=1e-6)

@@ -12,6 +12,7 @@ from jax.tree_util import keystr
 
 from fulgurite_data.content import Mark, choose_rows, look_at
 from fulgurite_data.dtypes import StackedNode
+from fulgurite_data.examples import MASKED
 from fulgurite_data.identity import describe_function
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
@@ -123,7 +124,14 @@ class ItemNode(StackedNode):
         numbers = indices.tolist()
         if hasattr(self.items, "__getitems__"):
             with error_context(lambda: f"in {self.stages[-1]}, examples {numbers[:10]}"):
-                return list(self.items.__getitems__(numbers))
+                answer = self.items.__getitems__(numbers)
+                items = [] if isinstance(answer, Mapping) else list(answer)
+                if len(items) != len(numbers):
+                    raise DataError(
+                        f"__getitems__ of {self.name} returned a {type(answer).__name__} for "
+                        f"{len(numbers)} numbers, and not a list with an item for each"
+                    )
+                return items
         return [self._read(number) for number in numbers]
 
     def trace(self, index: int, at: Pass) -> str:
@@ -156,6 +164,8 @@ def _get_length(path: Any, leaf: Any) -> int:
         raise DataError(
             f"data{keystr(path)} is {leaf!r:.60}; give arrays whose first axis counts examples"
         )
+    if np.ma.is_masked(leaf):
+        raise DataError(f"data{keystr(path)} {MASKED}")
     return shape[0]
 
 

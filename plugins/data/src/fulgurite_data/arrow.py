@@ -31,22 +31,30 @@ def read_column(column: Any, where: str) -> np.ndarray | Ragged:
     while hasattr(array.type, "value_type") and not pa.types.is_dictionary(array.type):
         sizes = array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
         is_equal = len(sizes) == 0 or bool((sizes == sizes[0]).all())
-        if not is_equal and len(shape) > 1:
+        is_inner = lengths is not None or len(shape) > 1
+        if not is_equal and is_inner:
             raise DataError(
                 f"{where} has lists of {sizes.min()} to {sizes.max()} values within lists: only "
                 "the first axis of examples may differ. Pad the inner ones"
             )
+        list_type = array.type
         array = array.flatten()
         _check_complete(array, where)
         if is_equal:
-            shape.append(int(sizes[0]) if len(sizes) else 0)
+            # Of a type that says how long its lists are, also where there is none.
+            declared = getattr(list_type, "list_size", 0)
+            shape.append(int(sizes[0]) if len(sizes) else declared)
         else:
             lengths = sizes
             shape = [len(array)]
+    if pa.types.is_dictionary(array.type):  # as the categories of pandas are written
+        array = array.dictionary_decode()
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         values = np.array(array.to_pylist(), np.str_).reshape(shape)
     else:
         values = array.to_numpy(zero_copy_only=False).reshape(shape)
+        # Not the memory of Arrow, because functions of the user may write to it.
+        values = values if values.flags.writeable else values.copy()
     return values if lengths is None else Ragged(values, lengths)
 
 

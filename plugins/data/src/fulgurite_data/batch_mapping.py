@@ -34,6 +34,7 @@ class MappedBatches(BatchNode):
         self.function = function
         self.length = parent.length
         self.pads = parent.pads
+        self.is_random = parent.is_random
         self.num_varied = parent.num_varied
 
     def look(self) -> Mark:
@@ -57,6 +58,9 @@ class MappedBatches(BatchNode):
 
     def find_sizes(self, at: Pass) -> list[int]:
         return self.parent.find_sizes(at)
+
+    def find_kinds(self, at: Pass) -> np.ndarray:
+        return self.parent.find_kinds(at)
 
     def trace(self, number: int, at: Pass) -> str:
         return self.parent.trace(number, at)

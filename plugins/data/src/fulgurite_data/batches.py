@@ -7,7 +7,7 @@ from weakref import finalize
 
 import fulgurite as fg
 import numpy as np
-from fulgurite.errors import DataError, check_callable, error_context
+from fulgurite.errors import DataError, as_int, check_callable, error_context
 from fulgurite.plugins import ProcessShard, Seed, as_arrays
 
 from fulgurite_data.batch_mapping import MappedBatches
@@ -57,8 +57,9 @@ class Batches:
             seed: of the run.
             epoch: the number of the epoch.
         """
-        if not 0 <= number < len(self):
-            raise DataError(f"batch {number} is out of range: an epoch has {len(self)} batches")
+        number = as_int(number)
+        if type(number) is not int or not 0 <= number < len(self):
+            raise DataError(f"there is no batch {number!r}: an epoch has {len(self)}, from 0")
         at = start_pass(seed, epoch)
         return _finish(self.node, read_batch(self.node, number, at, (0, 1)))
 
@@ -182,8 +183,7 @@ class Batches:
         return ".".join(self.node.stages)
 
     def _measure(self) -> list[list[int]]:
-        at = start_pass(0)
-        return self.node.measure(np.array(self.node.find_sizes(at)), at).tolist()
+        return self.node.find_kinds(start_pass(0)).tolist()
 
     def _iter_jobs(self, jobs: Iterator[Job]) -> Iterator[Any]:
         """Yield batches in order, read here, or by threads or processes."""

@@ -12,7 +12,7 @@ from fulgurite.plugins import ProcessShard
 from fulgurite_data.grouping import BatchNode, pad_with_zeros
 from fulgurite_data.nodes import Node, check_fixed, measure_lengths
 from fulgurite_data.packing import find_lengths
-from fulgurite_data.padding import pad_rows
+from fulgurite_data.padding import check_lengths, pad_rows
 from fulgurite_data.passes import Pass, start_pass
 
 
@@ -63,7 +63,11 @@ class Bucketed(BatchNode):
         indices = self.order[self.starts[number] + real]
         rows = self.parent.read(indices, at)
         lengths = measure_lengths(rows, self.length_of, self.parent.stages)
-        value = pad_rows(rows, int(self.lengths[bucket]), lengths, self.stages[-1])
+        size = int(self.lengths[bucket])
+        check_lengths(
+            rows, size, self.stages[-1], lambda row: self.parent.trace(int(indices[row]), at)
+        )
+        value = pad_rows(rows, size, lengths, self.stages[-1])
         if not self.pads:
             return value
         return fg.Batch(jax.tree.map(lambda leaf: pad_with_zeros(leaf, mask), value), mask)

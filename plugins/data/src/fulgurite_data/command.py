@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite.errors import ConfigurationError, FulguriteError, check_positive_int
 from fulgurite.plugins import as_printable, get_split
 from fulgurite_cli import Experiment, build_experiment, format_mistake, load_experiment
 
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _build_parser().parse_intermixed_args(arguments)
     try:
+        check_positive_int(options.batches, "--batches")
         program = load_experiment(options.program)
         experiment = build_experiment(program, options.overrides)
         data = _choose_data(experiment, options.evaluation)
@@ -59,7 +60,8 @@ def print_report(data: Any, num_batches: int) -> None:
         for speed in measure_stages(source, num_batches):
             print(as_printable(f"  {speed.examples_per_second:>14,.0f}  {speed.stage}"))
     print("\nexamples a second, as a fit reads them")
-    print(f"  {measure_reading(data, num_batches):>14,.0f}")
+    speed = measure_reading(data, num_batches)
+    print("  the data has one batch" if speed is None else f"  {speed:>14,.0f}")
 
 
 def _choose_data(experiment: Experiment, evaluation: str | None) -> Any:
@@ -69,7 +71,13 @@ def _choose_data(experiment: Experiment, evaluation: str | None) -> Any:
     if data is None:
         raise ConfigurationError("this program has no data to train on: Experiment(..., data=...)")
     if evaluation is not None:
-        return get_split(data, "evaluations", evaluation)
+        split = get_split(data, "evaluations", evaluation)
+        if split is data:
+            raise ConfigurationError(
+                f"--evaluation {evaluation}: the data of this program is of training "
+                "alone, without evaluations by name"
+            )
+        return split
     return get_split(data, "train")
 
 

@@ -95,20 +95,25 @@ class DataModule:
     @cached_property
     def train(self) -> Any:
         """The data that is trained on."""
-        self.load()
-        return self.make_train()
+        return self._make("train")
 
     @cached_property
     def evaluations(self) -> Mapping[str, Any]:
         """The data of evaluations by name."""
-        self.load()
-        return self.make_evaluations()
+        return self._make("evaluations")
 
     @cached_property
     def predict(self) -> Any:
         """The data that is predicted on."""
+        return self._make("predict")
+
+    def _make(self, part: str) -> Any:
         self.load()
-        return self.make_predict()
+        try:
+            return getattr(self, f"make_{part}")()
+        except AttributeError as error:
+            # As a property's, it would say that the data has no part of this name.
+            raise DataError(f"{type(self).__name__}.make_{part} failed: {error}") from error
 
     def _prepare_once(self) -> None:
         failure = None

@@ -208,7 +208,8 @@ class Dataset:
         return Dataset(Normalized(self.node, statistics))
 
     def window(self, size: int, *, stride: int | None = None) -> "Dataset":
-        """Return windows of consecutive examples, stacked along an axis in front.
+        """Return windows of consecutive examples, stacked along an axis in front. Examples at the
+        end that do not fill one are left out.
 
         Args:
             size: how many examples are in a window.
@@ -225,7 +226,7 @@ class Dataset:
 
         Args:
             length: of all arrays, along their first axis.
-            truncate: whether longer ones are cut; otherwise they are an error.
+            truncate: whether longer ones are cut; otherwise each of them is an error.
             length_of: the array whose length `mask` tells, where they differ within an example.
         """
         length = as_int(length)
@@ -308,7 +309,8 @@ class Dataset:
                 length is a program of its own.
             batch_size: examples in a batch, where all have one size.
             remainder: as of `batch`, for each length.
-            length_of: as of `pack`.
+            length_of: as of `pack`. Another array that is longer than what its batch is padded to
+                is an error when it is read.
         """
         check_one_of(remainder, ("keep", "drop", "pad"), "bucket: remainder")
         sizes = make_sizes(lengths, as_int(batch_size))

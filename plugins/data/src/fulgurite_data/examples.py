@@ -10,6 +10,12 @@ import numpy as np
 from fulgurite.errors import DataError
 from jax.tree_util import keystr
 
+MASKED = (
+    "is a masked array, whose mask would be lost: give array.filled(value), and the mask as an "
+    "array of its own"
+)
+"""The rest of an error about values that are masked."""
+
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
@@ -73,7 +79,7 @@ def as_ragged(leaf: Any) -> Ragged:
     if _is_ragged(leaf):
         return leaf
     lengths = np.full(len(leaf), leaf.shape[1], np.int64)
-    return Ragged(leaf.reshape(-1, *leaf.shape[2:]), lengths)
+    return Ragged(leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), lengths)
 
 
 def count_rows(rows: Any) -> int:
@@ -211,6 +217,8 @@ def _stack(
         arrays = [np.asarray(value) for value in values]
     except ValueError as error:
         raise DataError(f"{where()}: data{keystr(path)} cannot be an array: {error}") from error
+    if any(isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value) for value in values):
+        raise DataError(f"{where()}: data{keystr(path)} {MASKED}")
     if check is not None:
         arrays = check(keystr(path), arrays)
     shapes = {array.shape for array in arrays}
@@ -239,7 +247,8 @@ def _concatenate(parts: Sequence[Any], where: Callable[[], str]) -> Any:
                     "others. Map them to one shape"
                 )
         leaves = tuple(as_ragged(leaf) for leaf in leaves)
-        shapes = {leaf.values.shape[1:] for leaf in leaves}
+        # Lists of lists that are all empty do not say how long the inner ones are.
+        shapes = {leaf.values.shape[1:] for leaf in leaves if leaf.values.size}
         if len(shapes) > 1:
             raise DataError(
                 f"{where()}: data{keystr(path)} has several shapes besides the first axis: "

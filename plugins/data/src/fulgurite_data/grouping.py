@@ -24,9 +24,11 @@ class BatchNode(PipelineStage):
     Attributes:
         pads: whether batches are `fg.Batch` with a mask.
         num_varied: among how many batches, from the first, all sizes occur.
+        is_random: whether their order differs from epoch to epoch.
     """
 
     pads: bool = False
+    is_random: bool = False
     num_varied: int
 
     def read_batch(self, number: int, at: Pass, process: ProcessShard) -> Any:
@@ -57,6 +59,11 @@ class BatchNode(PipelineStage):
         """Return the number of the first batch of each size that `measure` tells, as far as they
         are known."""
         return find_first(self.measure(np.arange(min(self.num_varied, _MAX_SEARCHED)), at))
+
+    def find_kinds(self, at: Pass) -> np.ndarray:
+        """Return the sizes that `measure` tells of the batches of any epoch, int64 `(k, 3)`, as far
+        as they are known."""
+        return self.measure(np.array(self.find_sizes(at)), at)
 
     def trace(self, number: int, at: Pass) -> str:
         """Return where a batch comes from, in words."""
@@ -168,6 +175,7 @@ class IndexedBatches(BatchNode):
         self.is_fixed = parent.is_fixed and index_map.is_fixed
         self.level = parent.level + index_map.num_random
         self.num_varied = self._count_varied()
+        self.is_random = parent.is_random or not index_map.is_fixed
         if not self.length:
             raise DataError(f"there are no batches ({'.'.join(self.stages)})")
 
@@ -187,6 +195,10 @@ class IndexedBatches(BatchNode):
             is_there = places.epochs == epoch
             sizes[is_there] = self.parent.measure(places.indices[is_there], at.at_epoch(int(epoch)))
         return sizes
+
+    def find_kinds(self, at: Pass) -> np.ndarray:
+        # Which of the batches a part of a random order has differs from epoch to epoch.
+        return self.parent.find_kinds(at) if self.is_random else super().find_kinds(at)
 
     def trace(self, number: int, at: Pass) -> str:
         return self.parent.trace(*self._locate(number, at))

@@ -1,5 +1,6 @@
 """Folders of image files, decoded by Pillow."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,7 @@ class ImageNode(Node):
         self.size = size
         self.mode = mode
         self.draft = draft
-        paths = sorted(
-            path.relative_to(folder)
-            for path in folder.rglob("*")
-            if path.suffix.lower() in _SUFFIXES and path.is_file()
-        )
+        paths = _find_images(folder)
         if not paths:
             raise DataError(f"the folder {folder} has no images ({', '.join(sorted(_SUFFIXES))})")
         self.paths = [str(path) for path in paths]
@@ -144,12 +141,28 @@ class ImageNode(Node):
                     height, width = self.size
                     image = image.resize((width, height))
                 pixels = np.asarray(image)
-        except OSError as error:
+        except (OSError, SyntaxError, self._pillow.DecompressionBombError) as error:
             raise DataError(f"the image {path} cannot be read: {error}") from error
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if self.labels is None:
             return {"image": pixels}
         return {"image": pixels, "label": np.int32(self.labels[index])}
+
+
+def _find_images(folder: Path) -> list[Path]:
+    """Return the images in a folder and the folders in it, sorted, without those in hidden ones."""
+    paths = []
+    for parent, names, files in os.walk(folder, followlinks=True):
+        place = Path(parent)
+        # Without links that lead back to where they stand.
+        names[:] = [
+            name
+            for name in names
+            if name[0] != "." and not place.resolve().is_relative_to((place / name).resolve())
+        ]
+        candidates = [place / file for file in files]
+        paths += [p for p in candidates if p.suffix.lower() in _SUFFIXES and p.is_file()]
+    return sorted(path.relative_to(folder) for path in paths)
 
 
 def _find_classes(folder: Path, paths: list[Path], classes: Sequence[str] | None) -> list[str]:

@@ -96,9 +96,9 @@ def measure_stages(batches: Batches, num_batches: int) -> list[StageSpeed]:
     return [StageSpeed(node.stages[-1], clocks[id(node)].seconds, num_examples) for node in nodes]
 
 
-def measure_reading(data: Any, num_batches: int) -> float:
+def measure_reading(data: Any, num_batches: int) -> float | None:
     """Return how many examples a second are read as a fit reads them, with its threads and
-    processes.
+    processes; None of data that ends with its first batch.
 
     Args:
         data: as of `fg.Engine.fit`, without its parts.
@@ -107,8 +107,8 @@ def measure_reading(data: Any, num_batches: int) -> float:
     with BatchIterator(data, seed=0, restore_on_close=True) as batches:
         next(batches)  # with which threads and processes start
         start = perf_counter()
-        num_examples = sum(count_examples(item.batch) for item in islice(batches, num_batches))
-        return num_examples / (perf_counter() - start)
+        counts = [count_examples(item.batch) for item in islice(batches, num_batches)]
+        return sum(counts) / (perf_counter() - start) if counts else None
 
 
 class _Clock:

@@ -200,6 +200,13 @@ class Zipped(Joined):
                 "stop with the shortest, or 'cycle' to begin the shorter ones again"
             )
         self.length = max(sizes) if length == "cycle" else min(sizes)
+        batch_sizes = {node.batch_size for node in self.parents if node.batch_size is not None}
+        if len(batch_sizes) > 1:
+            raise ConfigurationError(
+                "zip_datasets: the datasets are mixtures with a schedule for batches of "
+                f"{' and '.join(map(str, sorted(batch_sizes)))}: give mix() one batch_size"
+            )
+        self.batch_size = next(iter(batch_sizes), None)
         self.is_tuple = is_tuple
         self.rounds = [1 if size >= self.length else ENDLESS_ROUNDS for size in sizes]
         if self.length < ENDLESS:

@@ -16,7 +16,7 @@ from fulgurite_data.examples import (
     merge_rows,
 )
 from fulgurite_data.identity import PipelineStage
-from fulgurite_data.indexing import ENDLESS, IndexMap
+from fulgurite_data.indexing import ENDLESS, IndexMap, Slice
 from fulgurite_data.passes import Pass
 
 
@@ -145,6 +145,8 @@ class Indexed(Node):
         self.length = index_map.length
         self.is_fixed = parent.is_fixed and index_map.is_fixed
         self.level = parent.level + index_map.num_random
+        if isinstance(index_map, Slice) and not index_map.start:
+            self.batch_size = parent.batch_size  # each example has the number that it had
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         return self._gather(self.parent.read, indices, at)

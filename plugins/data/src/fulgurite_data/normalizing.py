@@ -14,6 +14,7 @@ from fulgurite_data.examples import Ragged
 from fulgurite_data.identity import hash_text
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass
+from fulgurite_data.writing import write_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +33,32 @@ class Statistics:
         std: likewise; of all numbers, so divided by their count.
         count: how many numbers each mean is of, by name.
         identity: of the dataset.
+
+    Raises:
+        DataError: a mean has no deviation, or a number is not finite, or a deviation negative.
     """
 
     mean: dict[str, np.ndarray]
     std: dict[str, np.ndarray]
     count: dict[str, int]
     identity: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("mean", "std"):
+            numbers = {k: np.asarray(v, np.float64) for k, v in getattr(self, field).items()}
+            object.__setattr__(self, field, numbers)
+        if {*self.mean} != {*self.std}:
+            raise DataError(
+                f"Statistics: means are of {', '.join(self.mean)}, and deviations of "
+                f"{', '.join(self.std)}: give both for each array"
+            )
+        for name, std in self.std.items():
+            mean = self.mean[name]
+            if not np.isfinite(mean).all() or not np.isfinite(std).all() or (std < 0).any():
+                raise DataError(
+                    f"Statistics: the mean of {name} is {mean}, and its deviation {std}: both must "
+                    "be finite, and a deviation is not negative"
+                )
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write them to a file of JSON, from which `load` returns the same numbers.
@@ -51,10 +72,8 @@ class Statistics:
             "mean": {name: value.tolist() for name, value in self.mean.items()},
             "std": {name: value.tolist() for name, value in self.std.items()},
         }
-        target = Path(path)
-        partial = target.with_name(f"{target.name}.partial")
-        partial.write_text(json.dumps(content, indent=1))
-        partial.replace(target)
+        with write_whole(Path(path)) as file:
+            file.write(json.dumps(content, indent=1).encode())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Statistics":

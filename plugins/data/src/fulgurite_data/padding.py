@@ -1,5 +1,6 @@
 """Examples of unequal lengths, each padded to one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,10 +45,39 @@ class Padded(Node):
                 f"{lengths[too_long]} elements, more than {self.size}: pad to more, or say "
                 "truncate=True"
             )
+        if not self.truncate:
+            check_lengths(
+                rows,
+                self.size,
+                self.stages[-1],
+                lambda row: self.parent.trace(int(indices[row]), at),
+            )
         return pad_rows(rows, self.size, lengths, self.stages[-1])
 
     def trace(self, index: int, at: Pass) -> str:
         return self.parent.trace(index, at)
+
+
+def check_lengths(rows: Any, size: int, stage: str, trace: Callable[[int], str]) -> None:
+    """Raise `DataError` if an array is longer than what it is padded to, which would cut it.
+
+    Args:
+        rows: examples.
+        size: the length.
+        stage: what asks for it, for the error.
+        trace: returns where the example of a row comes from.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
+        if not isinstance(leaf, Ragged) and leaf.ndim < 2:
+            continue
+        lengths = as_ragged(leaf).lengths
+        if lengths.max() > size:
+            row = int(np.argmax(lengths > size))
+            raise DataError(
+                f"{stage}: data{keystr(path)} of {trace(row)} has {lengths[row]} elements, more "
+                f"than {size}, and would lose some: leave it out or cut it with map(), or let "
+                "length_of= name it"
+            )
 
 
 def pad_rows(rows: Any, size: int, lengths: np.ndarray, stage: str) -> dict[str, Any]:

@@ -55,10 +55,13 @@ def check_part(owner: str, name: str | int, part: Any) -> None:
             "no common index: use on_device=False."
         )
     if isinstance(part, SeekableSource):
-        if isinstance(next(part.iter_epoch(0, seed=0)), fg.Batch):
+        batch = next(part.iter_epoch(0, seed=0))
+        if isinstance(batch, fg.Batch):
+            kind = "an fg.Batch" if batch.mask is None else "remainder='pad'"
+            advice = "map() them to arrays" if batch.mask is None else "use remainder='drop'"
             raise ConfigurationError(
-                f"{owner}: source {name!r} has remainder='pad', and the batches of several sources "
-                "have no common mask: use remainder='drop'."
+                f"{owner}: source {name!r} has {kind}, and the batches of several sources have no "
+                f"common mask, num_examples or spec: {advice}."
             )
     elif not isinstance(part, list | tuple):
         raise ConfigurationError(

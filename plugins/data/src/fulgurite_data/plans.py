@@ -9,6 +9,7 @@ import numpy as np
 from fulgurite.errors import ConfigurationError, DataError
 
 from fulgurite_data.identity import Identity
+from fulgurite_data.writing import write_whole
 
 Plan = dict[str, np.ndarray]
 
@@ -34,10 +35,8 @@ def load_or_make(
     if target.exists():
         return _load(target, identity)
     plan = make()
-    partial = target.with_name(f"{target.name}.partial")
-    with partial.open("wb") as file:
+    with write_whole(target) as file:
         np.savez(file, allow_pickle=False, identity=np.array(identity), **plan)
-    partial.replace(target)
     return plan
 
 

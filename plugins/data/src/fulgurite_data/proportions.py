@@ -13,7 +13,10 @@ import numpy as np
 
 from fulgurite_data.indexing import ENDLESS
 
-_MAX_SUM = 2**20
+_SCALE = 2**20
+"""The sum of the integers that stand for weights which are not in simple proportions."""
+_MAX_PRODUCT = 2**31
+"""Sums of weights up to here have products that int64 holds."""
 
 
 class Proportions:
@@ -34,6 +37,8 @@ class Proportions:
             places: numbers of places, int64 `(k,)`.
         """
         rounds, rest = np.divmod(places, self.total)
+        if self.total > _MAX_PRODUCT:
+            rest = rest.astype(object)  # integers of Python
         counts = np.empty((len(self.weights), len(places)), np.int64)
         total = self.total
         for number, weight in enumerate(self.weights):
@@ -75,7 +80,7 @@ class Proportions:
         """
         if max(sizes) >= ENDLESS:
             return ENDLESS
-        low, high = 0, max(sizes) * self.total
+        low, high = 0, min(max(sizes) * self.total, ENDLESS)
         while low < high:
             middle = (low + high) // 2
             counts = self.count(np.array([middle]))[:, 0]
@@ -103,8 +108,8 @@ def as_integers(weights: Sequence[float]) -> list[int]:
         scale = lcm(*(fraction.denominator for fraction in fractions))
         integers = [int(fraction * scale) for fraction in fractions]
         divisor = gcd(*integers)
-        if sum(integers) // divisor <= _MAX_SUM:
+        if sum(integers) // divisor < ENDLESS:
             return [integer // divisor for integer in integers]
     total = sum(map(Fraction, weights))
-    scaled = [Fraction(weight) / total * _MAX_SUM for weight in weights]
+    scaled = [Fraction(weight) / total * _SCALE for weight in weights]
     return [max(round(value), 1) if value else 0 for value in scaled]

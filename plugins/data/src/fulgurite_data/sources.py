@@ -127,7 +127,8 @@ class Images(Dataset):
         dataset.classes  # ["cat", "dog"]
 
     Args:
-        folder: of the images. Folders in it are looked through as well.
+        folder: of the images. Folders in it are looked through as well, and those that links in it
+            lead to; hidden ones, such as `.cache`, are not.
         size: (height, width) that images are scaled to; without, all of a batch must have one size.
         mode: `RGB`, `L` for grey, `RGBA`.
         classes: the names of the folders, in the order of their labels, such as those of the

@@ -1,5 +1,6 @@
 """Mean and standard deviation of a dataset, in one exact pass."""
 
+import math
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -36,14 +37,15 @@ def compute_statistics(
     Args:
         dataset: dictionaries of arrays, the same in each epoch.
         names: of the arrays.
-        per: `channel`: a number for each place of the last axis, or one where there is no axis;
-            `element`: for each place of the array; `array`: one.
+        per: `channel`: a number for each place of the last axis, or one where there is no axis, or
+            but one whose length differs; `element`: for each place of the array; `array`: one.
         path: a file of JSON to save them in. If it is there already, they are read from it, and
             nothing is computed.
 
     Raises:
         DataError: the file is of another dataset, an array holds NaN, or there are no numbers.
-        ConfigurationError: there is a path, and a function holds what cannot be looked into.
+        ConfigurationError: examples have several shapes that share no places; or there is a path,
+            and a function holds what cannot be looked into.
     """
     check_one_of(per, get_args(Per), "compute_statistics: per")
     node = dataset.node
@@ -80,15 +82,41 @@ class _Moments:
 
     def add(self, numbers: np.ndarray) -> None:
         """Add a part, float64 `(numbers, ...)`."""
-        if not len(numbers):
-            return
-        mean = numbers.mean(0)
-        squares = ((numbers - mean) ** 2).sum(0)
-        total = self.count + len(numbers)
+        if len(numbers):
+            self.merge(len(numbers), *_measure(numbers))
+
+    def merge(self, count: int, mean: np.ndarray, squares: np.ndarray) -> None:
+        """Add the moments of other numbers.
+
+        Args:
+            count: how many these are.
+            mean: of them.
+            squares: the sum of their squared differences to it.
+        """
+        total = self.count + count
         delta = mean - self.mean
-        self.squares = self.squares + squares + delta**2 * (self.count * len(numbers) / total)
-        self.mean = self.mean + delta * (len(numbers) / total)
+        self.squares = self.squares + squares + delta**2 * (self.count * count / total)
+        self.mean = self.mean + delta * (count / total)
         self.count = total
+
+    def merge_places(self, other: "_Moments") -> None:
+        """Add the numbers of all places of an array of one axis.
+
+        Args:
+            other: with moments for each of these places.
+        """
+        mean, squares = _measure(np.atleast_1d(other.mean))
+        squares = other.squares.sum() + other.count * squares
+        self.merge(other.count * other.mean.size, mean, squares)
+
+
+def _measure(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean along the first axis, and the sum of squared differences to it."""
+    mean = numbers.mean(0)
+    squares = ((numbers - mean) ** 2).sum(0)
+    # A mean of equal numbers is rounded, and the rest would be divided by itself.
+    is_constant = (numbers == numbers[0]).all(0)
+    return np.where(is_constant, numbers[0], mean), np.where(is_constant, 0, squares)
 
 
 def _load(path: str | PathLike[str], identity: tuple[str, ...]) -> Statistics:
@@ -103,21 +131,54 @@ def _load(path: str | PathLike[str], identity: tuple[str, ...]) -> Statistics:
 
 def _sum_up(node: Node, names: Sequence[str], per: Per) -> dict[str, _Moments]:
     """Return the moments of arrays by name."""
-    moments = {name: _Moments() for name in names}
+    # By the shape of what a mean is of: that of a sequence depends on which lengths a part has.
+    parts: dict[str, dict[tuple[int, ...], _Moments]] = {name: {} for name in names}
     at = start_pass(0)
     for indices in iter_chunks(node.length, _CHUNK):
         rows = node.read(indices, at)
-        for name in names:
-            moments[name].add(_get_numbers(rows, name, node, per))
+        for name in parts:
+            numbers = _get_numbers(rows, name, node, per)
+            parts[name].setdefault(numbers.shape[1:], _Moments()).add(numbers)
+    moments = {name: _join(name, by_shape, node, per) for name, by_shape in parts.items()}
     for name, moment in moments.items():
-        if not moment.count:
+        if not moment.count or not moment.mean.size:
             raise DataError(
                 f"compute_statistics: {name} of {'.'.join(node.stages)} has no numbers: there are "
                 f"{node.length} examples"
             )
         if not np.isfinite(moment.mean).all():
             raise DataError(f"compute_statistics: {name} holds a number that is not finite")
+        if not np.isfinite(moment.squares).all():
+            raise DataError(
+                f"compute_statistics: the squares of {name} are beyond float64: scale it by map()"
+            )
     return moments
+
+
+def _join(name: str, by_shape: dict[tuple[int, ...], _Moments], node: Node, per: Per) -> _Moments:
+    """Return the moments of all parts of an array; of sequences whose lengths differ, which have
+    no places in common, those of all their numbers.
+
+    Args:
+        name: of the array.
+        by_shape: the moments by the shape of each.
+        node: what the examples are of.
+        per: as of `compute_statistics`.
+    """
+    if len(by_shape) < 2:
+        return next(iter(by_shape.values()), _Moments())
+    leaf = node.read(np.zeros(1, np.int64), start_pass(0))[name]
+    num_axes = leaf.values.ndim if isinstance(leaf, Ragged) else leaf.ndim - 1
+    if per == "element" or num_axes > 1:
+        raise ConfigurationError(
+            f"compute_statistics: examples of {name} have several shapes, so that there is no mean "
+            f"per {per}: choose per='array', or map() them to one shape"
+        )
+    joined = _Moments()
+    for moment in by_shape.values():
+        if moment.count and moment.mean.size:
+            joined.merge_places(moment)
+    return joined
 
 
 def _get_numbers(rows: Any, name: str, node: Node, per: Per) -> np.ndarray:
@@ -125,13 +186,14 @@ def _get_numbers(rows: Any, name: str, node: Node, per: Per) -> np.ndarray:
     if not isinstance(rows, dict) or name not in rows:
         raise ConfigurationError(f"compute_statistics: {node.stages[-1]} has no array {name!r}")
     leaf = rows[name]
-    if isinstance(leaf, Ragged):
-        if per == "element":
-            raise ConfigurationError(
-                f"compute_statistics: examples of {name} have unequal lengths, so there is no mean "
-                "of each element: choose per='channel' or 'array'"
-            )
-        leaf = leaf.values if leaf.values.ndim > 1 else leaf.values[:, None]
+    is_ragged = isinstance(leaf, Ragged)
+    if is_ragged:
+        leaf = leaf.values
+    if is_ragged and per == "element":
+        raise ConfigurationError(
+            f"compute_statistics: examples of {name} have unequal lengths, so there is no mean "
+            "of each element: choose per='channel' or 'array'"
+        )
     if not is_real(leaf.dtype):
         raise ConfigurationError(
             f"compute_statistics: {name} of {node.stages[-1]} is {leaf.dtype}, and a mean is of "
@@ -140,4 +202,6 @@ def _get_numbers(rows: Any, name: str, node: Node, per: Per) -> np.ndarray:
     numbers = leaf.astype(np.float64)
     if per == "element" or numbers.ndim == 1:
         return numbers
-    return numbers.reshape(-1) if per == "array" else numbers.reshape(-1, numbers.shape[-1])
+    if per == "array":
+        return numbers.reshape(-1)
+    return numbers.reshape(math.prod(numbers.shape[:-1]), numbers.shape[-1])

@@ -268,10 +268,11 @@ def _cast(value: Any, dtype: np.dtype, where: Callable[[], str]) -> np.ndarray:
         raise DataError(f"{where()} cannot be an array: {error}") from error
     if array.size and array.dtype.kind not in "iufb":
         raise DataError(f"{where()} is {value!r:.60}, and not of numbers")
-    with np.errstate(invalid="ignore"):  # which the comparison finds
+    with np.errstate(invalid="ignore", over="ignore"):  # which the comparisons find
         cast = array.astype(dtype)
     # Floats are rounded, as everywhere; another number is not that of the file.
-    if dtype.kind != "f" and not np.array_equal(cast, array):
+    is_infinite = dtype.kind == "f" and (np.isfinite(array) & ~np.isfinite(cast)).any()
+    if is_infinite or (dtype.kind != "f" and not np.array_equal(cast, array)):
         raise DataError(f"{where()} is {value!r:.60}, which {dtype} does not hold")
     return cast
 
@@ -306,6 +307,7 @@ def _find_lines(content: Any) -> np.ndarray:
     bounds = np.concatenate(starts)
     if bounds[-1] != len(content):
         bounds = np.append(bounds, len(content))
-    if len(bounds) > 1 and not bytes(content[bounds[-2] : bounds[-1]]).strip():
-        bounds = bounds[:-1]  # an empty line at the end
+    # Empty lines at the end, but not the last one's end.
+    while len(bounds) > 1 and not bytes(content[bounds[-2] : bounds[-1]]).strip():
+        bounds = bounds[:-1]
     return bounds

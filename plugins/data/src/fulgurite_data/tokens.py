@@ -15,6 +15,7 @@ from fulgurite_data.content import Mark, look_at_files
 from fulgurite_data.examples import Ragged
 from fulgurite_data.nodes import Node
 from fulgurite_data.passes import Pass, start_pass
+from fulgurite_data.writing import write_whole
 
 _HASHED_BYTES = 4096
 _MAX_TOKEN = 2**31 - 1
@@ -262,7 +263,9 @@ class TokenWindows(Node):
         return {"tokens": convert(runs[:, :-1]), "targets": convert(runs[:, 1:])}
 
     def trace(self, index: int, at: Pass) -> str:
-        return f"window {index} of {self.parent.shards[0].path}"
+        stream, shards = self.parent.stream, self.parent.shards
+        number = int(np.searchsorted(stream.bounds, index * self.stride, side="right")) - 1
+        return f"window {index} of {self.stages[-1]}, which begins in {shards[number].path},"
 
 
 def write_tokens(
@@ -279,24 +282,25 @@ def write_tokens(
     Raises:
         DataError: a document is not one of integers, or a token does not fit the dtype; `Tokens`
             reads int32.
+        ConfigurationError: the path does not end with `.bin`.
     """
     target = Path(path)
     kind = _check_dtype("write_tokens", dtype)
-    if target.suffix == ".npy":
-        raise ConfigurationError(
-            f"write_tokens: {path} would be read as a file of NumPy: name it .bin"
-        )
+    if target.suffix != ".bin":
+        # Files that differ in their endings alone would share the one that says where documents
+        # begin.
+        reason = "would be read as a file of NumPy" if target.suffix == ".npy" else "has no .bin"
+        raise ConfigurationError(f"write_tokens: {path} {reason}: name it NAME.bin")
     offsets = [0]
-    partial = target.with_name(f"{target.name}.partial")
-    with partial.open("wb") as file:
+    with write_whole(target) as file:
         for number, document in enumerate(documents):
             tokens = _as_tokens(document, number)
             _check_range(tokens, number, kind)
             file.write(tokens.astype(kind).tobytes())
             offsets.append(offsets[-1] + len(tokens))
-    # The tokens last: without the places, they would be one document.
-    np.save(_get_offsets_path(target), np.array(offsets, np.int64))
-    partial.replace(target)
+        # The tokens last: without the places, they would be one document.
+        with write_whole(_get_offsets_path(target)) as offsets_file:
+            np.save(offsets_file, np.array(offsets, np.int64))
     return target
 
 
@@ -312,9 +316,15 @@ def _check_dtype(where: str, dtype: DTypeLike) -> np.dtype:
 def _as_tokens(document: Any, number: int) -> np.ndarray:
     """Return a document as int64 `(tokens,)`."""
     try:
-        tokens = np.asarray(document).reshape(-1)
+        tokens = np.asarray(document)
     except ValueError as error:
         raise DataError(f"document {number} cannot be an array: {error}") from error
+    if tokens.dtype.kind in "iuf" and tokens.ndim != 1:
+        raise DataError(
+            f"document {number} has the shape {tokens.shape}, and a document is a sequence of "
+            "tokens: give a list of documents, [tokens] where there is one"
+        )
+    tokens = tokens.reshape(-1)
     if not tokens.size:
         return tokens.astype(np.int64)
     if tokens.dtype.kind not in "iu":

@@ -51,18 +51,25 @@ def iter_in_threads(node: BatchNode, jobs: Iterable[Job], count: int) -> Iterato
         count: the number of threads.
     """
     remaining = iter(jobs)
+    has_x64 = jax.config.jax_enable_x64
     with ThreadPoolExecutor(count, thread_name_prefix="fulgurite-data") as executor:
         waiting: deque[Future[Any]] = deque()
         try:
             for job in islice(remaining, _AHEAD * count):
-                waiting.append(executor.submit(read_batch, node, *job))
+                waiting.append(executor.submit(_read, has_x64, node, job))
             while waiting:
                 yield waiting.popleft().result()
                 for job in islice(remaining, 1):
-                    waiting.append(executor.submit(read_batch, node, *job))
+                    waiting.append(executor.submit(_read, has_x64, node, job))
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def _read(has_x64: bool, node: BatchNode, job: Job) -> Any:
+    """Return a batch; functions that use jax keep 64 bits where the reader of the batches does."""
+    with jax.enable_x64(has_x64):
+        return read_batch(node, *job)
 
 
 class WorkerPool:
@@ -152,7 +159,7 @@ class WorkerPool:
     def _send(self, job: Job) -> tuple[int, Job]:
         ticket = self._num_sent
         self._num_sent += 1
-        self._get_worker(ticket).send(ticket, job)
+        self._get_worker(ticket).send(ticket, bool(jax.config.jax_enable_x64), job)
         return ticket, job
 
 
@@ -171,10 +178,10 @@ class _Worker:
         self.sentinel = self._process.sentinel
         other.close()
 
-    def send(self, ticket: int, job: Job) -> None:
+    def send(self, ticket: int, has_x64: bool, job: Job) -> None:
         # That the process has died is told where its first missing batch is waited for.
         with suppress(OSError):
-            self.connection.send((ticket, job))
+            self.connection.send((ticket, has_x64, job))
 
     def receive(self, job: Job) -> "_Answer":
         """Return an answer.
@@ -238,11 +245,11 @@ def _serve(connection: Connection, node: BatchNode) -> None:
     jax.config.update("jax_platforms", "cpu")
     while True:
         try:
-            ticket, job = connection.recv()
+            ticket, has_x64, job = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            answer = _Answer(ticket, read_batch(node, *job))
+            answer = _Answer(ticket, _read(has_x64, node, job))
         except (Exception, SystemExit) as error:
             answer = _Answer(ticket, error=_make_sendable(error))
         try:

@@ -7,6 +7,7 @@ import equinox as eqx
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+from fulgurite.errors import ConfigurationError
 from jaxtyping import Array, Float, Inexact, Key
 
 
@@ -38,7 +39,8 @@ class Dropout(eqx.Module):
         axis_name: of the `vmap` over examples.
 
     Args:
-        p: the probability with which an element becomes 0.
+        p: the probability with which an element becomes 0. An array is not checked, because it may
+            be traced.
         axis_name: of a `vmap`, whose index is folded into the key, as by `fg.make_rng`. The masks
             are others then, and differ between examples whose input is the same for all.
     """
@@ -46,7 +48,9 @@ class Dropout(eqx.Module):
     dropout: eqx.nn.Dropout
     axis_name: str | None = eqx.field(static=True)
 
-    def __init__(self, p: float = 0.5, *, axis_name: str | None = None) -> None:
+    def __init__(self, p: float | Array = 0.5, *, axis_name: str | None = None) -> None:
+        if not isinstance(p, jax.Array) and not 0 <= p <= 1:
+            raise ConfigurationError(f"Dropout: p is {p!r}; it must be a number from 0 to 1")
         self.dropout = eqx.nn.Dropout(p)
         self.axis_name = axis_name
 
@@ -59,10 +63,14 @@ class Dropout(eqx.Module):
             x: of any shape.
             key: ignored; `eqx.nn.Sequential` hands one to each of its layers.
         """
-        if self.dropout.inference or self.dropout.p == 0:
+        p = self.dropout.p
+        is_known = not isinstance(p, jax.Array)  # otherwise, it may be traced
+        if self.dropout.inference or (is_known and p == 0):
             return x
+        if is_known and p == 1:
+            return jnp.zeros_like(x)  # 0 / 0 would be a gradient of NaN
         key = fg.make_rng("dropout", axis_name=self.axis_name)
-        keep_rate = 1 - jax.lax.stop_gradient(self.dropout.p)
+        keep_rate = 1 - jax.lax.stop_gradient(p)
         # Only the shape of `x` counts, and `custom_vmap` has no derivative.
         mask = _draw_uniform(key, jax.lax.stop_gradient(x)) < keep_rate
         return jnp.where(mask, x / keep_rate, 0)

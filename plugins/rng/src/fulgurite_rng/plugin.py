@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
+import numpy as np
 from fulgurite.errors import ConfigurationError, as_int
 from fulgurite.plugins import hide_constructor_frames, make_root_key, provide_rngs
 from jaxtyping import Array, Int, Key
@@ -67,17 +68,18 @@ class Rng(fg.Plugin):
 
         Args:
             seed: a seed, or the root key itself.
+
+        Raises:
+            ConfigurationError: `seed` is neither.
         """
-        root = as_int(seed)
-        root = make_root_key(root) if isinstance(root, int) else root
-        return fg.RngStreams(root, self._streams.values())
+        return fg.RngStreams(_as_root_key("Rng.make_streams", seed), self._streams.values())
 
 
 @contextmanager
 def rng_context(
-    seed: int | Key[Array, ""],
+    seed: SupportsIndex | Key[Array, ""],
     *streams: fg.RngStream,
-    step: int | Int[Array, ""] | None = None,
+    step: SupportsIndex | Int[Array, ""] | None = None,
 ) -> Iterator[fg.Context]:
     """Let layers draw keys by `fg.make_rng` in the block, without an engine.
 
@@ -100,21 +102,49 @@ def rng_context(
         step: folded into the keys, as an engine does; None to fold in none.
 
     Raises:
-        ConfigurationError: `seed` is neither.
+        ConfigurationError: `seed` is neither, or `step` is not the number of a step.
     """
-    is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
-    is_key = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
-    if not is_seed and not (is_key and jnp.shape(seed) == ()):
-        raise ConfigurationError(
-            f"rng_context: {seed!r} is neither a seed nor one key: give an integer from 0 or "
-            "jax.random.key(0)"
-        )
-    step = None if step is None else jnp.asarray(step, jnp.int32)
+    root = _as_root_key("rng_context", seed)
+    if step is not None:
+        step = jnp.asarray(_check_step(as_int(step)), jnp.int32)
     context = fg.Context(
-        Rng(*streams).make_streams(seed),
+        Rng(*streams).make_streams(root),
         jnp.int32(0) if step is None else step,
         training=fg.is_training(),
         rng_step=step,
     )
     with provide_rngs(context):
         yield context
+
+
+def _as_root_key(where: str, seed: Any) -> Key[Array, ""]:
+    """Return the root key of a seed, or the key that it is.
+
+    Args:
+        where: what has it as an argument.
+        seed: a seed, or a key.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    number = as_int(seed)
+    if type(number) is int and 0 <= number < 2**63:
+        return make_root_key(number)
+    is_key = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
+    if not is_key or jnp.shape(seed) != ():
+        raise ConfigurationError(
+            f"{where}: {seed!r} is neither a seed nor one key: give an integer from 0 or "
+            "jax.random.key(0)"
+        )
+    return seed
+
+
+def _check_step(step: Any) -> Any:
+    """Return a step; raise `ConfigurationError` unless it is an integer from 0, or an array."""
+    is_number = type(step) is int and 0 <= step < 2**31
+    is_array = isinstance(step, jax.Array | np.ndarray) and jnp.issubdtype(step.dtype, jnp.integer)
+    if not is_number and not is_array:
+        raise ConfigurationError(
+            f"rng_context: step is {step!r}; it must be an integer from 0, of 31 bits at most"
+        )
+    return step

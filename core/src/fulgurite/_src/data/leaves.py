@@ -54,6 +54,11 @@ def as_array(path: tuple[Any, ...], leaf: Any) -> np.ndarray | jax.Array:
     """
     if isinstance(leaf, jax.Array):
         return leaf
+    if np.ma.is_masked(leaf):
+        raise DataError(
+            f"data{keystr(path)} is a masked array, whose mask would be lost: give "
+            "array.filled(value), and the mask as an array of its own"
+        )
     array = np.asarray(leaf)
     # bfloat16 and its like are of kind V to NumPy, as are records, which jax does not know
     if array.dtype.kind in _PLAIN_KINDS or (

@@ -42,7 +42,8 @@ class HuggingFace(Dataset):
 
     Raises:
         ConfigurationError: it is another kind of dataset: a `DatasetDict` has several, of which to
-            choose one, and an `IterableDataset` no index, see `from_huggingface`.
+            choose one, and an `IterableDataset` no index, see `from_huggingface`; or it has a
+            transform.
     """
 
     def __init__(self, dataset: Any, *, columns: Sequence[str] | None = None) -> None:
@@ -60,25 +61,36 @@ class HuggingFaceNode(Node):
     """
 
     def __init__(self, dataset: Any) -> None:
+        if dataset.format["type"] == "custom":
+            raise ConfigurationError(
+                "HuggingFace: this dataset has a transform, which nobody would call here: give "
+                "HuggingFace(dataset.with_format(None)).map(function) a function of one example"
+            )
         self.length = len(dataset)
-        self.is_plain = all(map(_is_plain, dataset.features.values()))
-        self.rows = dataset.with_format("arrow" if self.is_plain else "numpy")
-        names = ", ".join(dataset.column_names)
-        self.stages = (f"HuggingFace({names}, {self.length})",)
+        self.names = dataset.column_names
+        plain = [name for name, feature in dataset.features.items() if _is_plain(feature)]
+        others = [name for name in self.names if name not in plain]
+        self.rows = dataset.with_format("arrow")
+        self.plain = self.rows.select_columns(plain) if plain else None
+        self.others = dataset.select_columns(others).with_format("numpy") if others else None
+        self.stages = (f"HuggingFace({', '.join(self.names)}, {self.length})",)
 
     def look(self) -> Mark:
         # Not `_fingerprint`, which is another one in each process for some datasets.
         numbers = choose_rows(self.length)
-        rows = self.rows.with_format("arrow")[numbers].to_pydict() if numbers else {}
+        rows = self.rows[numbers].to_pydict() if numbers else {}
         return look_at(str(self.rows.features), rows)
 
     def read(self, indices: np.ndarray, at: Pass) -> Any:
         numbers = indices.tolist()
+        columns = {}
         with error_context(lambda: f"in {self.stages[-1]}, examples {numbers[:10]}"):
-            if self.is_plain:
-                return _read_columns(self.rows[numbers])
-            examples = self.rows.__getitems__(numbers)
-        return stack_rows(examples, lambda: self.stages[-1])
+            if self.plain is not None:
+                columns |= _read_columns(self.plain[numbers])
+            if self.others is not None:
+                examples = self.others.__getitems__(numbers)
+                columns |= stack_rows(examples, lambda: self.stages[-1])
+        return {name: columns[name] for name in self.names}
 
 
 def from_huggingface(

@@ -109,7 +109,10 @@ def tokenize(
     job = Job(source, column, tokenizer, end_id, dtype, shard_size)
     shards = range(job.num_shards)
     with _Workers(job, processes, progress) as workers:
-        if fingerprint is None:
+        if fingerprint is not None:
+            # Which column and how many documents that is of is not said by it.
+            fingerprint = json.dumps([fingerprint, column, len(source)])
+        else:
             hashes = workers.run("reading", hash_documents, shards)
             fingerprint = " ".join(hashes[shard] for shard in shards)
         folder = Path(out) / _make_key(job, fingerprint)

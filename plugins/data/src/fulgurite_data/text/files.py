@@ -28,7 +28,7 @@ class TextFiles(Sequence[str]):
     Args:
         folder: the folder.
         pattern: which files, as of `pathlib.Path.glob`; by default all `.txt` files in it and in
-            its folders.
+            its folders. `**` follows no links to folders.
 
     Raises:
         DataError: there is no such file.
