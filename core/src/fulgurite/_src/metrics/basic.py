@@ -336,6 +336,12 @@ class ExponentialMovingAverage(RunningMetric):
         return ExponentialMovingAverage(value, count, self.decay)
 
 
+def is_over_nothing(metric: Any) -> bool:
+    """Return whether a metric, on the host, is or holds a mean over values that weigh nothing."""
+    means = jax.tree.leaves(metric, is_leaf=lambda node: isinstance(node, Mean))
+    return any(isinstance(mean, Mean) and np.any(mean.weight.total == 0) for mean in means)
+
+
 def _add_exactly(a: Array, b: Array) -> tuple[Array, Array]:
     """Return the sum rounded and, exactly, what that lost.
 
