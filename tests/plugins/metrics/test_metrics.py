@@ -512,6 +512,10 @@ def test_label_that_is_not_a_class_is_never_right() -> None:
         != fm.Perplexity.from_logits(preds, labels).compute()
     )
     assert fm.Perplexity.from_logits(preds[:2], labels[:2]).compute() == math.inf
+    for metric in (fm.F1, fm.Precision, fm.Recall):
+        one_hot = metric.from_predictions(preds, jax.nn.one_hot(labels, 3), average=None)
+        integers = metric.from_predictions(preds, labels, average=None)
+        np.testing.assert_array_equal(one_hot.compute(), integers.compute())
 
 
 @pytest.mark.full
