@@ -273,6 +273,10 @@ def test_a_window_without_an_update_is_no_check() -> None:
         (lambda: EarlyStopping("loss"), "SOURCE/NAME"),
         (lambda: EarlyStopping("test/loss", patience=0), "patience is 0"),
         (lambda: EarlyStopping("test/loss", min_delta=-1.0), "min_delta"),
+        (lambda: EarlyStopping("test/accuracy", threshold=float("inf")), "threshold is inf"),
+        (lambda: EarlyStopping("test/loss", threshold="0.5"), "threshold is '0.5'; it must be"),  # pyright: ignore
+        (lambda: EarlyStopping("test/loss", divergence=float("nan")), "divergence is nan"),
+        (lambda: EarlyStopping("test/loss", not_before=None), "not_before is None"),  # pyright: ignore
         (lambda: EarlyStopping("train/loss", every=2), "leave every out"),
         (lambda: EarlyStopping("test/loss", every=fg.EverySeconds(1)), "not seconds"),
         (
@@ -282,6 +286,7 @@ def test_a_window_without_an_update_is_no_check() -> None:
         (lambda: fg.Engine(steps=1, plugins=[EarlyStopping("test/loss")]), "evaluator:test"),
         (lambda: SpikeDetection("test/loss"), "train/NAME"),
         (lambda: SpikeDetection(window=0), "window is 0"),
+        (lambda: SpikeDetection(factor="3"), "factor is '3'; it must"),  # pyright: ignore
         (lambda: SpikeDetection(action="wait"), "action"),  # pyright: ignore[reportArgumentType]
         (lambda: TimeLimit("6:00:00"), "DAYS:HOURS:MINUTES:SECONDS"),
         (lambda: TimeLimit(0), "limit is 0"),
@@ -331,6 +336,12 @@ def test_durations_are_read_from_strings() -> None:
     assert parse_duration("12:34:56:65") == days
     assert parse_duration("7h30m") == parse_duration(timedelta(hours=7.5)) == 27_000
     assert parse_duration(10) == parse_duration("10s") == 10
+
+
+@pytest.mark.parametrize("limit", [1e10, 1e300, timedelta.max])
+def test_a_time_that_nobody_lives_to_see_is_no_limit(limit: Any) -> None:
+    # No thread can wait that long: it would fail, which pytest makes an error.
+    assert fit(TimeLimit(limit), steps=1).stop_reason is None
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import fulgurite as fg
@@ -88,7 +89,7 @@ class SpikeDetection(fg.Plugin):
                 f"SpikeDetection: monitor is {self.monitor!r}; write train/NAME of a loss, as in "
                 "train/loss"
             )
-        if not 1 < self.factor < math.inf:
+        if not isinstance(self.factor, Real) or not 1 < self.factor < math.inf:
             raise ConfigurationError(
                 f"SpikeDetection: factor is {self.factor!r}; it must be a number above 1"
             )
