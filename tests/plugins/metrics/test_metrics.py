@@ -533,6 +533,9 @@ def test_metrics_under_strict_dtype_promotion() -> None:
             fm.Perplexity.from_logits(logits, labels).compute()
             > fm.ExpectedCalibrationError.from_logits(logits, labels).compute()
         )
+        assert fm.MeanReciprocalRank.from_scores(logits[:, ::-1], logits).compute() == np.float32(
+            11 / 18
+        )
 
 
 @pytest.mark.full
