@@ -109,7 +109,7 @@ class EvaluationRunner:
         if self._has_told_of_nothing or not np.isnan(result.metrics.get("loss", 0)).any():
             return result
         metrics = totals.read_metrics()
-        if any(is_over_nothing(metrics.get(name)) for name in self._evaluation.losses or ("loss",)):
+        if all(is_over_nothing(metrics.get(name)) for name in self._evaluation.losses or ("loss",)):
             self._has_told_of_nothing = True
             self._services.compilations.notify(
                 f"the loss of evaluation {self._evaluation.name!r} is NaN, because it is a mean "

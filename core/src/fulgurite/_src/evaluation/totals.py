@@ -13,6 +13,7 @@ from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult
 from fulgurite._src.evaluation.program import Carry
 from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.base import CollectingMetric, flatten_nested
+from fulgurite._src.metrics.basic import is_over_nothing
 from fulgurite.errors import ModelError
 
 
@@ -96,7 +97,9 @@ class EvaluationTotals:
                         f"the loss {name!r} of evaluation {self.evaluation.name!r} is a metric "
                         "that gives several results, and losses are added up: give one number"
                     )
-            values["loss"] = sum(values[name] for name in losses)
+            # A term over nothing adds nothing, unless all are.
+            terms = [name for name in losses if not is_over_nothing(accumulator.by_name.get(name))]
+            values["loss"] = sum(values[name] for name in terms or losses)
         return EvaluationResult(as_numbers(values), media)
 
     def _read(self) -> tuple[MetricAccumulator, dict[str, CollectingMetric]]:
