@@ -25,7 +25,17 @@ def test_names_that_tell(monitor: str, mode: str) -> None:
     assert resolve_mode(monitor, None, "X") == mode
 
 
-@pytest.mark.parametrize("monitor", ["test/score", "test/flossy", "test/loss/accuracy_loss"])
+@pytest.mark.parametrize(
+    "monitor",
+    [
+        "test/score",
+        "test/flossy",
+        "test/loss/accuracy_loss",
+        # As scikit-learn calls what is the larger, the better.
+        "test/neg_mean_squared_error",
+        "test/negative-loss",
+    ],
+)
 def test_names_that_do_not_tell_need_a_mode(monitor: str) -> None:
     with pytest.raises(ConfigurationError, match=r"X: is a larger or a smaller .* mode='max' or"):
         resolve_mode(monitor, None, "X")

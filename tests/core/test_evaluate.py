@@ -275,8 +275,28 @@ def test_a_loss_with_several_results_is_an_error_that_names_it() -> None:
     def two(preds: Any, batch: Any, mask: Any) -> Two:
         return Two(fg.metrics.Mean.from_values(abs(preds), mask))
 
-    with pytest.raises(ModelError, match="the loss 'two' of evaluation 'test' .* give one number"):
-        fg.Engine().evaluate(Measuring(), [examples()], losses={"two": two})
+    def array(preds: Any, batch: Any, mask: Any) -> fg.metrics.LastValue:
+        return fg.metrics.LastValue.from_values(jnp.arange(3.0))
+
+    for losses in ({"two": two}, {"one": lambda preds, batch: abs(preds), "two": array}):
+        with pytest.raises(ModelError, match="the loss 'two' of .*'test' .* give one number"):
+            fg.Engine().evaluate(Measuring(), [examples()], losses=losses)
+
+
+@pytest.mark.full
+def test_two_metrics_that_give_one_name_are_an_error() -> None:
+    class Both(fg.metrics.CollectingMetric):
+        values: jax.Array
+
+        def compute(self) -> Any:
+            return {"mean": np.mean(self.values[self.mask])}
+
+    metrics = {
+        "x": lambda preds, batch: Both(jnp.ones(len(preds), bool), preds),
+        "x/mean": lambda preds, batch: preds,
+    }
+    with pytest.raises(ModelError, match="'x/mean' appears twice"):
+        fg.Engine().evaluate(Measuring(), [examples()], metrics=metrics)
 
 
 @pytest.mark.full

@@ -75,6 +75,55 @@ def test_a_log_step_whose_batches_weigh_nothing_is_told_once() -> None:
     assert fit(loss, [nothing, X], steps=2, log_every=2).messages == []
 
 
+def test_a_term_over_nothing_adds_nothing_to_the_loss() -> None:
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        common = fg.metrics.Mean.from_values(weight * batch, batch > 0)
+        rare = fg.metrics.Mean.from_values(weight * batch, batch > 100)
+        return fg.Output(losses={"rare": rare, "common": common}, preds=batch)
+
+    expected = pytest.approx(X[X > 0].mean())
+    result = fit(loss, [X])
+    assert result.history["train/loss"][0] == expected == result.history["train/batch_loss"][0]
+    assert np.isnan(result.history["train/rare"][0]) and result.messages == []
+    values = evaluate(loss, [X[:2], X[2:]])
+    assert values["loss"] == expected and np.isnan(values["rare"])
+
+    def common(preds: Any, batch: Any, mask: Any) -> Any:
+        return fg.metrics.Mean.from_values(preds, preds > 0)
+
+    def rare(preds: Any, batch: Any, mask: Any) -> Any:
+        return fg.metrics.Mean.from_values(preds, preds > 100)
+
+    losses = {"rare": rare, "common": common}
+    assert evaluate(loss, [X[:2], X[2:]], losses=losses)["loss"] == expected
+    result = fit(loss, [np.zeros_like(X)])
+    assert np.isnan(result.history["train/loss"][0])
+    assert result.messages[0].startswith("train/loss is NaN at step 1, because it is a mean over")
+
+
+def test_an_evaluation_whose_batches_weigh_nothing_is_told_once() -> None:
+    def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
+        return fg.Output(fg.metrics.Mean.from_values(weight * batch, batch > 0), preds=batch)
+
+    nothing = np.zeros_like(X)
+    engine = fg.Engine(autoload=False)
+    module = Scaled(jnp.float32(1), loss)
+    with pytest.warns(UserWarning, match="of evaluation 'test' is NaN, because it is a mean over"):
+        assert np.isnan(engine.evaluate(module, [nothing, nothing])["loss"])
+    # The second time, and where some batch weighs something or NaN has another reason, nothing is.
+    assert np.isnan(engine.evaluate(module, [nothing, nothing])["loss"])
+    assert evaluate(loss, [nothing, X])["loss"] == pytest.approx(X[X > 0].mean())
+    assert np.isnan(
+        evaluate(loss, [X], losses={"loss": lambda preds, batch: preds * np.nan})["loss"]
+    )
+    with pytest.warns(UserWarning, match="of evaluation 'test' is NaN"):
+
+        def empty_term(preds: Any, batch: Any, mask: Any) -> Any:
+            return fg.metrics.Mean.from_values(preds, preds > 100)
+
+        evaluate(loss, [X], losses={"none": empty_term})
+
+
 def test_a_metric_in_the_place_of_the_loss_may_be_nan_for_its_own_reasons() -> None:
     def loss(weight: jax.Array, batch: Any, ctx: fg.Context) -> Any:
         logarithm = fg.metrics.Mean.from_values(jnp.log(-1 - batch))

@@ -361,6 +361,15 @@ def test_accuracy_of_equal_logits_nan_and_invalid_labels():
     assert right([-INF, -INF, -INF], 0)
 
 
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.float32])
+def test_a_one_hot_row_of_zeros_is_a_label_that_is_not_a_class(dtype: Any):
+    # `one_hot(-1)` is such a row. The last two examples are predicted as class 0.
+    labels = jax.nn.one_hot(jnp.array([0, 2, -1]), 3, dtype=dtype)
+    logits = jnp.array([[2.0, 1, 0], [3, 2, 1], [2, 0, 0]])
+    assert Accuracy.from_logits(logits, labels).compute() == np.float32(1 / 3)
+    assert Accuracy.from_logits(logits, jnp.full((3, 3), NAN)).compute() == 0
+
+
 @pytest.mark.full
 def test_accuracy_of_small_integers_and_many_classes():
     labels = jnp.array([0, 200], jnp.uint8)
@@ -628,6 +637,10 @@ def test_metrics_merged_as_one_vector_are_those_merged_alone(restart: bool):
 def test_an_index_follows_the_name_of_its_metric_without_a_slash():
     values = {"loss": {"": 1, "[0]": 2, "std": {"": 3, "[1]": 4}}}
     assert flatten_nested(values) == {"loss": 1, "loss[0]": 2, "loss/std": 3, "loss/std[1]": 4}
+
+
+def test_numbers_may_be_the_keys_of_nested_metrics():
+    assert flatten_nested({"recall": {0: 0.5, 1: 0.7}}) == {"recall/0": 0.5, "recall/1": 0.7}
 
 
 class Record(AccumulatedMetric):

@@ -293,7 +293,8 @@ def train(
 
 def measure(rule: Rule, params: Params, batch: Batch) -> dict[str, float]:
     """Return the loss of a batch as it is recorded, its sum as `loss` and each further term by
-    name. Over nothing nothing is measured: it is NaN, where the loss that is minimised is 0."""
+    name. Over nothing nothing is measured: a term is NaN and adds nothing to the sum, which is NaN
+    where no term is measured, and where the loss that is minimised is 0."""
     return measure_window(rule, [params], [batch])
 
 
@@ -315,7 +316,8 @@ def measure_window(
             totals[name] = totals.get(name, 0) + float(total)
             sizes[name] = sizes.get(name, 0) + (1.0 if size is None else float(size))
     values = {name: total / (sizes[name] or np.nan) for name, total in totals.items()}
-    return {**values, "loss": sum(values.values())}
+    measured = [value for name, value in values.items() if sizes[name]]
+    return {**values, "loss": sum(measured) if measured else np.nan}
 
 
 def average(params: Sequence[Params], decay: float | None) -> Params:

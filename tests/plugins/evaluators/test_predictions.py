@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError, ModelError
 from fulgurite_checkpoint import Checkpointer
 from fulgurite_cli.command import main as fulgurite
 from fulgurite_evaluators import PredictionWriter
@@ -35,7 +35,11 @@ def experiment(steps: int = 2) -> Experiment:
     batches = fg.ArrayData(DATA, 2, remainder="pad")
     engine = fg.Engine(
         steps=steps,
-        plugins=[Checkpointer(every=1), Evaluator("other", [DATA + 10])],
+        plugins=[
+            Checkpointer(every=1),
+            Evaluator("other", [DATA + 10]),
+            Evaluator("probe", fn=lambda state, step: {"x": 1.0}),
+        ],
         autoload=False,
     )
     data = SimpleNamespace(train=batches, predict=batches)
@@ -108,9 +112,53 @@ def test_mistakes_of_the_command_are_errors_L15(
     assert "predictions are written as .npz" in capsys.readouterr().err
     assert predict(run, tmp_path / "a.npz", "--evaluator", "othre") == 2
     assert "Did you mean 'other'?" in capsys.readouterr().err
+    assert predict(run, tmp_path / "a.npz", "--evaluator", "probe") == 2
+    assert "'probe' has no data, but computes its metrics itself" in capsys.readouterr().err
     assert predict(run, tmp_path / "a.npz", "--step", "7") == 1
     assert "there is no checkpoint of step 7" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [out]
+
+
+def write(path: Path, *batches: Any) -> dict[str, np.ndarray]:
+    """Return what NumPy reads of predictions in batches."""
+    with open_predictions(path) as append:
+        for batch in batches:
+            append(batch)
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e5m2, jnp.int4])
+def test_numbers_that_numpy_does_not_know_are_written_as_those_that_it_does(
+    tmp_path: Path, dtype: Any
+) -> None:
+    read = write(tmp_path / "preds.npz", jnp.array([1.5, -2]).astype(dtype))["preds"]
+    expected = [1, -2] if dtype == jnp.int4 else [1.5, -2]
+    assert read.dtype.kind in "if" and read.tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle", "arr_0"])
+def test_predictions_may_be_called_as_an_argument_of_numpy_is(tmp_path: Path, name: str) -> None:
+    batch = {name: np.arange(2), "x": np.ones(2)}
+    read = write(tmp_path / "preds.npz", batch, batch)
+    assert {name: array.tolist() for name, array in read.items()} == {
+        name: [0, 1, 0, 1],
+        "x": [1, 1, 1, 1],
+    }
+
+
+def test_predictions_that_some_batches_lack_or_have_in_other_shapes_are_an_error(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "preds.npz"
+    few, many = {"a": np.ones(2)}, {"a": np.ones(2), "b": np.ones(2)}
+    for batches in ((few, many), (many, few)):
+        with pytest.raises(ModelError, match=r"some batches have predictions 'b'.*\.jsonl"):
+            write(path, *batches)
+    with pytest.raises(ModelError, match=r"'preds' .* shapes \[3\] and \[4\]: pad them"):
+        write(path, np.ones((2, 3)), np.ones((2, 4)))
+    assert list(tmp_path.iterdir()) == []
+    assert write(path) == {}  # without a batch it can be read as well
 
 
 def test_nothing_is_left_of_a_file_that_fails(tmp_path: Path) -> None:

@@ -308,6 +308,16 @@ def test_triplet_losses_equal_loops_over_the_triplets() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("mining", ["all", "hard", "semi_hard"])
+def test_triplet_losses_of_no_examples_and_without_implicit_broadcasting(mining: Mining) -> None:
+    embeddings, labels = jnp.arange(6.0).reshape(3, 2), jnp.array([0, 0, 1])
+    expected = losses.triplet_loss(embeddings, labels, mining=mining)
+    with jax.numpy_rank_promotion("raise"):
+        assert losses.triplet_loss(embeddings, labels, mining=mining) == expected
+        assert losses.triplet_loss(embeddings[:0], labels[:0], mining=mining) == 0
+
+
+@pytest.mark.full
 def test_ctc_loss_equals_the_sum_over_all_alignments() -> None:
     logits = make_arrays(2)["logits"][:4, :3]
     probs = np.exp(logits - logsumexp(logits, axis=-1, keepdims=True))
@@ -523,6 +533,8 @@ SOFT: dict[str, Any] = {"mining": "soft"}
         (lambda a, b: losses.info_nce(a[0], a[0]), "one for each example"),
         (lambda a, b: losses.contrastive_loss(a, a, a), "one value for each pair"),
         (lambda a, b: losses.sigmoid_focal_loss(a, a, gamma=-1), "gamma=-1; it is at least 0"),
+        (lambda a, b: losses.sigmoid_focal_loss(a, a, alpha=-1), "alpha=-1; it is from 0 to 1"),
+        (lambda a, b: losses.adaptive_power_loss(a, a, near=NAN), "powers of at least 1"),
         (lambda a, b: losses.dice_loss(b * 0.5, b), "begin with the axis of examples"),
         (lambda a, b: losses.ctc_loss(a, b), r"integers \(batch, labels\)"),
     ],

@@ -512,6 +512,10 @@ def test_label_that_is_not_a_class_is_never_right() -> None:
         != fm.Perplexity.from_logits(preds, labels).compute()
     )
     assert fm.Perplexity.from_logits(preds[:2], labels[:2]).compute() == math.inf
+    for metric in (fm.F1, fm.Precision, fm.Recall):
+        one_hot = metric.from_predictions(preds, jax.nn.one_hot(labels, 3), average=None)
+        integers = metric.from_predictions(preds, labels, average=None)
+        np.testing.assert_array_equal(one_hot.compute(), integers.compute())
 
 
 @pytest.mark.full
@@ -528,6 +532,9 @@ def test_metrics_under_strict_dtype_promotion() -> None:
         assert (
             fm.Perplexity.from_logits(logits, labels).compute()
             > fm.ExpectedCalibrationError.from_logits(logits, labels).compute()
+        )
+        assert fm.MeanReciprocalRank.from_scores(logits[:, ::-1], logits).compute() == np.float32(
+            11 / 18
         )
 
 

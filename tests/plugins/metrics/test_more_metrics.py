@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.metrics as sk
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, DataError
 from fulgurite.metrics import flatten_nested
 
 NAN = math.nan
@@ -34,6 +34,7 @@ def test_norm_of_a_tree_together_and_the_mean_of_norms() -> None:
     mean = fm.Norm.from_tree(leaves[0]).merge(fm.Norm.from_tree(leaves[1]))
     assert mean.compute() == pytest.approx(6.258311, abs=1e-6)
     assert fm.Norm.from_tree(jnp.array([3 + 4j])).compute() == 5
+    assert fm.Norm.from_vectors(jnp.array([[3j, 4], [0, 1j]])).compute() == 3
 
 
 @pytest.mark.full
@@ -184,6 +185,10 @@ def test_bleu_of_parts_equals_that_of_sacrebleu_over_the_corpus(texts: list[Any]
     host = jax.tree.map(np.asarray, whole)
     for metric in (whole, host, fm.BLEU.from_texts(preds, lists)):
         assert metric.compute() == pytest.approx(expected, rel=1e-5)
+    array = fm.BLEU.from_texts(np.array(preds), lists)  # type: ignore[arg-type]
+    assert array.compute() == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ConfigurationError, match="tokenize='no'; sacrebleu has 'none', 'zh'"):
+        fm.BLEU.from_texts(preds, lists, tokenize="no")
     single = fm.BLEU.from_texts(["The cat sat here"], ["the cat sat here"], lowercase=True)
     assert single.compute() == pytest.approx(100)
 
@@ -204,6 +209,56 @@ def test_chrf_of_parts_equals_that_of_sacrebleu_over_the_corpus(texts: list[Any]
         assert metric.compute() == pytest.approx(expected, rel=1e-5)
     single = fm.CHRF.from_texts(["The cat sat"], ["the cat sat"], lowercase=True)
     assert single.compute() == pytest.approx(100)
+
+
+@pytest.mark.parametrize("beta", [0.5, 2.0, 1e25, math.inf])
+@pytest.mark.parametrize("average", ["macro", "micro", None])
+def test_f_beta_of_any_weight_equals_that_of_scikit_learn(beta: float, average: Any) -> None:
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(30, 4)), random.integers(0, 4, 30)
+    parts = [
+        fm.FBeta.from_predictions(logits[part], labels[part], average=average, beta=beta)
+        for part in (slice(0, 7), slice(7, 30))
+    ]
+    expected = sk.fbeta_score(labels, logits.argmax(-1), beta=beta, average=average)
+    np.testing.assert_allclose(parts[0].merge(parts[1]).compute(), expected, rtol=1e-5)
+    multilabel = fm.FBeta.from_multilabel(logits > 0, logits > 0.5, average=average, beta=beta)
+    expected = sk.fbeta_score(logits > 0.5, logits > 0, beta=beta, average=average)
+    np.testing.assert_allclose(multilabel.compute(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("average", ["macro", "micro", None])
+def test_metrics_of_several_outputs_side_by_side_are_those_of_each(average: Any) -> None:
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(2, 30, 4)), random.integers(0, 4, (2, 30))
+
+    def score(logits: Any, labels: Any) -> fm.F1:
+        return fm.F1.from_predictions(logits, labels, average=average)
+
+    def score_two(logits: Any, labels: Any) -> fm.F1:
+        return fm.F1.from_predictions(logits[:, 0] > 0, labels > 1, average=average)
+
+    pairs = list(zip(logits, labels, strict=True))
+    expected = [sk.f1_score(label, logit.argmax(-1), average=average) for logit, label in pairs]
+    np.testing.assert_allclose(jax.vmap(score)(logits, labels).compute(), expected, rtol=1e-5)
+    expected = [sk.f1_score(label > 1, logit[:, 0] > 0) for logit, label in pairs]
+    np.testing.assert_allclose(jax.vmap(score_two)(logits, labels).compute(), expected, rtol=1e-5)
+    errors = jax.vmap(fm.ExpectedCalibrationError.from_logits)(logits, labels)
+    expected = [fm.ExpectedCalibrationError.from_logits(*pair).compute() for pair in pairs]
+    np.testing.assert_allclose(errors.compute(), expected, rtol=1e-5)
+
+
+def test_ndcg_of_float64_is_computed_in_float64() -> None:
+    random = np.random.default_rng(0)
+    scores, relevance = random.normal(size=(3, 50)), random.integers(0, 5, (3, 50)).astype(float)
+    with jax.enable_x64(True):
+        score = fm.NDCG.from_scores(scores, relevance).compute()
+    assert float(score) == pytest.approx(sk.ndcg_score(relevance, scores), rel=1e-14)
+
+
+def test_collected_integers_that_jax_cannot_hold_are_an_error() -> None:
+    with pytest.raises(DataError, match="outside the range of int32"):
+        fm.Collect.from_values({"id": np.array([2**40 + 5, 3])})
 
 
 SQUARE = np.ones((4, 4), np.float32)

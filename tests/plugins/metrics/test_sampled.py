@@ -97,6 +97,14 @@ def test_ids_of_64_bits_stay_exact_on_the_host_and_are_refused_on_the_device() -
     for wide in (ids[1:3], np.asarray([-(2**31) - 1])):
         with pytest.raises(DataError, match=r"data\['ids'\] holds .* outside the range of int32"):
             SampledSet.from_values(np.zeros(len(wide)), wide, size=2)
+    # With x64 the device holds them, and samples as the host does.
+    wide = np.arange(40) * 2**32 + np.arange(40) % 3
+    with jax.enable_x64(True):
+        on_device = SampledSet.from_values(np.arange(40), wide, size=8)
+        on_host = SampledObjects.from_values(range(40), wide, size=8)
+        assert on_device.values.tolist() == on_host.compute()
+    with pytest.raises(ConfigurationError, match="ids that are not integers"):
+        SampledObjects.from_values(["a", "b"], np.array([0.2, 0.7]), size=2)
     with pytest.raises(ConfigurationError, match="it must have 64 bits"):
         SampledObjects.from_values(["a"], [2**64], size=1)
     edges = [-(2**63), -(2**31), -1, 2**31 - 1, 2**32 - 1, 2**63, 2**64 - 1]

@@ -3,6 +3,7 @@
 import re
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
@@ -12,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError, FulguriteError
+from fulgurite_checkpoint import Checkpointer
 from fulgurite_evaluators import Evaluator
 from fulgurite_stopping import EarlyStopping, SpikeDetection, TimeLimit
 from fulgurite_stopping.time_limit import parse_duration
@@ -271,6 +273,10 @@ def test_a_window_without_an_update_is_no_check() -> None:
         (lambda: EarlyStopping("loss"), "SOURCE/NAME"),
         (lambda: EarlyStopping("test/loss", patience=0), "patience is 0"),
         (lambda: EarlyStopping("test/loss", min_delta=-1.0), "min_delta"),
+        (lambda: EarlyStopping("test/accuracy", threshold=float("inf")), "threshold is inf"),
+        (lambda: EarlyStopping("test/loss", threshold="0.5"), "threshold is '0.5'; it must be"),  # pyright: ignore
+        (lambda: EarlyStopping("test/loss", divergence=float("nan")), "divergence is nan"),
+        (lambda: EarlyStopping("test/loss", not_before=None), "not_before is None"),  # pyright: ignore
         (lambda: EarlyStopping("train/loss", every=2), "leave every out"),
         (lambda: EarlyStopping("test/loss", every=fg.EverySeconds(1)), "not seconds"),
         (
@@ -280,6 +286,7 @@ def test_a_window_without_an_update_is_no_check() -> None:
         (lambda: fg.Engine(steps=1, plugins=[EarlyStopping("test/loss")]), "evaluator:test"),
         (lambda: SpikeDetection("test/loss"), "train/NAME"),
         (lambda: SpikeDetection(window=0), "window is 0"),
+        (lambda: SpikeDetection(factor="3"), "factor is '3'; it must"),  # pyright: ignore
         (lambda: SpikeDetection(action="wait"), "action"),  # pyright: ignore[reportArgumentType]
         (lambda: TimeLimit("6:00:00"), "DAYS:HOURS:MINUTES:SECONDS"),
         (lambda: TimeLimit(0), "limit is 0"),
@@ -329,6 +336,12 @@ def test_durations_are_read_from_strings() -> None:
     assert parse_duration("12:34:56:65") == days
     assert parse_duration("7h30m") == parse_duration(timedelta(hours=7.5)) == 27_000
     assert parse_duration(10) == parse_duration("10s") == 10
+
+
+@pytest.mark.parametrize("limit", [1e10, 1e300, timedelta.max])
+def test_a_time_that_nobody_lives_to_see_is_no_limit(limit: Any) -> None:
+    # No thread can wait that long: it would fail, which pytest makes an error.
+    assert fit(TimeLimit(limit), steps=1).stop_reason is None
 
 
 @pytest.mark.full
@@ -447,3 +460,68 @@ def test_a_spike_rewinds_to_the_checkpoint_before() -> None:
     assert "training continues with what it had at step 4" in result.messages[0]
     with pytest.raises(FulguriteError, match="no checkpoint before it"):
         spiking("rewind")
+
+
+@pytest.mark.full
+def test_a_second_rewind_passes_over_what_was_saved_after_the_first_spike() -> None:
+    save = fg.LambdaPlugin(every={2: lambda run: run.save()})
+    detection = SpikeDetection(factor=2.0, window=3, action="rewind")
+    plugins = [detection, save, InMemoryCheckpointer()]
+    engine = fg.Engine(steps=12, log_every=1, autoload=False, plugins=plugins)
+    result = engine.fit(Counter, losses(1, 1, 1, 1, 1, 9, 1, 9, 1, 1, 1, 1))
+    # The spike of step 6 is in the checkpoint of that step. Seen at 7 and 9: back to the weight of
+    # step 4 both times, and three more updates.
+    assert [message.rpartition(" ")[2] for message in result.messages] == ["4", "4"]
+    assert float(result.module.weight) == 7.0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("keep_period", "weight"), [(None, None), (2, 5.0)])
+def test_a_rewind_takes_the_newest_checkpoint_that_is_still_there_and_waits_for_none_that_is_gone(
+    tmp_path: Path, keep_period: int | None, weight: float | None
+) -> None:
+    saving = Checkpointer(every=1, max_to_keep=1, keep_period=keep_period)
+    detection = SpikeDetection(factor=2.0, window=2, action="rewind")
+    engine = fg.Engine(
+        steps=12, log_every=3, run_dir=tmp_path, autoload=False, plugins=[detection, saving]
+    )
+    batches = losses(1, 1, 1, 1, 9, *[1.0] * 7)
+    if weight is None:
+        with pytest.raises(FulguriteError, match="keep more of them, by its max_to_keep"):
+            engine.fit(Counter, batches)
+        return
+    # Seen at step 9, and step 3, which was the newest before the spike, is removed by then: back to
+    # the weight of step 2, and three more updates.
+    assert float(engine.fit(Counter, batches).module.weight) == weight
+
+
+class TwoTerms(fg.Module):
+    """Two loss terms that the batch says."""
+
+    weight: jax.Array
+
+    def __init__(self, *, key: Any = None) -> None:
+        self.weight = jnp.zeros(())
+
+    def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
+        return fg.Output(
+            losses={"steady": jnp.mean(batch["steady"]), "jumping": self.weight + batch["loss"][0]}
+        )
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.sgd(0.0)
+
+
+@pytest.mark.full
+def test_each_of_several_detections_acts_on_its_own_loss() -> None:
+    detections = [
+        SpikeDetection(f"train/{name}", factor=2.0, window=2, action="stop")
+        for name in ("steady", "jumping")
+    ]
+    engine = fg.Engine(steps=8, log_every=1, autoload=False, plugins=detections)
+    batches = [{**batch, "steady": np.ones(2)} for batch in losses(1, 1, 1, 9, 1, 1, 1, 1)]
+    result = engine.fit(TwoTerms, batches)
+    assert (int(result.state.step), result.stop_reason) == (
+        5,
+        "train/jumping rose to 9 at step 4; the median before it was 1",
+    )

@@ -103,6 +103,11 @@ def _find_data(experiment: Experiment, evaluator_name: str | None) -> tuple[Any,
                 f"{did_you_mean(evaluator_name, evaluators)}"
             )
         evaluator = evaluators[evaluator_name]
+        if evaluator.data is None:
+            raise ConfigurationError(
+                f"the evaluator {evaluator_name!r} has no data, but computes its metrics itself: "
+                "name another one, or give the experiment's data an attribute `predict`"
+            )
         return experiment.engine.evaluations[evaluator_name].data, evaluator.module_view
     data = experiment.data() if callable(experiment.data) else experiment.data
     if not hasattr(data, "predict"):

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
+from zipfile import ZipFile
 
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import ConfigurationError, check_one_of
+from fulgurite.errors import ConfigurationError, ModelError, check_one_of
 from fulgurite.plugins import as_trigger, hide_constructor_frames, leaves_with_paths
 from fulgurite_runs import RunPlugin, dumps, sync_folder
 
@@ -29,7 +31,8 @@ def open_predictions(path: Path) -> Iterator[AppendPredictions]:
     block, if nothing fails in it.
 
     A file `.npz` holds an array for each path in the predictions, over all examples, and is
-    collected in memory. A file `.jsonl` holds a line for each example, with the same paths, and is
+    collected in memory; numbers of a dtype that NumPy does not know, such as bfloat16, are float32
+    there. A file `.jsonl` holds a line for each example, with the same paths, and is
     written batch by batch.
 
     Args:
@@ -37,6 +40,7 @@ def open_predictions(path: Path) -> Iterator[AppendPredictions]:
 
     Raises:
         ConfigurationError: it has another suffix.
+        ModelError: predictions that are not alike in all batches are to become one array.
     """
     suffix = path.suffix.removeprefix(".")
     if suffix not in FORMATS:
@@ -57,16 +61,57 @@ def open_predictions(path: Path) -> Iterator[AppendPredictions]:
                     file.writelines(_format_lines(arrays))
 
             yield append
-            if batches:
-                names = batches[0].keys()
-                whole = {name: np.concatenate([part[name] for part in batches]) for name in names}
-                np.savez(file, **whole)  # type: ignore[arg-type]
+            if suffix == "npz":
+                _write_archive(file, _concatenate(batches, path))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial_path, path)
         sync_folder(path.parent)
     finally:
         partial_path.unlink(missing_ok=True)
+
+
+def _concatenate(batches: list[dict[str, np.ndarray]], path: Path) -> dict[str, np.ndarray]:
+    """Return the predictions for all examples, by name.
+
+    Args:
+        batches: those of each batch.
+        path: of the file, for errors.
+    """
+    whole: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(name for batch in batches for name in batch):
+        if not all(name in batch for batch in batches):
+            raise ModelError(
+                f"{path}: some batches have predictions {name!r} and others have none: give the "
+                "same for every batch, or write a file .jsonl"
+            )
+        parts = [batch[name] for batch in batches]
+        shapes = sorted({str(list(part.shape[1:])) for part in parts})
+        if len(shapes) > 1:
+            raise ModelError(
+                f"{path}: the predictions {name!r} of an example are arrays of the shapes "
+                f"{' and '.join(shapes)}: pad them to one, or write a file .jsonl"
+            )
+        whole[name] = _as_numpy_dtype(np.concatenate(parts))
+    return whole
+
+
+def _as_numpy_dtype(array: np.ndarray) -> np.ndarray:
+    """Return an array that `np.load` can read: of bfloat16 and the like, which NumPy itself does
+    not know, the same numbers in a wider dtype."""
+    if array.dtype.isbuiltin == 1:
+        return array
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array.astype(np.float32)
+    return array.astype(np.int16)
+
+
+def _write_archive(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+    """Write what `np.savez` does, of which some names are arguments."""
+    with ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _format_lines(arrays: dict[str, np.ndarray]) -> Iterator[bytes]:

@@ -149,8 +149,12 @@ def sigmoid_focal_loss(
         gamma: how much less they count; 0 for the cross-entropy itself.
     """
     logits, labels = as_same_shape(logits, labels, "sigmoid_focal_loss")
-    if gamma < 0:
+    if not gamma >= 0:
         raise ConfigurationError(f"sigmoid_focal_loss with gamma={gamma}; it is at least 0")
+    if isinstance(alpha, int | float) and not 0 <= alpha <= 1:
+        raise ConfigurationError(
+            f"sigmoid_focal_loss with alpha={alpha}; it is from 0 to 1, or None for no such weights"
+        )
     examples = Examples(logits.shape, options)
     logits = examples.hide(logits)
     targets = examples.hide(labels)

@@ -209,12 +209,14 @@ def triplet_loss(
         )
     present = Examples(labels.shape, {"mask": options.get("mask")})
     embeddings = present.hide(embeddings)
-    distance = _get_length(embeddings[:, None] - embeddings)
-    is_pair = present.present[:, None] & present.present
-    is_same = labels[:, None] == labels
+    distance = _get_length(embeddings[:, None] - embeddings[None])
+    is_pair = present.present[:, None] & present.present[None]
+    is_same = labels[:, None] == labels[None]
     is_positive = is_pair & is_same & ~jnp.eye(len(labels), dtype=bool)
     is_negative = is_pair & ~is_same
-    values = _MINERS[mining](distance, is_positive, is_negative, margin)
+    values = jnp.zeros(0, distance.dtype)
+    if len(labels) > 0:
+        values = _MINERS[mining](distance, is_positive, is_negative, margin)
     is_anchor = jnp.any(is_positive, axis=1) & jnp.any(is_negative, axis=1)
     examples = Examples(labels.shape, {**options, "mask": is_anchor})
     return examples.reduce(values, are_independent=False)

@@ -132,7 +132,7 @@ def adaptive_power_loss(
     """
     check_positive(middle, "middle", "adaptive_power_loss")
     check_positive(sharpness, "sharpness", "adaptive_power_loss")
-    if min(near, far) < 1:
+    if not (near >= 1 and far >= 1):
         raise ConfigurationError(
             f"adaptive_power_loss with near={near} and far={far}; a power below 1 has an infinite "
             "gradient where the error is 0: give powers of at least 1"

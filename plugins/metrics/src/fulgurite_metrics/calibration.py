@@ -114,7 +114,7 @@ class ExpectedCalibrationError(Metric):
         distances: Any = abs(self.excess.compute())
         # The error of nothing is NaN, and meant to be.
         with np.errstate(invalid="ignore"):
-            return distances.sum() / self.count.compute()
+            return distances.sum(-1) / self.count.compute()
 
 
 class BrierScore(Metric):

@@ -91,7 +91,7 @@ class _ClassRatio(Metric):
         actual: examples of each class.
         average: `macro`, the mean over the classes that occur, as a label or as a prediction;
             `micro`, that of the counts of all classes; None, an array with one for each class, NaN
-            for one that does not occur.
+            for one that does not occur, or the number itself for two classes as booleans.
     """
 
     higher_is_better: ClassVar[bool | None] = True
@@ -124,6 +124,7 @@ class _ClassRatio(Metric):
             hits, predicted, actual = jax.tree.map(
                 lambda count: count[1], (hits, predicted, actual)
             )
+            average = None
         return cls(hits, predicted, actual, average)
 
     @classmethod
@@ -161,17 +162,17 @@ class _ClassRatio(Metric):
         counts: list[Any] = [count.compute() for count in (self.hits, self.predicted, self.actual)]
         numpy = get_array_namespace(*counts)
         hits, predicted, actual = (
-            [count.sum() for count in counts] if self.average == "micro" else counts
+            [count.sum(-1) for count in counts] if self.average == "micro" else counts
         )
         occurs = predicted + actual > 0
         denominator = self._compute_denominator(predicted, actual)
         shares = hits / numpy.where(denominator > 0, denominator, 1)
         ratio = numpy.where(occurs, shares, np.nan).astype(hits.dtype)
-        if self.average != "macro" or ratio.ndim == 0:
+        if self.average != "macro":
             return ratio
         # The mean of nothing is NaN, and meant to be.
         with np.errstate(invalid="ignore"):
-            return numpy.where(occurs, ratio, 0).sum() / occurs.sum().astype(ratio.dtype)
+            return numpy.where(occurs, ratio, 0).sum(-1) / occurs.sum(-1).astype(ratio.dtype)
 
     @abstractmethod
     def _compute_denominator(self, predicted: Any, actual: Any) -> Any:
@@ -251,13 +252,39 @@ class FBeta(_ClassRatio):
             average: as for `F1`.
             beta: how many times as much recall counts as precision.
         """
-        if not beta > 0:
-            raise ConfigurationError(f"FBeta with beta={beta}; it must be positive")
-        return replace(super().from_predictions(preds, labels, mask, average), beta=beta)
+        _check_beta(beta)
+        return replace(super().from_predictions(preds, labels, mask, average), beta=float(beta))
+
+    @classmethod
+    def from_multilabel(
+        cls,
+        preds: Values,
+        labels: Values,
+        mask: Mask | None = None,
+        average: Average = "macro",
+        beta: float = 1.0,
+    ) -> Self:
+        """Return the metric of a batch whose examples have any number of labels each.
+
+        Args:
+            preds: booleans `(..., labels)`, such as `logits > 0`.
+            labels: booleans, or 0 and 1, of the same shape.
+            mask: bools over all axes or the leading ones.
+            average: as for `F1`.
+            beta: how many times as much recall counts as precision.
+        """
+        _check_beta(beta)
+        return replace(super().from_multilabel(preds, labels, mask, average), beta=float(beta))
 
     def _compute_denominator(self, predicted: Any, actual: Any) -> Any:
-        square = self.beta**2
-        return (predicted + square * actual) / (1 + square)
+        # Not of `beta**2` itself, which leaves the range of floats.
+        share = 1 / (1 + self.beta * self.beta)
+        return share * predicted + (1 - share) * actual
+
+
+def _check_beta(beta: float) -> None:
+    if not beta > 0:
+        raise ConfigurationError(f"FBeta with beta={beta}; it must be positive")
 
 
 def _check_average(average: Any, metric_name: str) -> None:

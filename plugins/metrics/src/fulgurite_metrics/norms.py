@@ -38,7 +38,10 @@ class Norm(Metric):
             mask: which vectors count, over all other axes or the leading ones.
             axis: along which a vector is.
         """
-        norms = jnp.linalg.norm(jnp.asarray(values).astype(jnp.float32), axis=axis)
+        numbers = jnp.asarray(values)
+        if jnp.iscomplexobj(numbers):
+            numbers = jnp.abs(numbers)
+        norms = jnp.linalg.norm(numbers.astype(jnp.float32), axis=axis)
         return Norm(Mean.from_values(norms, mask))
 
     def compute(self) -> Value:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import CollectingMetric, Mask, Value, Values, as_class_indices, to_float
+from fulgurite.plugins import as_arrays
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from fulgurite_metrics.arrays import make_example_mask
@@ -38,8 +39,11 @@ class Collect(CollectingMetric):
         Args:
             values: a tree of arrays that begin with the example axis.
             mask: bools over that axis.
+
+        Raises:
+            DataError: the values do not fit the dtypes that jax gives them.
         """
-        values = jax.tree.map(jnp.asarray, values)
+        values = jax.tree.map(jnp.asarray, as_arrays(values))
         return Collect(make_example_mask(values, mask), values)
 
     def compute(self) -> PyTree[Value]:

@@ -6,6 +6,7 @@ is not in the list, and a query without any item does not count.
 
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import Mask, Mean, Metric, Value, Values, apply_mask, to_float
@@ -48,7 +49,7 @@ class NDCG(Metric):
         items = scores.shape[-1]
         if top_k is not None and top_k < 1:
             raise ConfigurationError(f"NDCG with top_k={top_k}; it must be at least 1, or None")
-        position = jnp.arange(items, dtype=jnp.float32)
+        position = jnp.arange(items, dtype=scores.dtype)
         discounts = jnp.where(position < (top_k or items), 1 / jnp.log2(position + 2), 0)
         gain = _sum_gains(scores, relevance, present, discounts)
         best = _sum_gains(relevance, relevance, present, discounts)
@@ -88,9 +89,9 @@ class MeanReciprocalRank(Metric):
         scores, relevance, present = _as_lists(scores, relevance, mask, "MeanReciprocalRank")
         is_relevant = present & (relevance > 0) & ~jnp.isnan(scores)
         best = jnp.max(jnp.where(is_relevant, scores, -jnp.inf), axis=-1, keepdims=True)
-        index = jnp.arange(scores.shape[-1])
+        index = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
         is_best = is_relevant & (scores == best)
-        first = jnp.min(jnp.where(is_best, index, len(index)), axis=-1, keepdims=True)
+        first = jnp.min(jnp.where(is_best, index, scores.shape[-1]), axis=-1, keepdims=True)
         is_before = present & ((scores > best) | ((scores == best) & (index < first)))
         rank = 1 + jnp.sum(is_before, axis=-1)
         values = jnp.where(jnp.any(is_relevant, axis=-1), 1 / rank.astype(scores.dtype), 0)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import index
 from typing import Any
 
 import jax
@@ -161,7 +162,13 @@ class SampledObjects:
             )
         if size < 1:
             raise ConfigurationError(f"a sample of size={size}; it must be at least one")
-        ids = list(map(int, ids))
+        try:
+            # `int` would make one id of 0.2 and 0.7.
+            ids = list(map(index, ids))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"SampledObjects with ids that are not integers: {error}; give one for each object"
+            ) from error
         priorities = map(int, _draw_host_priorities(ids, key))
         entries = zip(priorities, ids, values, strict=True)
         return SampledObjects(size, (), key).merge(SampledObjects(size, tuple(entries), key))
@@ -249,9 +256,15 @@ def _draw_priorities(
     ids: Int[Array, " examples"], key: Key[Array, ""] | None
 ) -> UInt32[Array, " examples"]:
     """Return the random priority of each id, by a key that None is the default of."""
-    if key is None:
-        key = jax.random.key(0)
-    return jax.vmap(jax.random.bits)(jax.vmap(partial(jax.random.fold_in, key))(ids))
+    key = jax.random.key(0) if key is None else key
+    if ids.dtype.itemsize <= 4:
+        return _draw_bits(jax.vmap(partial(jax.random.fold_in, key))(ids))
+    low = (ids & _WORD).astype(jnp.uint32)
+    high = (ids >> 32 & _WORD).astype(jnp.uint32)
+    is_wide = ids >= 2**32
+    if jnp.issubdtype(ids.dtype, jnp.signedinteger):
+        is_wide |= ids < -(2**31)
+    return _draw_of_words(low, high, is_wide, key)
 
 
 def _draw_host_priorities(ids: Sequence[int], key: Key[Array, ""] | None) -> np.ndarray:
@@ -264,9 +277,32 @@ def _draw_host_priorities(ids: Sequence[int], key: Key[Array, ""] | None) -> np.
     high = np.asarray([id >> 32 & _WORD for id in ids], np.uint32)
     is_wide = np.asarray([not -(2**31) <= id < 2**32 for id in ids], bool)
     key = jax.random.key(0) if key is None else key
+    return np.asarray(_draw_of_words(jnp.asarray(low), jnp.asarray(high), is_wide, key))
+
+
+def _draw_of_words(
+    low: UInt32[Array, " examples"],
+    high: UInt32[Array, " examples"],
+    is_wide: Any,
+    key: Key[Array, ""],
+) -> UInt32[Array, " examples"]:
+    """Return the priorities of ids in two words, of which those that are not wide are the low one
+    alone.
+
+    Args:
+        low: the lower 32 bits of each id.
+        high: the upper ones.
+        is_wide: which ids need more than 32 bits.
+        key: chooses the sample.
+    """
     keys = jax.vmap(partial(jax.random.fold_in, key))(low)
-    of_both_words = jax.vmap(jax.random.bits)(jax.vmap(jax.random.fold_in)(keys, high))
-    return np.where(is_wide, of_both_words, jax.vmap(jax.random.bits)(keys))
+    of_both_words = _draw_bits(jax.vmap(jax.random.fold_in)(keys, high))
+    return jnp.where(is_wide, of_both_words, _draw_bits(keys))
+
+
+def _draw_bits(keys: Key[Array, " examples"]) -> UInt32[Array, " examples"]:
+    """Return 32 random bits for each key, with x64 as without."""
+    return jax.vmap(partial(jax.random.bits, dtype=jnp.uint32))(keys)
 
 
 def _take_smallest(

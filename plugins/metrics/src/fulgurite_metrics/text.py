@@ -16,7 +16,7 @@ from fulgurite_metrics.arrays import get_array_namespace
 
 class BLEU(Metric):
     """How many words and sequences of up to four words of texts are also in their references, from
-    0 to 100; NaN without texts. Merged, it is that of the whole corpus, not the mean over texts.
+    0 to 100; NaN without any word. Merged, it is that of the whole corpus, not the mean over texts.
 
     Words are counted by sacrebleu (`pip install "fulgurite-metrics[text]"`), with the same numbers;
     an order without any match is smoothed as there.
@@ -61,7 +61,7 @@ class BLEU(Metric):
             lowercase: whether capital letters do not matter.
         """
         lists = _list_references("BLEU", preds, references)
-        if not preds:
+        if not len(preds):
             return BLEU(*(_as_sum(np.zeros(shape)) for shape in (4, 4, (), ())))
         try:
             import sacrebleu
@@ -70,6 +70,11 @@ class BLEU(Metric):
                 "BLEU splits texts into words with sacrebleu, which is not installed: "
                 "pip install 'fulgurite-metrics[text]'"
             ) from error
+        names = sacrebleu.BLEU.TOKENIZERS
+        if tokenize is not None and tokenize not in names:
+            raise ConfigurationError(
+                f"BLEU with tokenize={tokenize!r}; sacrebleu has {', '.join(map(repr, names))}"
+            )
         scorer = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase)
         # It takes the first references of all texts, then the second; None where one is missing.
         score = scorer.corpus_score(list(preds), list(map(list, zip_longest(*lists))))

@@ -119,10 +119,7 @@ class EarlyStopping(fg.Plugin):
                 f"EarlyStopping: patience is {self.patience!r}; it must be a positive integer: "
                 "1 stops at the first check that is not an improvement"
             )
-        if not self.min_delta >= 0:
-            raise ConfigurationError(
-                f"EarlyStopping: min_delta is {self.min_delta!r}; it must not be negative"
-            )
+        self._check_numbers()
         if self.mode is not None:
             resolve_mode(self.monitor, self.mode, "EarlyStopping")
         elif self.better is None:
@@ -138,6 +135,19 @@ class EarlyStopping(fg.Plugin):
             raise ConfigurationError(
                 f"EarlyStopping: every is {self.every!r}; pass steps, or a trigger that counts "
                 "steps or epochs, not seconds, so that a resumed run does the same"
+            )
+
+    def _check_numbers(self) -> None:
+        for name in ("min_delta", "threshold", "divergence", "not_before"):
+            value = getattr(self, name)
+            is_left_out = value is None and name in ("threshold", "divergence")
+            if not is_left_out and not _is_finite(value):
+                raise ConfigurationError(
+                    f"EarlyStopping: {name} is {value!r}; it must be a finite number"
+                )
+        if self.min_delta < 0:
+            raise ConfigurationError(
+                f"EarlyStopping: min_delta is {self.min_delta!r}; it must not be negative"
             )
 
     def _check_better(self) -> None:
@@ -343,6 +353,14 @@ class EarlyStopping(fg.Plugin):
     @property
     def _source(self) -> str:
         return self.monitor.partition("/")[0]
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether a value is a finite number, of whatever library."""
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False
 
 
 def _select_arrays(module: Any, model_state: Any) -> dict[str, Any]:

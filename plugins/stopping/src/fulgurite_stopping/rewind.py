@@ -7,17 +7,18 @@ import fulgurite as fg
 import jax
 from fulgurite.errors import CheckpointError
 
-# A checkpoint is written while training continues: how long one may take to be complete.
-_SECONDS_TO_WAIT = 600.0
+SECONDS_TO_WAIT = 600.0
+"""How long a checkpoint may take to be complete: it is written while training continues."""
 _TRAINED = ("module", "model_state", "opt_state")
 
 
-def read_trained(run: fg.Run, step: int) -> fg.TrainState:
+def read_trained(run: fg.Run, step: int, seconds_to_wait: float) -> fg.TrainState:
     """Return the state of a run with module, model state and optimizer state of its checkpoint.
 
     Args:
         run: the run.
-        step: of the checkpoint; waits until it is complete.
+        step: of the checkpoint.
+        seconds_to_wait: how long it may still take to be complete.
 
     Raises:
         CheckpointError: there is none.
@@ -37,7 +38,7 @@ def read_trained(run: fg.Run, step: int) -> fg.TrainState:
             )
             break
         except CheckpointError:
-            if time.monotonic() - started > _SECONDS_TO_WAIT:
+            if time.monotonic() - started >= seconds_to_wait:
                 raise
             time.sleep(0.05)
     if answer is None:

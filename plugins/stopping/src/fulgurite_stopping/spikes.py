@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import fulgurite as fg
 import jax
 from fulgurite.errors import (
+    CheckpointError,
     ConfigurationError,
     ModelError,
     check_one_of,
@@ -16,7 +18,7 @@ from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array
 
 from fulgurite_stopping.progress import read_progress
-from fulgurite_stopping.rewind import read_trained
+from fulgurite_stopping.rewind import SECONDS_TO_WAIT, read_trained
 from fulgurite_stopping.watch import SpikeState, WatchedUpdate
 
 SpikeAction = Literal["warn", "skip", "stop", "rewind"]
@@ -66,7 +68,8 @@ class SpikeDetection(fg.Plugin):
         action: `warn` tells of a spike. `skip` leaves the update out, as one that is not finite,
             and needs `Engine(on_nonfinite="skip")`. `stop` ends training. `rewind` continues with
             the weights, the model state and the optimizer state of a checkpoint before the
-            spike; steps and data continue, so the batches since then are not seen again.
+            spike, the newest that is still there; steps and data continue, so the batches since
+            then are not seen again.
     """
 
     plugin_name = "spike_detection"
@@ -86,7 +89,7 @@ class SpikeDetection(fg.Plugin):
                 f"SpikeDetection: monitor is {self.monitor!r}; write train/NAME of a loss, as in "
                 "train/loss"
             )
-        if not 1 < self.factor < math.inf:
+        if not isinstance(self.factor, Real) or not 1 < self.factor < math.inf:
             raise ConfigurationError(
                 f"SpikeDetection: factor is {self.factor!r}; it must be a number above 1"
             )
@@ -206,7 +209,7 @@ class SpikeDetection(fg.Plugin):
         num_skipped = metrics.get("skipped_steps", 0) if self.action == "skip" else 0
         has_skipped = num_skipped > self._num_skipped
         object.__setattr__(self, "_num_skipped", num_skipped)
-        num_logged = metrics.get(f"{self.plugin_name}/spikes", 0)
+        num_logged = metrics.get(f"{self.registered_name}/spikes", 0)
         return has_skipped or num_logged > self._progress.num_spikes
 
     def _describe_new(self, run: fg.Run) -> str | None:
@@ -235,16 +238,28 @@ class SpikeDetection(fg.Plugin):
             step: an earlier step than that of the spike.
             message: says what happened.
         """
-        steps = [saved for saved in self._progress.saved_steps if saved <= step]
-        if not steps:
-            raise ConfigurationError(
-                f"SpikeDetection: {message}. There is no checkpoint before it to go back to: save "
-                "more often, with fulgurite_checkpoint.Checkpointer"
+        saved_steps = self._progress.saved_steps
+        missing: CheckpointError | None = None
+        for saved in reversed([saved for saved in saved_steps if saved <= step]):
+            # Checkpoints are written one after the other: all but the newest are complete, or have
+            # been removed.
+            seconds_to_wait = SECONDS_TO_WAIT if saved == saved_steps[-1] else 0.0
+            try:
+                state = read_trained(run, saved, seconds_to_wait)
+            except CheckpointError as error:
+                missing = missing or error
+                continue
+            # What was saved since then has the spike in it.
+            self._progress.saved_steps = [other for other in saved_steps if other <= saved]
+            run.notify(
+                self.plugin_name, f"{message}: training continues with what it had at step {saved}"
             )
-        run.notify(
-            self.plugin_name, f"{message}: training continues with what it had at step {steps[-1]}"
-        )
-        return fg.ReplaceState(read_trained(run, steps[-1]))
+            return fg.ReplaceState(state)
+        raise ConfigurationError(
+            f"SpikeDetection: {message}. There is no checkpoint before it to go back to: save "
+            "more often, with fulgurite_checkpoint.Checkpointer, or keep more of them, by its "
+            "max_to_keep"
+        ) from missing
 
     def _note_checkpoint(self, step: int) -> None:
         # Older ones may have been removed.

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from numbers import Real
-from threading import Timer
+from threading import TIMEOUT_MAX, Timer
 from time import monotonic
 from typing import Any
 
@@ -13,6 +13,8 @@ import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import hide_constructor_frames
 
+# A thread can wait for 292 years, less the time that the machine has been up.
+_LONGEST_WAIT = TIMEOUT_MAX / 2
 _CLOCK = re.compile(r"(\d+):(\d+):(\d+):(\d+)")
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -80,6 +82,8 @@ class TimeLimit(fg.Plugin):
         if run.is_complete:
             return
         seconds_left = self.seconds - clock.seconds_before
+        if seconds_left > _LONGEST_WAIT:
+            return
         reason = f"the time limit of {timedelta(seconds=self.seconds)} is used up"
         if seconds_left <= 0:
             run.request_stop(reason)

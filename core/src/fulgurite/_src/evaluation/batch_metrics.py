@@ -146,18 +146,11 @@ def _is_number(value: Any) -> bool:
     return eqx.is_array_like(value) and jnp.ndim(value) == 0
 
 
-def compute_collected(name: str, metric: CollectingMetric) -> dict[str, Any]:
-    """Return the result of a collecting metric, by name.
-
-    Args:
-        name: of the metric; a result that is a tree gives `name/path` for each leaf.
-        metric: over all batches.
-    """
-    values = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(metric.compute()):
-        keys = [keystr((key,), simple=True) for key in path]
-        values["/".join([name, *keys])] = leaf
-    return values
+def compute_collected(metric: CollectingMetric) -> dict[str, Any]:
+    """Return the result of a collecting metric over all batches: each leaf of a tree by its path,
+    and what is not a tree by the path ""."""
+    leaves = jax.tree_util.tree_leaves_with_path(metric.compute())
+    return {"/".join(keystr((key,), simple=True) for key in path): leaf for path, leaf in leaves}
 
 
 def as_numbers(values: dict[str, Any]) -> dict[str, Any]:

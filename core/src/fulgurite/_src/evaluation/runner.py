@@ -6,10 +6,16 @@ from operator import length_hint
 from typing import Any, NoReturn
 
 import jax
+import numpy as np
 
 from fulgurite._src.callbacks import callback_error_context
 from fulgurite._src.data.sources import StatefulSource, as_data
-from fulgurite._src.evaluation.evaluation import Evaluation, ShouldStop, never_stop
+from fulgurite._src.evaluation.evaluation import (
+    Evaluation,
+    EvaluationResult,
+    ShouldStop,
+    never_stop,
+)
 from fulgurite._src.evaluation.evaluation_pass import EvaluationPass
 from fulgurite._src.evaluation.feed import BatchFeed, EvalBatch
 from fulgurite._src.evaluation.program import (
@@ -22,6 +28,7 @@ from fulgurite._src.evaluation.target import EvalTarget
 from fulgurite._src.evaluation.totals import EvaluationTotals
 from fulgurite._src.evaluation.trials import ResultWarnings
 from fulgurite._src.execution.executables import CompilationQueue
+from fulgurite._src.metrics.basic import is_over_nothing
 from fulgurite._src.training.services import Services
 from fulgurite._src.waits import WaitAbandoned
 from fulgurite.errors import DataError, EvaluationInterrupted
@@ -45,6 +52,7 @@ class EvaluationRunner:
             services, f"evaluate.{evaluation.name}", self._make_program
         )
         self._warnings = ResultWarnings(self._step, services.compilations)
+        self._has_told_of_nothing = False
 
     def evaluate(
         self,
@@ -93,6 +101,22 @@ class EvaluationRunner:
                     activity.done += 1
             self._warnings.tell(target)
             return evaluation_pass.get_totals()
+
+    def get_result(self, totals: EvaluationTotals) -> EvaluationResult:
+        """Return the results of a whole evaluation, and tell the user, once, if its loss is NaN
+        because it is 0 / 0."""
+        result = totals.get_result()
+        if self._has_told_of_nothing or not np.isnan(result.metrics.get("loss", 0)).any():
+            return result
+        metrics = totals.read_metrics()
+        if all(is_over_nothing(metrics.get(name)) for name in self._evaluation.losses or ("loss",)):
+            self._has_told_of_nothing = True
+            self._services.compilations.notify(
+                f"the loss of evaluation {self._evaluation.name!r} is NaN, because it is a mean "
+                "over nothing: none of its batches weighs anything, as where all tokens or "
+                "examples are masked"
+            )
+        return result
 
     def _give_up(self, batch: EvalBatch) -> NoReturn:
         raise EvaluationInterrupted(

@@ -52,7 +52,7 @@ class EvaluationService:
         target = self._as_target(model)
         num_batches = self._services.settings.limit_batches(evaluation.num_batches)
         runner = self._get_runner(evaluation)
-        return runner.evaluate(target, evaluation.data, num_batches).compute()
+        return runner.get_result(runner.evaluate(target, evaluation.data, num_batches)).metrics
 
     def add_to_totals(
         self, model: Any, evaluation: Evaluation, totals: EvaluationTotals | None
@@ -104,7 +104,8 @@ class EvaluationService:
         target = self._view_target(evaluation, state)
         num_batches = self._services.settings.limit_batches(evaluation.num_batches)
         runner = self._get_runner(evaluation)
-        return runner.evaluate(target, evaluation.data, num_batches, should_stop).get_result()
+        totals = runner.evaluate(target, evaluation.data, num_batches, should_stop)
+        return runner.get_result(totals)
 
     def check_evaluations(self, state: TrainState, queue: CompilationQueue | None) -> None:
         """Trace the evaluations of plugins by shape, for a state.

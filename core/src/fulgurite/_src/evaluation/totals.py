@@ -6,12 +6,14 @@ from functools import reduce
 from typing import Any
 
 import jax
+import numpy as np
 
 from fulgurite._src.evaluation.batch_metrics import as_numbers, compute_collected
 from fulgurite._src.evaluation.evaluation import Evaluation, EvaluationResult
 from fulgurite._src.evaluation.program import Carry
 from fulgurite._src.metrics.accumulator import MetricAccumulator
 from fulgurite._src.metrics.base import CollectingMetric, flatten_nested
+from fulgurite._src.metrics.basic import is_over_nothing
 from fulgurite.errors import ModelError
 
 
@@ -83,18 +85,21 @@ class EvaluationTotals:
         shown = {name: metric.media() for name, metric in accumulator.by_name.items()}
         media = dict(self.shown)
         media |= {name: value for name, value in flatten_nested(shown).items() if value is not None}
-        for name, metric in collected.items():
-            values |= compute_collected(name, metric)
+        values |= {name: compute_collected(metric) for name, metric in collected.items()}
+        values = flatten_nested(values)
         # Summed up here and not for each batch: each term may weigh examples in its own way, so the
         # sums of the batches have no weight that fits.
         losses = self.evaluation.losses or {}
         if "loss" in losses or (losses and "loss" not in values):
-            for name in losses.keys() - values.keys():
-                raise ModelError(
-                    f"the loss {name!r} of evaluation {self.evaluation.name!r} is a metric that "
-                    "gives several results by name, and losses are added up: give one number"
-                )
-            values["loss"] = sum(values[name] for name in losses)
+            for name in losses:
+                if name not in values or np.ndim(values[name]):
+                    raise ModelError(
+                        f"the loss {name!r} of evaluation {self.evaluation.name!r} is a metric "
+                        "that gives several results, and losses are added up: give one number"
+                    )
+            # A term over nothing adds nothing, unless all are.
+            terms = [name for name in losses if not is_over_nothing(accumulator.by_name.get(name))]
+            values["loss"] = sum(values[name] for name in terms or losses)
         return EvaluationResult(as_numbers(values), media)
 
     def _read(self) -> tuple[MetricAccumulator, dict[str, CollectingMetric]]:

@@ -8,7 +8,7 @@ import numpy as np
 from fulgurite._src.execution.flat_state import Vectors
 from fulgurite._src.fit.records import Record
 from fulgurite._src.fit.running import RunningFit
-from fulgurite._src.metrics.basic import Mean
+from fulgurite._src.metrics.basic import is_over_nothing
 from fulgurite._src.timing import StepRate
 from fulgurite._src.training.nonfinite import SkippedSteps
 
@@ -63,9 +63,7 @@ class TrainMetrics:
         """
         packing = self._fit.program.layout.packing
         loss = packing.get_subtree(jax.device_get(values), "metric_window").values.by_name["loss"]
-        means = jax.tree.leaves(loss, is_leaf=lambda node: isinstance(node, Mean))
-        is_over_nothing = any(isinstance(mean, Mean) and not mean.weight.total for mean in means)
-        if not is_over_nothing or self._has_told_of_nothing:
+        if not is_over_nothing(loss) or self._has_told_of_nothing:
             return
         self._has_told_of_nothing = True
         self._fit.notify(

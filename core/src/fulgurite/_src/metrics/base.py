@@ -248,7 +248,8 @@ def flatten_nested(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         parts = {name: value}
         if isinstance(value, dict):
-            parts = {_join_names(name, key): part for key, part in flatten_nested(value).items()}
+            inner = flatten_nested({str(key): part for key, part in value.items()})
+            parts = {_join_names(name, key): part for key, part in inner.items()}
         duplicates = sorted(flat.keys() & parts.keys())
         if duplicates:
             raise ModelError(f"{duplicates[0]!r} appears twice in nested dictionaries: rename one")
@@ -270,12 +271,13 @@ def as_class_indices(logits: Array, labels: Values, metric_name: str) -> Int[Arr
         metric_name: what needs them, for errors.
 
     Returns:
-        Indices `(...)`, -1 for a label that is not a class.
+        Indices `(...)`, -1 for a label that is not a class, such as a row of zeros.
     """
     labels = jnp.asarray(labels)
     is_index_shape = logits.ndim > 0 and labels.shape == logits.shape[:-1]
     if labels.ndim > 1 and labels.shape == logits.shape:
-        labels = jnp.argmax(labels, axis=-1)
+        # A row of zeros is what `one_hot` makes of a label that is not a class.
+        labels = jnp.where(jnp.max(labels, axis=-1) > 0, jnp.argmax(labels, axis=-1), -1)
     elif not is_index_shape or jnp.issubdtype(labels.dtype, jnp.inexact):
         raise ConfigurationError(
             f"{metric_name} of logits {list(logits.shape)} with labels "

@@ -108,7 +108,8 @@ class Mean(Metric):
 
 
 class SumOfMeans(Metric):
-    """The sum of means that weigh examples in different ways, such as the terms of a loss.
+    """The sum of means that weigh examples in different ways, such as the terms of a loss. One over
+    nothing adds nothing, as in the loss of a step; NaN where all are.
 
     Example:
         cross_entropy = fg.metrics.Mean.from_values(abs(preds - targets), mask)
@@ -122,8 +123,16 @@ class SumOfMeans(Metric):
     means: tuple[Mean, ...]
 
     def compute(self) -> Any:
-        first, *others = [mean.compute() for mean in self.means]
-        return sum(others, start=first)
+        weights = [Sum.compute(mean.weight) for mean in self.means]
+        # As numbers, of NumPy or JAX: 1 for a mean over nothing.
+        empty = [(weight == 0).astype(weight.dtype) for weight in weights]
+        first, *others = [
+            Sum.compute(mean.total) / (weight + is_empty)
+            for mean, weight, is_empty in zip(self.means, weights, empty, strict=True)
+        ]
+        # 0 / 0, where all are over nothing, is NaN, and meant to be.
+        with np.errstate(invalid="ignore"):
+            return sum(others, start=first) + 0 / sum(1 - is_empty for is_empty in empty)
 
 
 class Accuracy(Metric):
@@ -343,6 +352,14 @@ class ExponentialMovingAverage(RunningMetric):
         value = jnp.where(new.count == 0, self.value, average)
         value = jnp.where(self.count == 0, new.value, value)
         return ExponentialMovingAverage(value, count, self.decay)
+
+
+def is_over_nothing(metric: Any) -> bool:
+    """Return whether a metric, on the host, holds means over values that weigh nothing, and no
+    others."""
+    nodes = jax.tree.leaves(metric, is_leaf=lambda node: isinstance(node, Mean))
+    means = [node for node in nodes if isinstance(node, Mean)]
+    return bool(means) and all(np.all(mean.weight.total == 0) for mean in means)
 
 
 def _add_exactly(a: Array, b: Array) -> tuple[Array, Array]:

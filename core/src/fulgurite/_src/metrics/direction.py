@@ -75,6 +75,8 @@ def find_mode(monitor: str) -> Mode | None:
     """Return whether the smallest or the largest value of a metric is the best, as its name
     `SOURCE/NAME` tells; None if it does not."""
     words = set(re.split(r"[^a-z0-9]+", monitor.rpartition("/")[2].lower()))
+    if words & {"neg", "negative", "negated"}:
+        return None  # as of `neg_mean_squared_error`, of which a larger value is better
     is_lower = bool(words & _LOWER_IS_BETTER)
     is_higher = bool(words & _HIGHER_IS_BETTER)
     if is_lower == is_higher:
