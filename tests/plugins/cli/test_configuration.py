@@ -74,6 +74,16 @@ def test_a_configuration_is_overridden_trained_and_built_again_from_the_manifest
     with pytest.raises(ConfigurationError, match=r"rate=1 differs from what the run was started"):
         build_experiment(experiment, ["rate=1"], saved)
 
+    def start_with_whole_number() -> Any:
+        cfg: Any = experiment()
+        cfg.model.rate = 1
+        return cfg
+
+    # Where the annotation asks for a float, 1 is 1.0.
+    whole: Any = build_experiment(start_with_whole_number, []).engine.config
+    again = build_experiment(start_with_whole_number, ["model.rate=1"], whole)
+    assert again.model.keywords == {"rate": 1}
+
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "fulgurite:Module", "builtins:exec"])
 def test_a_manifest_names_nothing_that_the_program_does_not(name: str) -> None:

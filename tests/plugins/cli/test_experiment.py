@@ -9,7 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
@@ -228,6 +228,30 @@ def test_arguments_are_stored_as_in_manifests():
         match=r"experiment\(width=\.\.\.\) cannot be written to the run's manifest",
     ):
         build_experiment(experiment, [], run_dir="runs/a")
+
+
+def test_a_run_is_built_again_with_defaults_of_another_type_than_their_annotation() -> None:
+    def experiment(
+        lr: float = 1,
+        steps: int = 4.0,  # type: ignore[assignment]
+        is_long: bool = 0,  # type: ignore[assignment]
+        sizes: Sequence[int] = (1, 2),
+        rates: tuple[float, ...] = (1, 2),
+    ) -> Experiment:
+        values = (lr, steps, is_long, sizes, rates)
+        return Experiment(engine=fg.Engine(steps=1), model=values, data=None)
+
+    config: Any = build_experiment(experiment, []).engine.config
+    saved = json.loads(json.dumps(config))
+    again = build_experiment(experiment, ["lr=1", "rates=1,2"], saved)
+    assert again.model == (1, 4.0, 0, (1, 2), (1, 2))
+    assert type(again.model[3]) is tuple
+    started = build_experiment(experiment, ["lr=1", "rates=1,2"], start_config=saved)
+    assert json.dumps(started.engine.config) == json.dumps(saved)
+    with pytest.raises(ConfigurationError, match="lr=2.0 differs from what the run was started"):
+        build_experiment(experiment, ["lr=2"], saved)
+    # A manifest of an earlier version, with the default as it was written.
+    assert build_experiment(experiment, ["lr=1"], saved | {"lr": 1}).model == again.model
 
 
 def test_missing_argument_without_default_is_an_error():

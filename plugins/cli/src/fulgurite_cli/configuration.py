@@ -150,7 +150,7 @@ def rebuild_from_config(
         changed = copy(saved)
         apply_overrides(changed, overrides)
         for path, (old, new) in diff(saved, changed).items():
-            if REDACTED not in str(old):
+            if REDACTED not in str(old) and not _is_same_number(old, new):
                 raise ConfigError(
                     f"{path}={new} differs from what the run was started with, {path}={old}: "
                     "leave it out"
@@ -159,6 +159,15 @@ def rebuild_from_config(
         if program_config is not None and has_only_evaluators(program_config):
             replace_evaluators(changed, program_config)
         return resolve(wrap_secrets(changed), names)
+
+
+def _is_same_number(old: str | None, new: str | None) -> bool:
+    """Return whether two values that `diff` shows are one number, such as 1 and 1.0."""
+    try:
+        values = [json.loads(text or "") for text in (old, new)]
+    except ValueError:
+        return False
+    return values[0] == values[1] and not any(isinstance(value, bool) for value in values)
 
 
 def override_config(

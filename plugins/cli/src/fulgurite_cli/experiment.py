@@ -27,9 +27,11 @@ from fulgurite_cli.configuration import (
 from fulgurite_cli.report import format_arguments, format_config
 from fulgurite_cli.values import (
     Parameter,
-    from_plain,
+    fit_default,
     get_parameters,
+    is_same_value,
     parse_value,
+    restore_value,
     to_plain,
 )
 
@@ -166,7 +168,8 @@ def _describe_arguments(
         parameters: of its function.
         arguments: that are not the defaults.
     """
-    config = {name: parameter.default for name, parameter in parameters.items()} | arguments
+    config = {name: fit_default(name, parameter) for name, parameter in parameters.items()}
+    config |= arguments
     config.pop(RUN_DIR, None)
     return {name: to_plain(value) for name, value in config.items()}
 
@@ -304,7 +307,7 @@ def _read_start_config(
                 f"{did_you_mean(name, parameters)}"
             )
         if not _is_hidden(value):
-            arguments[name] = from_plain(name, value, parameters[name].type)
+            arguments[name] = restore_value(name, value, parameters[name])
     return arguments
 
 
@@ -347,12 +350,12 @@ def _merge_saved_config(
     for name, value in saved_config.items():
         if name not in parameters or _is_hidden(value):
             continue
-        if name in arguments and dumps(to_plain(arguments[name])) != dumps(value):
+        if name in arguments and not is_same_value(to_plain(arguments[name]), value):
             raise ConfigurationError(
                 f"{name}={arguments[name]!r} differs from what the run was started with, "
                 f"{name}={value!r}: leave it out"
             )
-        merged[name] = from_plain(name, value, parameters[name].type)
+        merged[name] = restore_value(name, value, parameters[name])
     return merged
 
 

@@ -47,6 +47,7 @@ from fulgurite_cli.report import list_arguments
 from fulgurite_cli.start_config import read_start_config
 from fulgurite_cli.sweeping import plan_sweep, run_sweep
 from fulgurite_cli.swept import stop_with_sweep
+from fulgurite_cli.values import is_same_value
 
 MISTAKES = (CheckpointError, ConfigurationError, PluginError, ProcessError)
 """What is wrong with the command line, the program or the run directory."""
@@ -275,7 +276,7 @@ def _iter_changes(engine: Engine) -> Iterator[str]:
         return
     current = get_arguments({"configuration": loads(dumps(redact_value(engine.config)))})
     for name in saved.keys() & current.keys():
-        if dumps(saved[name]) != dumps(current[name]):  # NaN is not equal to itself
+        if not is_same_value(saved[name], current[name]):
             yield f"{name} was {saved[name]!r} and is {current[name]!r}"
 
 

@@ -1,7 +1,9 @@
 """Arguments of an experiment: their types, their values as text, and as manifests hold them."""
 
 import inspect
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, NamedTuple, get_type_hints
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import REDACTED
 from fulgurite_config import ConfigError, fit_value, format_type, is_known_type, read_value
+from fulgurite_runs import dumps
 
 from fulgurite_cli.secrets import convert_secrets, is_secret_type, make_secret
 
@@ -94,6 +97,49 @@ def _convert(convert: Callable[..., Any], name: str, value: Any, annotation: Any
     except ConfigError as error:
         raise ConfigurationError(str(error)) from error
     return convert_secrets(converted, annotation, make_secret)
+
+
+def fit_default(name: str, parameter: Parameter) -> Any:
+    """Return the default of an argument as the command line would give it, 1 as 1.0 for a float; as
+    it is if it is not of the type of its annotation, which Python does not check.
+
+    Args:
+        name: of the argument.
+        parameter: the argument.
+    """
+    try:
+        return fit_value(parameter.default, parameter.type, (name,))
+    except ConfigError:
+        return parameter.default
+
+
+def restore_value(name: str, value: Any, parameter: Parameter) -> Any:
+    """Return an argument from its form in a manifest, as `from_plain` does. What is the default
+    there is the default, whatever type it has.
+
+    Args:
+        name: of the argument.
+        value: what the manifest holds.
+        parameter: the argument.
+
+    Raises:
+        ConfigurationError: it is not a value of the argument's type.
+    """
+    for default in (parameter.default, fit_default(name, parameter)):
+        with suppress(ConfigurationError):  # JSON cannot hold every default
+            if dumps(to_plain(default)) == dumps(value):
+                return parameter.default
+    return from_plain(name, value, parameter.type)
+
+
+def is_same_value(first: Any, second: Any) -> bool:
+    """Return whether two values of a manifest are the same: 1 and 1.0 are, and NaN and NaN.
+
+    Args:
+        first: a value.
+        second: another.
+    """
+    return json.loads(dumps(first)) == json.loads(dumps(second))
 
 
 def to_plain(value: Any) -> Any:
