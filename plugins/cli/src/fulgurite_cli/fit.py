@@ -28,7 +28,7 @@ def load_experiment(path: str) -> "Callable[..., Experiment]":
         ConfigurationError: there is no such file, or it defines no such function.
     """
     file = Path(path)
-    spec = importlib.util.spec_from_file_location(file.stem, file) if file.is_file() else None
+    spec = importlib.util.spec_from_file_location(file.stem, file) if os.path.isfile(path) else None
     if spec is None or spec.loader is None:
         from fulgurite.errors import ConfigurationError
 
@@ -58,13 +58,15 @@ def run_fit(arguments: list[str]) -> int:
         help="a Python file that defines `experiment`; with --from it may be left out if the "
         "file of that run's program is in the current directory. PROGRAM --help says more",
     )
-    has_program = bool(arguments) and not arguments[0].startswith("-") and "=" not in arguments[0]
-    rest = arguments[1:] if has_program else arguments
-    if not has_program and (not rest or {"-h", "--help"} & set(rest)):
+    program = _find_program_argument(arguments)
+    rest = list(arguments)
+    if program is not None:
+        rest.remove(program)
+    elif not rest or {"-h", "--help"} & set(rest):
         parser.parse_args(rest)
     options = parse_fit_options(rest)
     try:
-        path = arguments[0] if has_program else _find_program_of_run(parser, options.from_run)
+        path = program or _find_program_of_run(parser, options.from_run)
         mistake = find_mistyped_argument(path, options.overrides)
         if mistake is not None and not options.wants_help:
             parser.exit(2, f"error: {mistake}\n")
@@ -88,6 +90,21 @@ def run_fit(arguments: list[str]) -> int:
 
     run(experiment, rest, program=f"fulgurite fit {path}")
     return 0
+
+
+def _find_program_argument(arguments: list[str]) -> str | None:
+    """Return the program on a command line: its first word, or a file of Python among the overrides
+    that come after options; None if it was left out."""
+    for word in arguments[:1]:
+        if not word.startswith("-") and not _is_override(word):
+            return word
+    words = parse_fit_options(arguments).overrides
+    return next((word for word in words if word.endswith(".py") and not _is_override(word)), None)
+
+
+def _is_override(word: str) -> bool:
+    """Return whether a word is `name=value`, and not a file in a folder such as `runs/lr=1`."""
+    return "=" in word and not (word.endswith(".py") and os.path.isfile(word))
 
 
 def parse_fit_options(arguments: list[str]) -> argparse.Namespace:
