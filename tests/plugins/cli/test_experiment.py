@@ -254,6 +254,18 @@ def test_a_run_is_built_again_with_defaults_of_another_type_than_their_annotatio
     assert build_experiment(experiment, ["lr=1"], saved | {"lr": 1}).model == again.model
 
 
+def test_arguments_that_no_name_sets_are_left_out_and_a_partial_is_an_error() -> None:
+    def experiment(lr: float = 1.0, *others: int, **options: Any) -> Experiment:
+        return Experiment(engine=fg.Engine(steps=1), model=(lr, others, options), data=None)
+
+    built = build_experiment(experiment, ["lr=2"])
+    assert (built.model, built.engine.config) == ((2.0, (), {}), {"lr": 2.0})
+    with pytest.raises(ConfigurationError, match="has no argument 'options'. There are: lr"):
+        build_experiment(experiment, ["options=2"])
+    with pytest.raises(ConfigurationError, match="is not a function, of which the types"):
+        build_experiment(partial(experiment, lr=3.0), [])
+
+
 def test_missing_argument_without_default_is_an_error():
     def experiment(width: int, depth: int, lr: float = 0.1) -> Experiment:
         return Experiment(engine=fg.Engine(steps=1), model=(width, depth), data=None)

@@ -170,6 +170,14 @@ def _is_same_number(old: str | None, new: str | None) -> bool:
     return values[0] == values[1] and not any(isinstance(value, bool) for value in values)
 
 
+def is_configuration(saved_config: dict[str, Any]) -> bool:
+    """Return whether a configuration, as manifests hold it, is that of a program that returns one;
+    not arguments or values by name, one of which may be called `config`."""
+    text = saved_config.get(KEY)
+    is_object = isinstance(text, str) and text.lstrip().startswith("{")
+    return is_object and saved_config.keys() <= {KEY, VALUES}
+
+
 def override_config(
     config: Node,
     overrides: Sequence[str],
@@ -190,7 +198,7 @@ def override_config(
         ConfigError: an override matches nothing, or a secret is missing.
         NotAllowedError: the configuration names what is not allowed.
     """
-    if start_config is None or not isinstance(start_config.get(KEY), str):
+    if start_config is None or not is_configuration(start_config):
         apply_values(config, start_config or {}, JSON_SOURCE)
         apply_overrides(config, overrides)
         register_secrets(config)
@@ -211,12 +219,11 @@ def read_config(saved_config: dict[str, Any]) -> Any:
         ConfigurationError: it holds none.
         ConfigError: the text is not a configuration.
     """
-    text = saved_config.get(KEY)
-    if not isinstance(text, str):
+    if not is_configuration(saved_config):
         raise ConfigurationError(
             "there is not a configuration, but arguments by name: use the program that they are of"
         )
-    return from_json(text)
+    return from_json(saved_config[KEY])
 
 
 def register_secrets(config: Any) -> None:

@@ -19,6 +19,7 @@ from fulgurite_cli.configuration import (
     KEY as CONFIG_KEY,
     build_from_config,
     find_allowed,
+    is_configuration,
     override_config,
     plan_from_config,
     rebuild_from_config,
@@ -294,7 +295,7 @@ def _read_start_config(
 ) -> dict[str, Any]:
     """Return the arguments in a configuration, apart from hidden secrets."""
     arguments: dict[str, Any] = {}
-    if isinstance(start_config.get(CONFIG_KEY), str) and CONFIG_KEY not in parameters:
+    if is_configuration(start_config) and CONFIG_KEY not in parameters:
         raise ConfigurationError(
             f"the configuration is that of a program whose `experiment` returns one, and "
             f"{experiment.__name__} has arguments: use the program that it is of"

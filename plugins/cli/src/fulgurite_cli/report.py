@@ -38,14 +38,15 @@ def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> 
     rows = []
     paths = {id(node): path for path, node in iter_nodes_by_path(config)}
     evaluation = ValueReader(allow)
-    for path, value, source in iter_values(config):
+    for path, value, place in iter_values(config):
+        source = start_source if place == JSON_SOURCE else place
         shown = _format_value(path, value, paths, evaluation.budget)
         if has_lazy(value):
             with say_where(path):
                 resolved = evaluation.expand(value)
             source = f"{shown}, {source}"
             shown = _format_value(path, resolved, paths, evaluation.budget)
-        rows.append((f"{path} = {shown}", source.replace(JSON_SOURCE, start_source)))
+        rows.append((f"{path} = {shown}", source))
     return _align(rows)
 
 
@@ -125,4 +126,4 @@ def _redact(path: str, value: Any) -> Any:
 
 def _align(rows: Sequence[tuple[str, str]]) -> str:
     width = min(60, max((len(text) for text, _ in rows), default=0))
-    return "\n".join(f"{text:{width}}  # {source}".rstrip(" #") for text, source in rows)
+    return "\n".join(f"{text:{width}}  # {source}" if source else text for text, source in rows)

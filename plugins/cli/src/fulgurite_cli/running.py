@@ -51,6 +51,8 @@ from fulgurite_cli.values import is_same_value
 
 MISTAKES = (CheckpointError, ConfigurationError, PluginError, ProcessError)
 """What is wrong with the command line, the program or the run directory."""
+# A data source has an argument `resume`, too.
+_NAMES_OPTION = re.compile(r"\bresume=(?!'(?:exact|replay|restart)')|\binit_from=")
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": TERMINATED}
 
 
@@ -239,7 +241,7 @@ def _note_options(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, ConfigurationError) as error:
-        if "resume=" in str(error) or "init_from=" in str(error):
+        if _NAMES_OPTION.search(str(error)):
             error.add_note("on the command line: --resume never, --init-from RUN")
         if isinstance(error, CheckpointError):
             for change in _iter_changes(engine):

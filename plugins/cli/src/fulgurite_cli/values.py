@@ -34,10 +34,23 @@ class Parameter(NamedTuple):
 
 
 def get_parameters(experiment: Callable[..., Any]) -> dict[str, Parameter]:
-    """Return the parameters of a function by name."""
-    hints = get_type_hints(experiment)
+    """Return the parameters of a function by name, without `*args` and `**kwargs`, which no name
+    sets.
+
+    Raises:
+        ConfigurationError: it is no function, but an object such as a `functools.partial`.
+    """
+    try:
+        hints = get_type_hints(experiment)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{experiment!r} is not a function, of which the types of arguments are known: define "
+            "one, `def experiment(lr: float = 1e-3): ...`, that calls it"
+        ) from error
     parameters = {}
     for name, parameter in inspect.signature(experiment).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
         default = parameter.default
         fallback = str if default in (None, parameter.empty) else type(default)
         annotation = hints.get(name, fallback)
