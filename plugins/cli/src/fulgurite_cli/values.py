@@ -38,7 +38,7 @@ def get_parameters(experiment: Callable[..., Any]) -> dict[str, Parameter]:
     sets.
 
     Raises:
-        ConfigurationError: it is no function, but an object such as a `functools.partial`.
+        ConfigurationError: it is not a function, but an object such as a `functools.partial`.
     """
     try:
         hints = get_type_hints(experiment)
