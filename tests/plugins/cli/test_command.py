@@ -258,6 +258,15 @@ def test_a_reader_of_a_command_may_stop_reading(line: str, tmp_path: Path):
     assert (done.returncode, done.stderr) == ("diff" in line, "")
 
 
+def test_what_an_output_has_no_characters_for_is_escaped(tmp_path: Path):
+    (tmp_path / "a.json").write_text('{"name": "\u00e9"}')
+    (tmp_path / "b.json").write_text("{}")
+    command = [sys.executable, "-m", "fulgurite_cli", "config", "diff", "a.json", "b.json"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ('name: "\\xe9" -> (nothing)\n', "")
+
+
 def test_mistakes_in_overrides_end_with_2(program: str, capsys: pytest.CaptureFixture[str]):
     assert exit_code("fit", program, "stesp=2") == 2
     assert "experiment has no argument 'stesp'. Did you mean 'steps'?" in capsys.readouterr().err
@@ -268,6 +277,7 @@ def test_mistakes_in_overrides_end_with_2(program: str, capsys: pytest.CaptureFi
     [
         ("absent.py", None, "there is no Python file"),
         ("empty_program_of_a_test.py", "x = 1", "defines no function `experiment`"),
+        ("optax.py", "x = 1", "has the name of the module 'optax', which is in use"),
         ("notes.md", "# Notes", "there is no Python file"),
         # The system refuses to look for it.
         (f"{'x' * 300}.py", None, "there is no Python file"),

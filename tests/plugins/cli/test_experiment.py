@@ -26,6 +26,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import redact_text
 from fulgurite_cli import Experiment, SecretStr, build_experiment, run
 from fulgurite_cli.values import parse_value
+from fulgurite_config import L
 from fulgurite_runs import RunDirectory, RunPlugin
 
 PROGRAM = """
@@ -266,6 +267,14 @@ def test_arguments_that_no_name_sets_are_left_out_and_a_partial_is_an_error() ->
         build_experiment(partial(experiment, lr=3.0), [])
 
 
+def test_an_annotation_for_type_checkers_only_leaves_the_others() -> None:
+    def experiment(lr: float = 1, path: "NotImported" = "a") -> "NotImported":  # type: ignore
+        return Experiment(engine=fg.Engine(steps=1), model=(lr, path), data=None)
+
+    built = build_experiment(experiment, ["lr=2", "path=3"])
+    assert built.model == (2.0, "3")
+
+
 def test_missing_argument_without_default_is_an_error():
     def experiment(width: int, depth: int, lr: float = 0.1) -> Experiment:
         return Experiment(engine=fg.Engine(steps=1), model=(width, depth), data=None)
@@ -283,6 +292,9 @@ def test_a_function_that_returns_no_experiment_is_an_error():
         ConfigurationError, match=r"experiment returned Engine; return fulgurite_cli\.Experiment"
     ):
         build_experiment(experiment, [])
+    for program in (lambda: Experiment(3, None), lambda: L(engine=3, model=None)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="the engine is 3: give a fulgurite.Engine"):
+            build_experiment(program, [])
 
 
 @pytest.mark.full

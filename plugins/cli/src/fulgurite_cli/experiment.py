@@ -202,6 +202,14 @@ def _check_experiment(experiment: Factory, built: Any) -> None:
             f"{experiment.__name__} returned {type(built).__name__}; return "
             "fulgurite_cli.Experiment(...)"
         )
+    _check_engine(built)
+
+
+def _check_engine(built: Experiment) -> None:
+    """Raise a `ConfigurationError` if an experiment has something else in the place of its engine,
+    as after an override `engine=3`."""
+    if not isinstance(built.engine, Engine):
+        raise ConfigurationError(f"the engine is {built.engine!r}: give a fulgurite.Engine(...)")
 
 
 def _check_known(
@@ -247,7 +255,9 @@ def as_experiment(resolved: Any) -> Experiment:
             "the configuration has no `engine` or no `model`: set cfg.engine = L(fg.Engine, ...) "
             "and cfg.model = L(...), or return L(Experiment, ...)"
         )
-    return Experiment(resolved.engine, resolved.model, getattr(resolved, "data", None))
+    built = Experiment(resolved.engine, resolved.model, getattr(resolved, "data", None))
+    _check_engine(built)
+    return built
 
 
 def describe_values(

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fulgurite_cli.experiment import Experiment
 
 
+_PROGRAMS: set[str] = set()
+"""The names of the modules that are programs."""
+
+
 def load_experiment(path: str) -> "Callable[..., Experiment]":
     """Return the function `experiment` of the file `path`, the only file that is imported.
 
@@ -33,9 +37,11 @@ def load_experiment(path: str) -> "Callable[..., Experiment]":
         from fulgurite.errors import ConfigurationError
 
         raise ConfigurationError(f"there is no Python file {path}")
+    _check_name(file)
     add_program_folder(file.resolve().parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
+    _PROGRAMS.add(file.stem)
     spec.loader.exec_module(module)
     experiment = getattr(module, "experiment", None)
     if not callable(experiment):
@@ -45,6 +51,26 @@ def load_experiment(path: str) -> "Callable[..., Experiment]":
             f"{path} defines no function `experiment` that returns an Experiment of fulgurite_cli"
         )
     return cast(Any, experiment)
+
+
+def _check_name(file: Path) -> None:
+    """Raise a `ConfigurationError` if a program has the name of a module that is imported already:
+    it would be found in the place of that one.
+
+    Args:
+        file: of the program.
+    """
+    former = sys.modules.get(file.stem)
+    origin = getattr(former, "__file__", None)
+    is_same = origin is not None and Path(origin).resolve() == file.resolve()
+    if former is None or file.stem in _PROGRAMS or is_same:
+        return
+    from fulgurite.errors import ConfigurationError
+
+    raise ConfigurationError(
+        f"{file} has the name of the module {file.stem!r}, which is in use: give the file another "
+        "name"
+    )
 
 
 def run_fit(arguments: list[str]) -> int:

@@ -40,9 +40,11 @@ class _OnlyOnce(argparse.Action):
 
 
 def print_to_pipe(text: str) -> None:
-    """Print; where nobody reads any more, as behind `| head`, that is not an error."""
+    """Print; where nobody reads any more, as behind `| head`, that is not an error. What the output
+    has no characters for, as of a locale without UTF-8, is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
         # Python would write what is left when it ends, and what is printed later fails as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, get_type_hints
+from typing import Any
 
 from fulgurite.plugins import REDACTED, redact_value
 from fulgurite_config import (
@@ -24,7 +24,7 @@ from fulgurite_config import (
     say_where,
 )
 
-from fulgurite_cli.values import get_parameters, to_plain
+from fulgurite_cli.values import get_parameters, read_type_hints, to_plain
 
 
 def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> str:
@@ -77,8 +77,9 @@ def _format_argument(name: str, value: Any) -> str:
 def _returns_experiment(experiment: Callable[..., Any]) -> bool:
     """Return whether an annotation says that a function returns an `Experiment`, so that calling
     it would load its data."""
-    annotation = get_type_hints(experiment).get("return")
-    return getattr(annotation, "__name__", "") == "Experiment"
+    written = inspect.signature(experiment).return_annotation
+    annotation = read_type_hints(experiment).get("return", written)
+    return getattr(annotation, "__name__", annotation) == "Experiment"
 
 
 def _iter_config_lines(config: Any) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite.errors import ConfigurationError
@@ -41,7 +42,7 @@ def get_parameters(experiment: Callable[..., Any]) -> dict[str, Parameter]:
         ConfigurationError: it is not a function, but an object such as a `functools.partial`.
     """
     try:
-        hints = get_type_hints(experiment)
+        hints = read_type_hints(experiment)
     except TypeError as error:
         raise ConfigurationError(
             f"{experiment!r} is not a function, of which the types of arguments are known: define "
@@ -58,6 +59,24 @@ def get_parameters(experiment: Callable[..., Any]) -> dict[str, Parameter]:
             annotation = annotation | None
         parameters[name] = Parameter(default, annotation)
     return parameters
+
+
+def read_type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function by name, without those that name what is imported for
+    type checkers only.
+
+    Raises:
+        TypeError: it is an object that has none.
+    """
+    with suppress(NameError):
+        return get_type_hints(function)
+    origin: Any = inspect.unwrap(function)
+    hints: dict[str, Any] = {}
+    for name, annotation in origin.__annotations__.items():
+        holder = SimpleNamespace(__annotations__={name: annotation})
+        with suppress(NameError):
+            hints |= get_type_hints(holder, origin.__globals__)
+    return hints
 
 
 def parse_value(name: str, text: str, annotation: Any) -> Any:
