@@ -208,3 +208,22 @@ def test_home_in_paths_of_checkpoints_is_expanded_and_steps_of_numpy_are_steps(
     state = engine.load_weights(Counting, fg.CheckpointRef("~/weights", int64(4)))
     assert float(state.module.weight) == -4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+
+
+@pytest.mark.full
+def test_a_run_resumes_below_a_folder_with_a_dollar_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH_NAME", raising=False)
+    folder = tmp_path / "costs $NO_SUCH_NAME"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    data = [(np.zeros(2, np.float32),)]
+    for steps in (2, 4):
+        engine = fg.Engine(steps=steps, run_dir="run", plugins=[Checkpointer(2)])
+        engine.fit(Counting, data, resume="auto")
+    assert sorted(path.name for path in (folder / "run" / "checkpoints").iterdir()) == [
+        "step-2",
+        "step-4",
+    ]
+    assert float(load(folder / "run", model=Counting).weight) == -4

@@ -210,6 +210,63 @@ def test_fit_without_a_program_ends_with_2(capsys: pytest.CaptureFixture[str]):
     assert "usage: fulgurite fit" in capsys.readouterr().err
 
 
+def test_a_program_may_come_after_options_and_lie_below_a_name_with_an_equals_sign(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    below = tmp_path / "lr=1" / Path(program).name
+    below.parent.mkdir()
+    below.write_text(Path(program).read_text())
+    for arguments in (
+        ["--run", "a", program, "steps=2"],
+        ["steps=2", "--resume", "never", program],
+        [str(below), "steps=2"],
+        ["steps=2", str(below)],
+    ):
+        assert exit_code("fit", *arguments, "--print") == 0
+        assert capsys.readouterr().out == "steps=2  # command line\n"
+    assert exit_code("fit", "--run", "a", "steps=2") == 2
+    assert "the following arguments are required: PROGRAM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--run", "--init-from", "--preempted-exit-code", "--jobs"])
+def test_an_option_that_is_given_twice_is_an_error(
+    option: str, program: str, capsys: pytest.CaptureFixture[str]
+):
+    assert exit_code("fit", program, option, "2", option, "3", "--print") == 2
+    assert f"{option} is given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plugins",
+        "plugins jsonl --json",
+        "completion bash",
+        "completion words f",
+        pytest.param("config diff a.json b.json", marks=pytest.mark.full),
+        pytest.param("doctor", marks=pytest.mark.full),
+    ],
+)
+def test_a_reader_of_a_command_may_stop_reading(line: str, tmp_path: Path):
+    (tmp_path / "a.json").write_text('{"rate": 1}')
+    (tmp_path / "b.json").write_text('{"rate": 2}')
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fulgurite_cli", *line.split()]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == ("diff" in line, "")
+
+
+def test_what_an_output_has_no_characters_for_is_escaped(tmp_path: Path):
+    (tmp_path / "a.json").write_text('{"name": "\u00e9"}')
+    (tmp_path / "b.json").write_text("{}")
+    command = [sys.executable, "-m", "fulgurite_cli", "config", "diff", "a.json", "b.json"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ('name: "\\xe9" -> (nothing)\n', "")
+
+
 def test_mistakes_in_overrides_end_with_2(program: str, capsys: pytest.CaptureFixture[str]):
     assert exit_code("fit", program, "stesp=2") == 2
     assert "experiment has no argument 'stesp'. Did you mean 'steps'?" in capsys.readouterr().err
@@ -220,7 +277,10 @@ def test_mistakes_in_overrides_end_with_2(program: str, capsys: pytest.CaptureFi
     [
         ("absent.py", None, "there is no Python file"),
         ("empty_program_of_a_test.py", "x = 1", "defines no function `experiment`"),
+        ("optax.py", "x = 1", "has the name of the module 'optax', which is in use"),
         ("notes.md", "# Notes", "there is no Python file"),
+        # The system refuses to look for it.
+        (f"{'x' * 300}.py", None, "there is no Python file"),
     ],
 )
 def test_a_file_without_an_experiment_ends_with_2(

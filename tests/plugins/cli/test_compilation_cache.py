@@ -175,6 +175,11 @@ def test_cache_is_chosen_by_settings_and_by_the_state_of_its_directory(
         assert choose_compilation_cache().directory == (
             unconfigured.parent / ".cache" / "fulgurite" / "compiled"
         )
+        # As for a user whom the system does not know: `~` stays as it is.
+        patch.setenv("HOME", "~")
+        chosen = choose_compilation_cache()
+        assert (chosen.directory, chosen.problem) == (None, None)
+        assert chosen.description == "none, because there is no home directory"
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         assert choose_compilation_cache().directory is None

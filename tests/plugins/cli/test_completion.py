@@ -37,9 +37,10 @@ RETURNED = "def experiment():\n    part: Any = L(size=1)\n    return L(steps=3, 
 def complete(folder: Path, *line: str) -> list[str]:
     """Return what bash offers for the last word of a command line, split as bash does."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables = {"PATH": path, "HOME": str(folder)}
     command = ["bash", "--norc", "-c", COMPLETE, "bash", "fulgurite", *line]
     done = subprocess.run(
-        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
@@ -63,6 +64,8 @@ def folder(tmp_path: Path) -> Path:
         ("e", {"evaluate", "explain", "export"}),
         ("fit arguments.py st", {"steps="}),
         ("fit --run a arguments.py r", {"rate="}),
+        ("fit 'arguments.py' r", {"rate="}),
+        ("fit ~/arguments.py r", {"rate="}),
         ("fit config.py part", {"part.size="}),
         ("fit returned.py ", {"steps=", "part.size="}),
         ("evaluate --st", {"--step"}),

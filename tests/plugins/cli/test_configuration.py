@@ -23,7 +23,7 @@ from fulgurite_cli.configuration import build_from_config, rebuild_from_config
 from fulgurite_cli.fit import load_experiment
 from fulgurite_cli.running import shorten_warnings
 from fulgurite_config import L, Required, to_json, to_python
-from fulgurite_runs import RunDirectory, RunPlugin
+from fulgurite_runs import RunDirectory, RunPlugin, get_arguments
 
 
 class Net(fg.Module):
@@ -73,6 +73,16 @@ def test_a_configuration_is_overridden_trained_and_built_again_from_the_manifest
     assert built.engine.config == saved
     with pytest.raises(ConfigurationError, match=r"rate=1 differs from what the run was started"):
         build_experiment(experiment, ["rate=1"], saved)
+
+    def start_with_whole_number() -> Any:
+        cfg: Any = experiment()
+        cfg.model.rate = 1
+        return cfg
+
+    # Where the annotation asks for a float, 1 is 1.0.
+    whole: Any = build_experiment(start_with_whole_number, []).engine.config
+    again = build_experiment(start_with_whole_number, ["model.rate=1"], whole)
+    assert again.model.keywords == {"rate": 1}
 
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "fulgurite:Module", "builtins:exec"])
@@ -261,6 +271,24 @@ def test_what_differs_since_a_run_was_started_is_told_with_an_error(
         assert capsys.readouterr().err.splitlines()[0] == lines[0]
 
 
+def test_options_of_the_command_line_are_told_only_where_they_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A data source has an argument `resume`, too, which no option sets."""
+
+    def configure() -> Any:
+        cfg = sized()
+        cfg.data = L(iter, L(make_data))
+        return cfg
+
+    with pytest.raises(SystemExit) as caught:
+        run(configure, ["--run", str(tmp_path)])
+    assert caught.value.code == 1
+    printed = capsys.readouterr().err
+    assert "resume='restart'" in printed
+    assert "--resume" not in printed
+
+
 def sized() -> Any:
     cfg = L(width=2)
     cfg.engine = L(fg.Engine, steps=2, plugins=[L(Checkpointer, 1)], autoload=False)
@@ -340,6 +368,13 @@ def test_print_shows_values_and_where_they_come_from(
     assert f"cfg.ref.steps, {__file__}:" in values["engine.steps"]
     assert values["model"].split()[0].endswith("test_configuration:Net")
 
+    def describe() -> Any:
+        return L(format="xml", language="c")
+
+    values = print_values(describe, ["format=JSON", "language=C#"], capsys)
+    assert " ".join(values["format"].split()) == "'JSON' # override format=JSON"
+    assert " ".join(values["language"].split()) == "'C#' # override language=C#"
+
     def configure(width: int = 1, api_key: str = "abc123", name: str = "a") -> Any:
         raise AssertionError("this is not called to print values")
 
@@ -381,6 +416,7 @@ def test_a_configuration_that_cannot_be_read_is_an_error(
         "{": "cannot be read as a configuration",
         '{"a": "\udcff"}': "is not UTF-8 from byte 7 on",
         '{"wdith": 1}': "Did you mean 'width'?",
+        '{"width": 1, "width": 2}': "it has the name 'width' twice",
         '{"configuration": null, "plugins": []}': "it was not started by fulgurite_cli",
     }
     for text, message in texts.items():
@@ -476,6 +512,25 @@ def test_config_diff_shows_what_differs(tmp_path: Path, capsys: pytest.CaptureFi
         run_config(["diff", files[0], files[2]])
     assert caught.value.code == 2
     assert "one is a whole configuration, and the other holds" in capsys.readouterr().err
+
+
+def test_an_argument_may_be_called_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def configure(config: str = "small", values: dict[str, int] = {}, rate: float = 1.0) -> Any:  # noqa: B006
+        return Experiment(fg.Engine(steps=1), config, [])
+
+    files = [str(tmp_path / f"{name}.json") for name in "abc"]
+    for file, config in zip(files, ("small", "large"), strict=False):
+        arguments: Any = build_experiment(configure, [f"config={config}"]).engine.config
+        assert get_arguments({"configuration": arguments}) == arguments
+        Path(file).write_text(json.dumps({"configuration": arguments, "plugins": []}))
+    assert run_config(["diff", *files[:2]]) == 1
+    assert capsys.readouterr().out == 'config: "small" -> "large"\n'
+    # And a value of a configuration.
+    Path(files[2]).write_text('{"config": "large"}')
+    values = print_values(lambda: L(config="small"), ["--config", files[2]], capsys)
+    assert values["config"].startswith("'large' ")
 
 
 def test_values_from_a_run_keep_their_types_and_defaults(

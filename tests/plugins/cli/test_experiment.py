@@ -9,7 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
@@ -26,6 +26,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import redact_text
 from fulgurite_cli import Experiment, SecretStr, build_experiment, run
 from fulgurite_cli.values import parse_value
+from fulgurite_config import L
 from fulgurite_runs import RunDirectory, RunPlugin
 
 PROGRAM = """
@@ -230,6 +231,50 @@ def test_arguments_are_stored_as_in_manifests():
         build_experiment(experiment, [], run_dir="runs/a")
 
 
+def test_a_run_is_built_again_with_defaults_of_another_type_than_their_annotation() -> None:
+    def experiment(
+        lr: float = 1,
+        steps: int = 4.0,  # type: ignore[assignment]
+        is_long: bool = 0,  # type: ignore[assignment]
+        sizes: Sequence[int] = (1, 2),
+        rates: tuple[float, ...] = (1, 2),
+    ) -> Experiment:
+        values = (lr, steps, is_long, sizes, rates)
+        return Experiment(engine=fg.Engine(steps=1), model=values, data=None)
+
+    config: Any = build_experiment(experiment, []).engine.config
+    saved = json.loads(json.dumps(config))
+    again = build_experiment(experiment, ["lr=1", "rates=1,2"], saved)
+    assert again.model == (1, 4.0, 0, (1, 2), (1, 2))
+    assert type(again.model[3]) is tuple
+    started = build_experiment(experiment, ["lr=1", "rates=1,2"], start_config=saved)
+    assert json.dumps(started.engine.config) == json.dumps(saved)
+    with pytest.raises(ConfigurationError, match="lr=2.0 differs from what the run was started"):
+        build_experiment(experiment, ["lr=2"], saved)
+    # A manifest of an earlier version, with the default as it was written.
+    assert build_experiment(experiment, ["lr=1"], saved | {"lr": 1}).model == again.model
+
+
+def test_arguments_that_no_name_sets_are_left_out_and_a_partial_is_an_error() -> None:
+    def experiment(lr: float = 1.0, *others: int, **options: Any) -> Experiment:
+        return Experiment(engine=fg.Engine(steps=1), model=(lr, others, options), data=None)
+
+    built = build_experiment(experiment, ["lr=2"])
+    assert (built.model, built.engine.config) == ((2.0, (), {}), {"lr": 2.0})
+    with pytest.raises(ConfigurationError, match="has no argument 'options'. There are: lr"):
+        build_experiment(experiment, ["options=2"])
+    with pytest.raises(ConfigurationError, match="is not a function, of which the types"):
+        build_experiment(partial(experiment, lr=3.0), [])
+
+
+def test_an_annotation_for_type_checkers_only_leaves_the_others() -> None:
+    def experiment(lr: float = 1, path: "NotImported" = "a") -> "NotImported":  # type: ignore
+        return Experiment(engine=fg.Engine(steps=1), model=(lr, path), data=None)
+
+    built = build_experiment(experiment, ["lr=2", "path=3"])
+    assert built.model == (2.0, "3")
+
+
 def test_missing_argument_without_default_is_an_error():
     def experiment(width: int, depth: int, lr: float = 0.1) -> Experiment:
         return Experiment(engine=fg.Engine(steps=1), model=(width, depth), data=None)
@@ -247,6 +292,9 @@ def test_a_function_that_returns_no_experiment_is_an_error():
         ConfigurationError, match=r"experiment returned Engine; return fulgurite_cli\.Experiment"
     ):
         build_experiment(experiment, [])
+    for program in (lambda: Experiment(3, None), lambda: L(engine=3, model=None)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="the engine is 3: give a fulgurite.Engine"):
+            build_experiment(program, [])
 
 
 @pytest.mark.full

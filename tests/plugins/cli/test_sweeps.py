@@ -9,6 +9,7 @@ import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_cli import SecretStr, load_experiment, run
 from fulgurite_cli.sweeping import plan_sweep
+from fulgurite_runs import RunDirectory
 
 PROGRAM = """
 import json
@@ -96,11 +97,13 @@ def test_a_sweep_has_a_run_for_each_combination_in_order() -> None:
 
 
 def test_runs_of_a_sweep_are_called_what_a_folder_may_be_called() -> None:
-    """Orbax takes `*`, `?` and `[` for a pattern."""
+    """Orbax takes `*`, `?` and `[` for a pattern, and `$` begins the name of a variable."""
     plan = plan_sweep([], ["**.half_life=5,10", "engine.plugins[1].*.paths=['a/b c']"])
     assert list(plan) == [
         f"half_life={value},engine.plugins.1.all.paths=._a_b_c_" for value in (5, 10)
     ]
+    for name in plan_sweep([], ["label=$HOME,${x}"]):
+        assert RunDirectory(name).path.name == name
 
 
 def test_long_names_and_those_of_several_runs_get_a_digest(tmp_path: Path) -> None:
@@ -168,6 +171,8 @@ def test_a_sweep_runs_what_is_not_complete(
     (tmp_path / "sweep" / "width=3" / "attempts" / "1").write_text("")
     assert exit_code(*arguments, program=program) == 0
     assert "1 of 2 runs to do" in capfd.readouterr().out
+    assert exit_code(*arguments, "--resume", "never", program=program) == 0
+    assert "2 of 2 runs to do" in capfd.readouterr().out
     arguments[-1] += "/width=1"
     assert exit_code(*arguments, program=program) == 2
     assert "width=1 is a run: give a sweep a directory of its own" in capfd.readouterr().err

@@ -6,7 +6,7 @@ import json
 import math
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NewType
 
 import fulgurite as fg
 import pytest
@@ -20,6 +20,9 @@ class Kind(Enum):
     B = 2
 
 
+Count = NewType("Count", int)
+
+
 def gather(
     flag: bool = False,
     number: int = 0,
@@ -29,6 +32,9 @@ def gather(
     path: Path = Path("."),
     kind: Kind = Kind.A,
     mode: Literal["mean", 2] = "mean",
+    selected: Literal[Kind.A, "none"] = Kind.A,
+    count: Count = Count(0),
+    counts: list[Count] = [],  # noqa: B006
     sizes: tuple[int, ...] = (),
     pair: tuple[str, float] = ("", 0.0),
     rates: list[float] = [],  # noqa: B006
@@ -93,6 +99,10 @@ def set_value_from_file(name: str, value: Any) -> Any:
         ("path=3", Path("3")),
         ("kind=B", Kind.B),
         ("mode=2", 2),
+        ("selected=A", Kind.A),
+        ("selected=none", "none"),
+        ("count=3", 3),
+        ("counts=1,2", [1, 2]),
         ("sizes=[3,4]", (3, 4)),
         ("sizes=3, 4", (3, 4)),
         ("sizes=3", (3,)),
@@ -126,6 +136,8 @@ def test_a_text_is_read_by_the_annotation(set_text: Any, override: str, value: A
         ("rate=fast", "rate=fast is not float"),
         ("kind=Z", r"kind=Z is not A \| B"),
         ("mode=3", r"mode=3 is not 'mean' \| 2"),
+        ("selected=B", r"selected=B is not A \| 'none'"),
+        ("count=x", "count=x is not int"),
         ("sizes=foo", r"sizes=foo is not tuple\[int, ...\]"),
         ("sizes=(1,2", r"sizes: a bracket is not closed: \) is missing"),
         ("pair=a", r"pair=a is not tuple\[str, float\]"),
@@ -148,6 +160,8 @@ def test_a_text_that_is_no_value_of_the_annotation_is_an_error(
     [
         ("path", "a/b", Path("a/b")),
         ("kind", "B", Kind.B),
+        ("selected", "A", Kind.A),
+        ("counts", [3], [3]),
         ("sizes", [3, 4], (3, 4)),
         ("kinds", ["A", "B"], [Kind.A, Kind.B]),
         ("table", {"a": 1}, {"a": 1.0}),
@@ -169,6 +183,7 @@ def test_a_file_is_read_by_the_annotation(
         ("sizes", "abc"),
         ("path", 5),
         ("kind", "Z"),
+        ("selected", "B"),
         ("number", "5"),
         ("number", True),
         ("text", 5),
@@ -180,7 +195,14 @@ def test_a_file_is_checked_by_the_annotation(set_constant: Any, name: str, plain
 
 
 def test_arguments_are_the_same_after_a_manifest() -> None:
-    overrides = ["kinds=A,B", "path=a", "pairs=(1,2),(3,4)", "pair=a,1", "table={'a': 2}"]
+    overrides = [
+        "kinds=A,B",
+        "selected=A",
+        "path=a",
+        "pairs=(1,2),(3,4)",
+        "pair=a,1",
+        "table={'a': 2}",
+    ]
     built = build_experiment(experiment, overrides)
     saved = json.loads(json.dumps(built.engine.config))
     assert build_experiment(experiment, overrides, saved).model == built.model
@@ -192,3 +214,15 @@ def test_a_type_that_no_text_can_be_read_as_says_so() -> None:
 
     with pytest.raises(ConfigurationError, match="weights is of the type bytes, which no string"):
         build_experiment(set_array, ["weights=1"])
+
+
+def test_a_path_or_a_member_in_a_section_stays_one() -> None:
+    config = L(folder=Path("a"), kind=Kind.A)
+    apply_overrides(config, ["folder=b/c", "kind=B"])
+    assert (config.folder, config.kind) == (Path("b/c"), Kind.B)
+    apply_values(config, {"folder": "d", "kind": "A"})
+    assert (config.folder, config.kind) == (Path("d"), Kind.A)
+    with pytest.raises(ConfigError, match=r"kind=C is not A \| B \| None"):
+        apply_overrides(config, ["kind=C"])
+    apply_overrides(config, ["folder=none"])
+    assert config.folder is None

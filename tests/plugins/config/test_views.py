@@ -40,10 +40,11 @@ def test_changes_of_a_list_with_references_are_changes_of_the_configuration() ->
     cfg.named["c"] = 3
     cfg.named["b"].append(9)
     del cfg.named["a"]
+    cfg.sizes.reverse()
     for config in (cfg, fc.copy(cfg), from_json(to_json(cfg))):
         config.width = 6
         resolved: Any = resolve(config)
-        assert resolved.sizes == resolved.same == [7, 6, 20, 6]
+        assert resolved.sizes == resolved.same == [6, 20, 6, 7]
         assert resolved.named == {"b": [12, 9], "c": 3}
 
 

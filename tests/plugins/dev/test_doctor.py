@@ -106,8 +106,11 @@ def test_doctor_finds_broken_entry_points_versions_and_directories(
     (tmp_path / "file").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sick_module", raising=False)
-    assert main(["doctor", str(tmp_path / "file" / "runs")]) == 1
+    # The system refuses to look for the second one, as below a folder that may not be read.
+    directories = [str(tmp_path / "file" / "runs"), str(tmp_path / ("x" * 300))]
+    assert main(["doctor", *directories]) == 1
     lines = capsys.readouterr().out.splitlines()
+    assert any(f"into {directories[1]}: File name too long" in line for line in lines)
     assert "sick1 1.0" in lines
     assert [line for line in lines if "sick1[" in line] == [
         "extra not installed: absent; pip install 'sick1[more]'"

@@ -1,6 +1,7 @@
 """`fulgurite new-plugin`: what it writes installs, passes its own tests, and trains by its name."""
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -194,6 +195,16 @@ def test_unwritable_target_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as stop:
         main(["new-plugin", "noise", "--folder", "/proc/none/noise"])
     assert stop.value.code == 2 and "cannot be written" in capsys.readouterr().err
+
+
+def test_what_to_type_next_is_quoted_for_a_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "it's mine"
+    assert main(["new-plugin", "noise", "--folder", str(folder)]) == 0
+    install, test = capsys.readouterr().out.splitlines()[1:]
+    assert shlex.split(install) == ["pip", "install", "-e", f"{folder}[test]"]
+    assert shlex.split(test) == ["pytest", str(folder)]
 
 
 def test_existing_files_are_not_overwritten(

@@ -193,7 +193,12 @@ def test_complete_run_has_its_last_checkpoint_evaluated_once(trained: Path) -> N
         ("last", 40),
     ]
     first = read_results(trained)
-    assert evaluate(trained, "--group", "slow") == 0
+    # A path with an equals sign is a program, too.
+    program = trained / "size=1" / "program.py"
+    program.parent.mkdir()
+    program.symlink_to(PROGRAM)
+    command = ["evaluate", str(program), "--run", str(trained), "--group", "slow"]
+    assert fulgurite(command) == 0
     assert read_results(trained) == first and len(lines(trained)) == 2
     assert notes(trained).count("restores 40") == 1
 

@@ -60,6 +60,10 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_that_names_it(tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"file/run cannot be written.*Choose another"):
         RunDirectory(tmp_path / "file" / "run").start_attempt()
+    # The system refuses to look for it, as below a folder that this user may not read.
+    with pytest.raises(CheckpointError, match=r"cannot be written.*too long.*Choose another"):
+        with RunDirectory(tmp_path / ("x" * 300)).lock():
+            pass
 
 
 def test_committed_checkpoints_come_in_the_order_of_their_steps(tmp_path: Path):
@@ -290,6 +294,21 @@ def test_home_and_variables_in_paths_are_expanded(
     assert not (tmp_path / "~").exists()
     with pytest.raises(ConfigurationError, match=r"neither ~ nor variables are expanded"):
         fg.Engine(steps=1, compilation_cache_dir="~/cache")
+
+
+def test_a_dollar_in_the_working_directory_is_a_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NO_SUCH_NAME", raising=False)
+    for name in ("costs $NO_SUCH_NAME", "$HOME"):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        run = RunDirectory("runs/a")
+        assert run.path == folder / "runs" / "a"
+        assert RunDirectory(run.path).path == run.path
+        assert run.is_at(run.path)
 
 
 def test_a_link_in_place_of_checkpoints_names_where_else_they_may_be(tmp_path: Path) -> None:

@@ -125,3 +125,25 @@ def test_a_circle_and_a_model_within_a_schedule_are_passed_by() -> None:
     program = describe(optax.sgd(schedule))["program"]
     names = [name for name in program if "circle" in name or "model" in name]
     assert [(name.rpartition(".")[2], program[name]) for name in names] == [("rate", 0.5)]
+
+
+def test_arrays_without_numbers_in_an_optimizer_are_no_hyperparameters() -> None:
+    key = jax.random.key(3)
+    names = np.array(["weight", "bias"])
+
+    def make_noise(scale: float) -> optax.GradientTransformation:
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            assert names.size == 2
+            noise = scale * jax.random.normal(key)
+            return jax.tree.map(lambda update: update + noise, updates), state
+
+        return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+    section = describe(optax.chain(make_noise(0.5), optax.sgd(1.0)))
+    program = {name.rpartition(".")[2]: number for name, number in section["program"].items()}
+    assert program["scale"] == 0.5
+    assert not {"key", "names"} & program.keys()
+    injected = optax.inject_hyperparams(lambda key, rate: optax.sgd(rate))(key=key, rate=0.5)
+    state = {path.rpartition(".")[2]: entry for path, entry in describe(injected)["state"].items()}
+    assert state["rate"]["value"] == 0.5
+    assert state["key"]["value"] == "key<fry>[]"

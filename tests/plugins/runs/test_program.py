@@ -75,9 +75,11 @@ def test_changes_and_untracked_programs_are_dirty(
     file = project / "train_x10.py"
     (project / "notes.txt").touch()
     assert describe_program(str(file))["git"]["dirty"] is False  # an untracked file is not a change
-    new = project / "new.py"
-    new.touch()
-    assert describe_program(str(new))["git"]["dirty"] is True
+    # The second one is a pattern that the tracked file fits.
+    for name in ("new.py", "train_x1[0].py"):
+        new = project / name
+        new.touch()
+        assert describe_program(str(new))["git"]["dirty"] is True
     file.write_text(PROGRAM + "# changed\n")
     description = describe_program(str(file))
     assert description["git"]["dirty"] is True

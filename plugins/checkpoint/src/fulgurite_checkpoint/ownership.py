@@ -28,7 +28,7 @@ def is_resumed_from(root: Path, run: fg.Run) -> bool:
     path = None if run.resumed_from is None else run.resumed_from.run_dir
     if path is None:
         return False
-    text = expand_path(os.fspath(path))
+    text = expand_path(path)
     if not isinstance(root, Path):
         return os.fspath(root) == text.rstrip("/")
     return os.path.realpath(root) == os.path.realpath(text)

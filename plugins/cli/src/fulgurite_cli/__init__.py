@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fulgurite_cli.explanation import explain
     from fulgurite_cli.fit import load_experiment, parse_fit_options
     from fulgurite_cli.mistakes import format_mistake
-    from fulgurite_cli.options import IN_USE
+    from fulgurite_cli.options import IN_USE, print_to_pipe
     from fulgurite_cli.rebuilding import rebuild_experiment
     from fulgurite_cli.running import run
     from fulgurite_cli.secrets import SecretStr
@@ -33,6 +33,7 @@ __all__ = [
     "note_signals",
     "parse_fit_options",
     "plan_config",
+    "print_to_pipe",
     "read_start_config",
     "rebuild_experiment",
     "run",
@@ -54,6 +55,7 @@ _MODULES = {
     "note_signals": "fulgurite_cli.sweeping",
     "parse_fit_options": "fulgurite_cli.fit",
     "plan_config": "fulgurite_cli.experiment",
+    "print_to_pipe": "fulgurite_cli.options",
     "read_start_config": "fulgurite_cli.start_config",
     "rebuild_experiment": "fulgurite_cli.rebuilding",
     "run": "fulgurite_cli.running",

@@ -75,7 +75,10 @@ def choose_compilation_cache(is_wanted: bool = True) -> CompilationCache:
         return CompilationCache(None, "none (jax_enable_compilation_cache is False)")
     if os.environ.get(PROCESSES_VARIABLE):
         return CompilationCache(None, "none, because the program runs in several processes")
-    directory = _find_user_cache() / "fulgurite" / "compiled"
+    user_cache = _find_user_cache()
+    if user_cache is None:
+        return CompilationCache(None, "none, because there is no home directory")
+    directory = user_cache / "fulgurite" / "compiled"
     problem = _find_problem(directory)
     if value != "on":
         problem = f"{VARIABLE} is {value!r}, and it is on or off"
@@ -118,10 +121,13 @@ def _set_jax(settings: dict[str, Any]) -> None:
     compilation_cache.reset_cache()
 
 
-def _find_user_cache() -> Path:
-    """Return the directory for what may be deleted; the standard of XDG ignores relative paths."""
+def _find_user_cache() -> Path | None:
+    """Return the directory for what may be deleted; the standard of XDG ignores relative paths.
+    None for a user without a home, as a container may have, where `~` would be a folder here."""
     path = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return path if path.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
+    if not path.is_absolute():
+        path = Path(os.path.expanduser("~")) / ".cache"
+    return path if path.is_absolute() else None
 
 
 def _find_problem(directory: Path) -> str | None:

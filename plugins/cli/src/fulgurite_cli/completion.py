@@ -1,9 +1,13 @@
 """The command `fulgurite completion`: what the Tab key completes in a shell."""
 
 import argparse
+import os
+import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fulgurite_cli.command import find_commands
+from fulgurite_cli.options import print_to_pipe
 from fulgurite_cli.programs import read_argument_names, read_config_paths
 from fulgurite_cli.sources import read_options
 
@@ -28,7 +32,7 @@ def run_completion(arguments: list[str]) -> int:
     """Print a script that completes command lines in a shell."""
     # Not argparse, for which `--` and all that begins with it would be its own.
     if arguments[:1] == [WORDS]:
-        print("\n".join(list_words(arguments[1:])))
+        print_to_pipe("\n".join(list_words(arguments[1:])))
         return 0
     parser = argparse.ArgumentParser(
         "fulgurite completion",
@@ -36,7 +40,7 @@ def run_completion(arguments: list[str]) -> int:
         'programs: eval "$(fulgurite completion bash)"',
     )
     parser.add_argument("shell", choices=[*SCRIPTS])
-    print(SCRIPTS[parser.parse_args(arguments).shell])
+    print_to_pipe(SCRIPTS[parser.parse_args(arguments).shell])
     return 0
 
 
@@ -63,6 +67,13 @@ def _join_words(line: Sequence[str]) -> list[str]:
     return words
 
 
+def _read_path(word: str) -> str:
+    """Return a word as the shell hands it to a command: without quotes, `~` as the home."""
+    with suppress(ValueError):  # a quote is not closed yet
+        word = "".join(shlex.split(word))
+    return os.path.expanduser(word)
+
+
 def _list_candidates(words: Sequence[str]) -> list[str]:
     """Return the words that may stand in the place of the last one, however that begins."""
     *former, last = words
@@ -71,7 +82,7 @@ def _list_candidates(words: Sequence[str]) -> list[str]:
         return sorted(commands)
     if former == ["config"] and not last.startswith("-"):
         return ["diff"]
-    programs = [word for word in former if word.endswith(".py")]
+    programs = [_read_path(word) for word in former if _read_path(word).endswith(".py")]
     command = former[0]
     if command == "launch":  # what follows a program or another command is for that
         command = next((word for word in former[1:] if word in LAUNCHED), command)

@@ -2,15 +2,16 @@
 
 import argparse
 import json
-from pathlib import Path
+import os
 from typing import Any
 
 from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import as_printable
 from fulgurite_config import ConfigError, diff
 
-from fulgurite_cli.configuration import KEY, read_config
+from fulgurite_cli.configuration import is_configuration, read_config
 from fulgurite_cli.mistakes import format_mistake
+from fulgurite_cli.options import print_to_pipe
 from fulgurite_cli.start_config import read_config_file, read_run_config
 
 
@@ -32,10 +33,10 @@ def run_config(arguments: list[str]) -> int:
     except (CheckpointError, ConfigError, ConfigurationError) as error:
         parser.exit(2, format_mistake(error))
     if options.json:
-        print(json.dumps(differences, indent=1))
+        print_to_pipe(json.dumps(differences, indent=1))
         return 1 if differences else 0
     for path, (old, new) in differences.items():
-        print(as_printable(f"{path}: {_format(old)} -> {_format(new)}"))
+        print_to_pipe(as_printable(f"{path}: {_format(old)} -> {_format(new)}"))
     return 1 if differences else 0
 
 
@@ -54,7 +55,7 @@ def find_differences(
     Raises:
         ConfigurationError: only one is of a program that returns a configuration.
     """
-    kinds = [isinstance(config.get(KEY), str) for config in (first, second)]
+    kinds = [is_configuration(config) for config in (first, second)]
     if all(kinds):
         return diff(read_config(first), read_config(second))
     if any(kinds):
@@ -74,7 +75,7 @@ def find_differences(
 
 
 def _read(place: str) -> dict[str, Any]:
-    return read_run_config(place) if Path(place).is_dir() else read_config_file(place)
+    return read_run_config(place) if os.path.isdir(place) else read_config_file(place)
 
 
 def _format(text: str | None) -> str:

@@ -150,7 +150,7 @@ def rebuild_from_config(
         changed = copy(saved)
         apply_overrides(changed, overrides)
         for path, (old, new) in diff(saved, changed).items():
-            if REDACTED not in str(old):
+            if REDACTED not in str(old) and not _is_same_number(old, new):
                 raise ConfigError(
                     f"{path}={new} differs from what the run was started with, {path}={old}: "
                     "leave it out"
@@ -159,6 +159,23 @@ def rebuild_from_config(
         if program_config is not None and has_only_evaluators(program_config):
             replace_evaluators(changed, program_config)
         return resolve(wrap_secrets(changed), names)
+
+
+def _is_same_number(old: str | None, new: str | None) -> bool:
+    """Return whether two values that `diff` shows are one number, such as 1 and 1.0."""
+    try:
+        values = [json.loads(text or "") for text in (old, new)]
+    except ValueError:
+        return False
+    return values[0] == values[1] and not any(isinstance(value, bool) for value in values)
+
+
+def is_configuration(saved_config: dict[str, Any]) -> bool:
+    """Return whether a configuration, as manifests hold it, is that of a program that returns one;
+    not arguments or values by name, one of which may be called `config`."""
+    text = saved_config.get(KEY)
+    is_object = isinstance(text, str) and text.lstrip().startswith("{")
+    return is_object and saved_config.keys() <= {KEY, VALUES}
 
 
 def override_config(
@@ -181,7 +198,7 @@ def override_config(
         ConfigError: an override matches nothing, or a secret is missing.
         NotAllowedError: the configuration names what is not allowed.
     """
-    if start_config is None or not isinstance(start_config.get(KEY), str):
+    if start_config is None or not is_configuration(start_config):
         apply_values(config, start_config or {}, JSON_SOURCE)
         apply_overrides(config, overrides)
         register_secrets(config)
@@ -202,12 +219,11 @@ def read_config(saved_config: dict[str, Any]) -> Any:
         ConfigurationError: it holds none.
         ConfigError: the text is not a configuration.
     """
-    text = saved_config.get(KEY)
-    if not isinstance(text, str):
+    if not is_configuration(saved_config):
         raise ConfigurationError(
             "there is not a configuration, but arguments by name: use the program that they are of"
         )
-    return from_json(text)
+    return from_json(saved_config[KEY])
 
 
 def register_secrets(config: Any) -> None:

@@ -19,6 +19,7 @@ from fulgurite_cli.configuration import (
     KEY as CONFIG_KEY,
     build_from_config,
     find_allowed,
+    is_configuration,
     override_config,
     plan_from_config,
     rebuild_from_config,
@@ -27,9 +28,11 @@ from fulgurite_cli.configuration import (
 from fulgurite_cli.report import format_arguments, format_config
 from fulgurite_cli.values import (
     Parameter,
-    from_plain,
+    fit_default,
     get_parameters,
+    is_same_value,
     parse_value,
+    restore_value,
     to_plain,
 )
 
@@ -166,7 +169,8 @@ def _describe_arguments(
         parameters: of its function.
         arguments: that are not the defaults.
     """
-    config = {name: parameter.default for name, parameter in parameters.items()} | arguments
+    config = {name: fit_default(name, parameter) for name, parameter in parameters.items()}
+    config |= arguments
     config.pop(RUN_DIR, None)
     return {name: to_plain(value) for name, value in config.items()}
 
@@ -198,6 +202,14 @@ def _check_experiment(experiment: Factory, built: Any) -> None:
             f"{experiment.__name__} returned {type(built).__name__}; return "
             "fulgurite_cli.Experiment(...)"
         )
+    _check_engine(built)
+
+
+def _check_engine(built: Experiment) -> None:
+    """Raise a `ConfigurationError` if an experiment has something else in the place of its engine,
+    as after an override `engine=3`."""
+    if not isinstance(built.engine, Engine):
+        raise ConfigurationError(f"the engine is {built.engine!r}: give a fulgurite.Engine(...)")
 
 
 def _check_known(
@@ -243,7 +255,9 @@ def as_experiment(resolved: Any) -> Experiment:
             "the configuration has no `engine` or no `model`: set cfg.engine = L(fg.Engine, ...) "
             "and cfg.model = L(...), or return L(Experiment, ...)"
         )
-    return Experiment(resolved.engine, resolved.model, getattr(resolved, "data", None))
+    built = Experiment(resolved.engine, resolved.model, getattr(resolved, "data", None))
+    _check_engine(built)
+    return built
 
 
 def describe_values(
@@ -291,7 +305,7 @@ def _read_start_config(
 ) -> dict[str, Any]:
     """Return the arguments in a configuration, apart from hidden secrets."""
     arguments: dict[str, Any] = {}
-    if isinstance(start_config.get(CONFIG_KEY), str) and CONFIG_KEY not in parameters:
+    if is_configuration(start_config) and CONFIG_KEY not in parameters:
         raise ConfigurationError(
             f"the configuration is that of a program whose `experiment` returns one, and "
             f"{experiment.__name__} has arguments: use the program that it is of"
@@ -304,7 +318,7 @@ def _read_start_config(
                 f"{did_you_mean(name, parameters)}"
             )
         if not _is_hidden(value):
-            arguments[name] = from_plain(name, value, parameters[name].type)
+            arguments[name] = restore_value(name, value, parameters[name])
     return arguments
 
 
@@ -347,12 +361,12 @@ def _merge_saved_config(
     for name, value in saved_config.items():
         if name not in parameters or _is_hidden(value):
             continue
-        if name in arguments and dumps(to_plain(arguments[name])) != dumps(value):
+        if name in arguments and not is_same_value(to_plain(arguments[name]), value):
             raise ConfigurationError(
                 f"{name}={arguments[name]!r} differs from what the run was started with, "
                 f"{name}={value!r}: leave it out"
             )
-        merged[name] = from_plain(name, value, parameters[name].type)
+        merged[name] = restore_value(name, value, parameters[name])
     return merged
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fulgurite_cli.experiment import Experiment
 
 
+_PROGRAMS: set[str] = set()
+"""The names of the modules that are programs."""
+
+
 def load_experiment(path: str) -> "Callable[..., Experiment]":
     """Return the function `experiment` of the file `path`, the only file that is imported.
 
@@ -28,14 +32,16 @@ def load_experiment(path: str) -> "Callable[..., Experiment]":
         ConfigurationError: there is no such file, or it defines no such function.
     """
     file = Path(path)
-    spec = importlib.util.spec_from_file_location(file.stem, file) if file.is_file() else None
+    spec = importlib.util.spec_from_file_location(file.stem, file) if os.path.isfile(path) else None
     if spec is None or spec.loader is None:
         from fulgurite.errors import ConfigurationError
 
         raise ConfigurationError(f"there is no Python file {path}")
+    _check_name(file)
     add_program_folder(file.resolve().parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
+    _PROGRAMS.add(file.stem)
     spec.loader.exec_module(module)
     experiment = getattr(module, "experiment", None)
     if not callable(experiment):
@@ -45,6 +51,26 @@ def load_experiment(path: str) -> "Callable[..., Experiment]":
             f"{path} defines no function `experiment` that returns an Experiment of fulgurite_cli"
         )
     return cast(Any, experiment)
+
+
+def _check_name(file: Path) -> None:
+    """Raise a `ConfigurationError` if a program has the name of a module that is imported already:
+    it would be found in the place of that one.
+
+    Args:
+        file: of the program.
+    """
+    former = sys.modules.get(file.stem)
+    origin = getattr(former, "__file__", None)
+    is_same = origin is not None and Path(origin).resolve() == file.resolve()
+    if former is None or file.stem in _PROGRAMS or is_same:
+        return
+    from fulgurite.errors import ConfigurationError
+
+    raise ConfigurationError(
+        f"{file} has the name of the module {file.stem!r}, which is in use: give the file another "
+        "name"
+    )
 
 
 def run_fit(arguments: list[str]) -> int:
@@ -58,13 +84,15 @@ def run_fit(arguments: list[str]) -> int:
         help="a Python file that defines `experiment`; with --from it may be left out if the "
         "file of that run's program is in the current directory. PROGRAM --help says more",
     )
-    has_program = bool(arguments) and not arguments[0].startswith("-") and "=" not in arguments[0]
-    rest = arguments[1:] if has_program else arguments
-    if not has_program and (not rest or {"-h", "--help"} & set(rest)):
+    program = _find_program_argument(arguments)
+    rest = list(arguments)
+    if program is not None:
+        rest.remove(program)
+    elif not rest or {"-h", "--help"} & set(rest):
         parser.parse_args(rest)
     options = parse_fit_options(rest)
     try:
-        path = arguments[0] if has_program else _find_program_of_run(parser, options.from_run)
+        path = program or _find_program_of_run(parser, options.from_run)
         mistake = find_mistyped_argument(path, options.overrides)
         if mistake is not None and not options.wants_help:
             parser.exit(2, f"error: {mistake}\n")
@@ -88,6 +116,21 @@ def run_fit(arguments: list[str]) -> int:
 
     run(experiment, rest, program=f"fulgurite fit {path}")
     return 0
+
+
+def _find_program_argument(arguments: list[str]) -> str | None:
+    """Return the program on a command line: its first word, or a file of Python among the overrides
+    that come after options; None if it was left out."""
+    for word in arguments[:1]:
+        if not word.startswith("-") and not _is_override(word):
+            return word
+    words = parse_fit_options(arguments).overrides
+    return next((word for word in words if word.endswith(".py") and not _is_override(word)), None)
+
+
+def _is_override(word: str) -> bool:
+    """Return whether a word is `name=value`, and not a file in a folder such as `runs/lr=1`."""
+    return "=" in word and not (word.endswith(".py") and os.path.isfile(word))
 
 
 def parse_fit_options(arguments: list[str]) -> argparse.Namespace:

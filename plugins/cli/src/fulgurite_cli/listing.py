@@ -12,6 +12,8 @@ import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from fulgurite_cli.options import print_to_pipe
+
 GROUP = "fulgurite.plugins"
 AUTOLOAD = "fulgurite.autoload"
 # An option in a docstring: `name: text`, or `name, name: text`, up to the next one.
@@ -37,11 +39,11 @@ def run_plugins(arguments: list[str]) -> int:
         return _print_plugin(parser, options.name, options.json)
     rows = list_plugins(inspect_all=options.all)
     if options.json:
-        print(json.dumps(rows, indent=2))
+        print_to_pipe(json.dumps(rows, indent=2))
     elif rows:
-        print("\n".join(line for row in rows for line in _format_row(row)))
+        print_to_pipe("\n".join(line for row in rows for line in _format_row(row)))
     else:
-        print("No plugins are installed. In a clone: pip install ./plugins/rng")
+        print_to_pipe("No plugins are installed. In a clone: pip install ./plugins/rng")
     return 1 if any(row.get("error") for row in rows) else 0
 
 
@@ -132,7 +134,8 @@ def _print_plugin(parser: argparse.ArgumentParser, name: str, as_json: bool) -> 
     except PluginError as error:
         parser.exit(2, f"error: {error}\n")
     description = describe_plugin(name, plugin)
-    print(json.dumps(description, indent=2) if as_json else _format_description(description))
+    text = json.dumps(description, indent=2) if as_json else _format_description(description)
+    print_to_pipe(text)
     return 1 if "error" in description else 0
 
 

@@ -25,7 +25,7 @@ class FitParser(argparse.ArgumentParser):
 
 
 class _OnlyOnce(argparse.Action):
-    """Stores a value, and refuses another one: which of them counts would be a guess."""
+    """Stores a value, and refuses another one after it: which of them counts would be a guess."""
 
     def __call__(
         self,
@@ -34,17 +34,19 @@ class _OnlyOnce(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        if getattr(namespace, self.dest) is not None:
+        if getattr(namespace, self.dest) != self.default:
             parser.error(f"{option_string} is given twice")
         setattr(namespace, self.dest, values)
 
 
 def print_to_pipe(text: str) -> None:
-    """Print; where nobody reads any more, as behind `| head`, that is not an error."""
+    """Print; where nobody reads any more, as behind `| head`, that is not an error. What the output
+    has no characters for, as of a locale without UTF-8, is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
-        # Python would write what is left when it ends.
+        # Python would write what is left when it ends, and what is printed later fails as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -55,6 +57,7 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
     _add_sweep_options(parser)
     parser.add_argument(
         "--preempted-exit-code",
+        action=_OnlyOnce,
         type=_parse_exit_code,
         default=TERMINATED,
         metavar="N",
@@ -78,15 +81,19 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="name=value",
         help="arguments of the experiment, or paths in its configuration, listed below",
     )
-    parser.add_argument("--run", metavar="DIR", help="the run directory, where plugins write")
+    parser.add_argument(
+        "--run", action=_OnlyOnce, metavar="DIR", help="the run directory, where plugins write"
+    )
     parser.add_argument(
         "--resume",
+        action=_OnlyOnce,
         choices=["auto", "never"],
         default="auto",
         help="whether a run that is in the run directory continues (default: auto)",
     )
     parser.add_argument(
         "--hyperparameters",
+        action=_OnlyOnce,
         choices=["checkpoint", "program"],
         default="checkpoint",
         help="what a run that resumes takes of the hyperparameters in the optimizer's state: their "
@@ -94,6 +101,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--init-from",
+        action=_OnlyOnce,
         metavar="RUN",
         help="begin with the newest weights of another run, or, with the plugin Pretrained, with "
         "those of a safetensors file or a folder of Hugging Face, where none is resumed",
@@ -144,6 +152,7 @@ def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jobs",
+        action=_OnlyOnce,
         type=_parse_count,
         default=1,
         metavar="N",

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, get_type_hints
+from typing import Any
 
 from fulgurite.plugins import REDACTED, redact_value
 from fulgurite_config import (
@@ -24,7 +24,7 @@ from fulgurite_config import (
     say_where,
 )
 
-from fulgurite_cli.values import get_parameters, to_plain
+from fulgurite_cli.values import get_parameters, read_type_hints, to_plain
 
 
 def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> str:
@@ -38,14 +38,15 @@ def format_config(config: Any, start_source: str, allow: Sequence[str] = ()) -> 
     rows = []
     paths = {id(node): path for path, node in iter_nodes_by_path(config)}
     evaluation = ValueReader(allow)
-    for path, value, source in iter_values(config):
+    for path, value, place in iter_values(config):
+        source = start_source if place == JSON_SOURCE else place
         shown = _format_value(path, value, paths, evaluation.budget)
         if has_lazy(value):
             with say_where(path):
                 resolved = evaluation.expand(value)
             source = f"{shown}, {source}"
             shown = _format_value(path, resolved, paths, evaluation.budget)
-        rows.append((f"{path} = {shown}", source.replace(JSON_SOURCE, start_source)))
+        rows.append((f"{path} = {shown}", source))
     return _align(rows)
 
 
@@ -76,8 +77,9 @@ def _format_argument(name: str, value: Any) -> str:
 def _returns_experiment(experiment: Callable[..., Any]) -> bool:
     """Return whether an annotation says that a function returns an `Experiment`, so that calling
     it would load its data."""
-    annotation = get_type_hints(experiment).get("return")
-    return getattr(annotation, "__name__", "") == "Experiment"
+    written = inspect.signature(experiment).return_annotation
+    annotation = read_type_hints(experiment).get("return", written)
+    return getattr(annotation, "__name__", annotation) == "Experiment"
 
 
 def _iter_config_lines(config: Any) -> Iterator[str]:
@@ -125,4 +127,4 @@ def _redact(path: str, value: Any) -> Any:
 
 def _align(rows: Sequence[tuple[str, str]]) -> str:
     width = min(60, max((len(text) for text, _ in rows), default=0))
-    return "\n".join(f"{text:{width}}  # {source}".rstrip(" #") for text, source in rows)
+    return "\n".join(f"{text:{width}}  # {source}" if source else text for text, source in rows)

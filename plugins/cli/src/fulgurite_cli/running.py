@@ -47,9 +47,12 @@ from fulgurite_cli.report import list_arguments
 from fulgurite_cli.start_config import read_start_config
 from fulgurite_cli.sweeping import plan_sweep, run_sweep
 from fulgurite_cli.swept import stop_with_sweep
+from fulgurite_cli.values import is_same_value
 
 MISTAKES = (CheckpointError, ConfigurationError, PluginError, ProcessError)
 """What is wrong with the command line, the program or the run directory."""
+# A data source has an argument `resume`, too.
+_NAMES_OPTION = re.compile(r"\bresume=(?!'(?:exact|replay|restart)')|\binit_from=")
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": TERMINATED}
 
 
@@ -238,7 +241,7 @@ def _note_options(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, ConfigurationError) as error:
-        if "resume=" in str(error) or "init_from=" in str(error):
+        if _NAMES_OPTION.search(str(error)):
             error.add_note("on the command line: --resume never, --init-from RUN")
         if isinstance(error, CheckpointError):
             for change in _iter_changes(engine):
@@ -275,7 +278,7 @@ def _iter_changes(engine: Engine) -> Iterator[str]:
         return
     current = get_arguments({"configuration": loads(dumps(redact_value(engine.config)))})
     for name in saved.keys() & current.keys():
-        if dumps(saved[name]) != dumps(current[name]):  # NaN is not equal to itself
+        if not is_same_value(saved[name], current[name]):
             yield f"{name} was {saved[name]!r} and is {current[name]!r}"
 
 

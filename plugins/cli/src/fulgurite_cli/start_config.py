@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         ConfigurationError: the file cannot be read, or is too large.
     """
     file = Path(path)
-    if file.is_dir():
+    if os.path.isdir(path):
         raise ConfigurationError(f"{path} is a directory: give --from {path} if it is a run")
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -57,7 +59,7 @@ def read_config_file(path: str) -> dict[str, Any]:
             )
         text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         check_json_memory(text)
-        form = json.loads(text, parse_float=parse_float)
+        form = json.loads(text, parse_float=parse_float, object_pairs_hook=_make_object)
         is_manifest = isinstance(form, dict) and "configuration" in form and "plugins" in form
         if is_manifest:
             form = loads(text)  # as it was written, with NaN and infinities
@@ -76,6 +78,13 @@ def read_config_file(path: str) -> dict[str, Any]:
     if is_manifest:
         return _get_configuration(form, path)
     return {KEY: text} if any(key.startswith("$") for key in form) else form
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"it has the name {name!r} twice")
+    return dict(pairs)
 
 
 def _get_configuration(manifest: dict[str, Any], place: str) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def run_sweep(
     options: argparse.Namespace,
     plan_config: Callable[[list[str]], dict[str, Any]],
 ) -> int:
-    """Run all runs of a sweep that are not complete yet, or not with this configuration; return
-    the exit code.
+    """Run all runs of a sweep that are not complete yet, or not with this configuration, or all of
+    them with `--resume never`; return the exit code.
 
     A signal is handed to the runs, which save and end; the same command continues with the rest. If
     this process is killed, they save and end as well.
@@ -91,7 +91,7 @@ def run_sweep(
     commands = {
         name: _build_command(experiment, overrides, folder / name, options)
         for name, overrides in runs.items()
-        if not _is_done(RunDirectory(folder / name), configs[name])
+        if options.resume == "never" or not _is_done(RunDirectory(folder / name), configs[name])
     }
     print(f"{len(commands)} of {len(runs)} runs to do in {folder}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)

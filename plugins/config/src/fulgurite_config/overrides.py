@@ -1,7 +1,9 @@
 """Overrides as strings: `model.width=256`, `layers[0].units=3`, `**.dropout=0`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import lru_cache, partial
+from pathlib import PurePath
 from typing import Any, NamedTuple, get_type_hints
 
 from fulgurite_config.errors import ConfigError, NotLoadedError, suggest
@@ -363,11 +365,14 @@ def _check_types(value: Any, path: tuple[Key, ...], visited: set[int]) -> None:
 
 def _guess_annotation(parent: Any, old: Any) -> Any:
     """Return the type of a value in a section, which has no annotation: that of the value before
-    if it is a number, a string, True or False; None for any other."""
+    if it is a number, a string, True or False, a path or a member of an Enum; None for any
+    other."""
     if not isinstance(parent, Node) or get_state(parent).target is not None:
         return None
     if isinstance(old, bool):
         return bool | None
+    if isinstance(old, Enum | PurePath):
+        return type(old) | None
     if isinstance(old, str):
         return str | None
     return int | float | None if isinstance(old, int | float) else None

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from fulgurite_config.errors import ConfigError, NotAllowedError
 from fulgurite_config.expressions import Expression, Reference, get_expression
@@ -96,9 +96,12 @@ def _iter_callables(config: Any) -> Iterator[Any]:
 
 
 def _iter_choices(config: Any) -> Iterator[str]:
-    """Yield the names of the members of each Enum that is the type of an argument."""
+    """Yield the names of the members of each Enum that is the type of an argument, or of those in
+    a `Literal`."""
     for node in iter_nodes(config, set()):
         for name in iter_names(node):
             for member in flatten_union(get_annotation(node, name)):
+                choices: Any = get_args(member) if get_origin(member) is Literal else ()
                 if isinstance(member, type) and issubclass(member, Enum):
-                    yield from map(get_name, member)
+                    choices = member
+                yield from (get_name(choice) for choice in choices if isinstance(choice, Enum))

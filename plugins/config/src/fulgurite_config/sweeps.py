@@ -89,10 +89,10 @@ def expand_axes(axes: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def _make_name(overrides: Sequence[str]) -> str:
     """Return overrides as a folder may be called: Orbax takes `*`, `?` and `[` in a path for a
-    pattern."""
+    pattern, and `$` begins the name of a variable where a path is given."""
     text = ",".join(overrides).replace("**.", "").replace("*", "all")
     text = text.replace("[", ".").replace("]", "")
-    name = re.sub(r"[/\\?'\"\s]", "_", text)
+    name = re.sub(r"[/\\?'\"\s$]", "_", text)
     # `a.log` beside the folder `a` is what its run prints.
     if len(name.encode()) <= MAX_BYTES and not name.lower().endswith(".log"):
         return name

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NewType, Union, get_args, get_origin
 
 from fulgurite_config.errors import ConfigError
 from fulgurite_config.expressions import format_path
@@ -98,7 +98,10 @@ def _check_all_characters(value: Any) -> None:
 
 
 def flatten_union(annotation: Any) -> list[Any]:
-    """Return the members of a union, of any other annotation itself."""
+    """Return the members of a union, of any other annotation itself; of a `NewType`, what it is
+    made of."""
+    while isinstance(annotation, NewType):
+        annotation = annotation.__supertype__
     if get_origin(annotation) in (Union, types.UnionType):
         return [leaf for member in get_args(annotation) for leaf in flatten_union(member)]
     return [annotation]
@@ -119,7 +122,10 @@ def format_type(annotation: Any) -> str:
 def _format_member(annotation: Any) -> str:
     kind = _find_kind(annotation)
     if kind is Literal:
-        return " | ".join(map(repr, get_args(annotation)))
+        choices = get_args(annotation)
+        return " | ".join(
+            choice.name if isinstance(choice, Enum) else repr(choice) for choice in choices
+        )
     if kind is Enum:
         return " | ".join(annotation.__members__)
     if annotation is type(None):
@@ -218,11 +224,16 @@ def _get_word(term: Term) -> str:
 
 
 def _read_choice(term: Term, annotation: Any) -> Any:
-    texts = {choice: choice for choice in get_args(annotation) if isinstance(choice, str)}
-    if isinstance(term, Quoted):
-        return texts[term.value]
-    others = {str(choice): choice for choice in get_args(annotation) if choice not in texts}
-    return (texts | others)[term.text]
+    named: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for choice in get_args(annotation):
+        if isinstance(choice, Enum):
+            named.setdefault(choice.name, choice)
+        elif isinstance(choice, str):
+            named[choice] = choice
+        else:
+            others[str(choice)] = choice
+    return named[term.value] if isinstance(term, Quoted) else (named | others)[term.text]
 
 
 def _read_items(term: Term, annotation: Any) -> Any:
@@ -348,6 +359,9 @@ def _fit_choice(value: Any, annotation: Any) -> Any:
     for choice in get_args(annotation):
         if type(value) is type(choice) and value == choice:
             return value
+    for choice in get_args(annotation):
+        if isinstance(choice, Enum) and value == choice.name:
+            return choice
     raise ValueError(value)
 
 

@@ -110,6 +110,12 @@ class ListView(MutableSequence[Any]):
         self._prepare()
         self._items.insert(index, unwrap(value))
 
+    def reverse(self) -> None:
+        """Reverse the order, and keep the references: what the class above has would compute
+        them."""
+        self._prepare()
+        self._items.reverse()
+
     def _prepare(self) -> None:
         if self._keep is not None:
             self._keep()

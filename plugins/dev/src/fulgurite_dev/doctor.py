@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fulgurite.errors import FulguriteError, PluginError
 from fulgurite.plugins import PluginManager, find_installed_plugins, hookspecs
-from fulgurite_cli import choose_compilation_cache
+from fulgurite_cli import choose_compilation_cache, print_to_pipe
 from packaging.requirements import InvalidRequirement, Requirement
 
 GROUPS = ("fulgurite.commands",)
@@ -37,13 +37,13 @@ def run_doctor(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     for line in (*iter_versions(), *iter_missing_extras()):
-        print(line)
+        print_to_pipe(line)
     problems = list(find_problems(options.directory))
-    print()
+    print_to_pipe("")
     for problem in problems:
-        print(f"wrong: {problem}")
+        print_to_pipe(f"wrong: {problem}")
     if not problems:
-        print("Nothing is wrong.")
+        print_to_pipe("Nothing is wrong.")
     return 1 if problems else 0
 
 
@@ -210,11 +210,11 @@ def find_write_problem(directory: Path) -> str | None:
     Of a directory that does not exist, the nearest parent that exists is tried.
     """
     path = directory.absolute()
-    while not path.exists():
-        path = path.parent
-    if not path.is_dir():
-        return f"{path} is not a directory"
     try:
+        while not path.exists():
+            path = path.parent
+        if not path.is_dir():
+            return f"{path} is not a directory"
         with tempfile.TemporaryFile(dir=path):
             return None
     except OSError as error:

@@ -3,6 +3,7 @@
 import argparse
 import keyword
 import re
+import shlex
 from importlib.metadata import distributions
 from pathlib import Path
 from string import Template
@@ -58,7 +59,8 @@ def run_new_plugin(arguments: list[str]) -> int:
         folder = write_plugin(options.name, options.kind, options.folder)
     except ConfigurationError as error:
         parser.exit(2, f"error: {error}\n")
-    print(f"{folder} is written. Now:\n  pip install -e '{folder}[test]'\n  pytest {folder}")
+    install = f"pip install -e {shlex.quote(f'{folder}[test]')}"
+    print(f"{folder} is written. Now:\n  {install}\n  pytest {shlex.quote(str(folder))}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """The command `fulgurite evaluate`: a run's checkpoint, or all of them as they come."""
 
 import argparse
+import os
 import sys
 import time
 import traceback
@@ -111,7 +112,9 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
 
 def split_program(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the program, or None if it was left out, and the overrides."""
-    if arguments and "=" not in arguments[0]:
+    first = arguments[0] if arguments else ""
+    # A program may be in a folder such as `runs/lr=1`.
+    if first and ("=" not in first or (first.endswith(".py") and os.path.isfile(first))):
         return arguments[0], list(arguments[1:])
     return None, list(arguments)
 

@@ -43,9 +43,9 @@ class RunDirectory:
         steps = [step for step, path in directory.list_checkpoints()]
 
     Args:
-        path: a local folder, which need not exist. `~` and variables such as `$HOME` are expanded.
-            A relative path is resolved at once, because the program may change its working
-            directory.
+        path: a local folder, which need not exist. `~` and variables such as `$HOME` are expanded,
+            but not in an absolute `pathlib.Path`. A relative path is resolved at once, because the
+            program may change its working directory.
 
     Raises:
         ConfigurationError: the path is empty or not local.
@@ -199,12 +199,12 @@ class RunDirectory:
             lock.give_back()
 
     def _take_lock(self) -> Lock:
-        if self.path.is_symlink() and not self.path.exists():
-            raise CheckpointError(
-                f"{self.path} is a link to {os.readlink(self.path)}, which is not there: make that "
-                "folder, or remove the link"
-            )
         with self._wrap_write_errors():
+            if self.path.is_symlink() and not self.path.exists():
+                raise CheckpointError(
+                    f"{self.path} is a link to {os.readlink(self.path)}, which is not there: make "
+                    "that folder, or remove the link"
+                )
             attempt = call_abandonable(f"the directory {self.path}", self._make)
             lock = Lock(self.path / "lock", attempt)
         if self.num_attempts + 1 != attempt:
@@ -412,10 +412,15 @@ def hash_commit(checkpoint: Path) -> str | None:
 def expand_path(path: str | os.PathLike[str]) -> str:
     """Return a path with `~` and the variables of the environment expanded, as a shell would.
 
+    An absolute `pathlib.Path` was computed by a program, often by this function: a `$` in it is
+    part of the name of a folder.
+
     Raises:
         ConfigurationError: there is no such user or variable, and so there would be a folder of
             that name.
     """
+    if isinstance(path, Path) and path.is_absolute():
+        return str(path)
     text = os.path.expandvars(os.path.expanduser(path))
     if text.startswith("~"):
         raise ConfigurationError(f"{os.fspath(path)}: there is no such user; give ./~ for a folder")

@@ -9,7 +9,7 @@ from typing import Any
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.plugins import TreePath, path_from_keys
+from fulgurite.plugins import TreePath, is_real_dtype, path_from_keys
 from jax.core import Tracer
 from jax.tree_util import GetAttrKey
 
@@ -150,12 +150,13 @@ def _as_json(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_plain(array: Any) -> Any:
-    """Return an array as a number or lists; a float32 of 0.1 is 0.1. Of an array that is large, or
-    in several processes, only the shape is told."""
+    """Return an array as a number or lists; a float32 of 0.1 is 0.1. Of an array that is large, in
+    several processes, or of something else than numbers, such as random keys, only the shape is
+    told."""
     is_here = not isinstance(array, jax.Array) or (
         array.is_fully_addressable or array.is_fully_replicated
     )
-    if array.size > _MAX_SIZE or not is_here:
+    if array.size > _MAX_SIZE or not is_here or not _has_numbers(array):
         return f"{array.dtype}{list(array.shape)}"
     array = np.asarray(array)
     if array.ndim:
@@ -165,6 +166,10 @@ def _as_plain(array: Any) -> Any:
     if array.dtype.kind == "c":  # JSON has none
         return str(array)
     return float(str(array)) if array.dtype == np.float32 else float(array)
+
+
+def _has_numbers(array: Any) -> bool:
+    return is_real_dtype(array.dtype) or jax.numpy.issubdtype(array.dtype, np.complexfloating)
 
 
 def _list_program_numbers(run: fg.Run) -> dict[str, Any]:
@@ -205,7 +210,7 @@ def _iter_numbers(value: Any, name: str, path: list[Any]) -> Iterator[tuple[str,
     if isinstance(value, bool | int | float | complex):
         yield name, str(value) if isinstance(value, complex) else value
     elif isinstance(value, np.ndarray | np.generic | jax.Array):
-        if not isinstance(value, Tracer) and value.size <= _MAX_SIZE:
+        if not isinstance(value, Tracer) and value.size <= _MAX_SIZE and _has_numbers(value):
             yield name, _as_plain(value)
     elif len(path) < _MAX_DEPTH and not any(value is outer for outer in path):
         for part_name, part in _list_parts(value, name):

@@ -99,7 +99,9 @@ def get_arguments(manifest: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(configuration, dict):
         return {}
     values = configuration.get("values")
-    if isinstance(configuration.get("config"), str) and isinstance(values, dict):
+    # A program may have arguments of these names, among others.
+    has_both = configuration.keys() == {"config", "values"}
+    if has_both and isinstance(configuration["config"], str) and isinstance(values, dict):
         return values
     return configuration
 

@@ -135,6 +135,8 @@ def _ask_git(folder: Path, *arguments: str) -> str | None:
         name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY
     }
     environment["GIT_OPTIONAL_LOCKS"] = "0"  # only read, also where that means to look again
+    # The name of a file may look like a pattern: `a[1].py`, `:a.py`.
+    environment["GIT_LITERAL_PATHSPECS"] = "1"
     # A clone that lacks files would fetch them, by a command that its settings name.
     environment["GIT_ALLOW_PROTOCOL"] = "none"
     # The repository's settings could name a program that git would start.
