@@ -555,6 +555,12 @@ def test_histogram_of_complex_numbers_is_an_error_instead_of_their_real_parts() 
     np.testing.assert_array_equal(histogram.counts, [2, 1])
 
 
+@pytest.mark.full
+def test_histogram_counts_more_values_than_float32_can() -> None:
+    values = jnp.ones(2**24 + 3, bool)
+    assert Histogram.from_values(values, 3).counts.tolist() == [0, values.size, 0]
+
+
 @pytest.mark.parametrize(
     "every",
     [fg.EverySeconds(60), fg.FirstStepsAfterStart(2), fg.AtStart(), fg.Every(3) | fg.AtStart()],
