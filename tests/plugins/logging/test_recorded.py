@@ -311,6 +311,19 @@ def test_numbers_are_secrets_where_they_may_be_passwords() -> None:
     assert redact_value(settings) == {**settings, "password": "***", "key": "***"}
 
 
+@pytest.mark.parametrize("wrong", ["SLURM_*", 1, (1,)])
+def test_a_string_in_the_place_of_names_is_an_error(wrong: Any) -> None:
+    # Its letters would be the names: `*` alone is every variable of the environment.
+    for build, label in (
+        (lambda: EnvironmentLogger(variables=wrong), "EnvironmentLogger: variables"),
+        (lambda: ConsoleLogger(hide=wrong), "ConsoleLogger: hide"),
+        (lambda: PythonLogger(hide=wrong), "PythonLogger: hide"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{label} is .*; give a tuple of names"):
+            build()
+    assert EnvironmentLogger(variables=["SLURM_*"]).variables == ["SLURM_*"]  # pyright: ignore[reportArgumentType]
+
+
 def test_secret_after_an_option_is_redacted() -> None:
     assert redact_arguments(["--token", "abc", "x", "--use-key", "--run", "a"]) == [
         "--token",
@@ -319,6 +332,11 @@ def test_secret_after_an_option_is_redacted() -> None:
         "--use-key",
         "--run",
         "a",
+    ]
+    assert redact_arguments(["--user=me:abc", "--proxy-user=me:a=b", "--user=me"]) == [
+        "--user=me:***",
+        "--proxy-user=me:***",
+        "--user=me",
     ]
     assert redact_arguments(["-p", "abc", "-H", "Authorization: Bearer abc"]) == [
         "-p",
