@@ -114,9 +114,9 @@ class LearningRateMonitor:
     group of `optax.partition` as `learning_rate/OPTIMIZER/GROUP`. Where a rate is an array, such as
     that of all members of a population, the record holds the array.
 
-    It reads the schedule, or the number, that an optimizer of optax was given; or the rate in the
-    state of one that is wrapped in `optax.inject_hyperparams`. If no optimizer shows its rate, that
-    is an error.
+    It reads the schedule, or the number, that an optimizer of optax was given, times whatever else
+    its chain multiplies all updates with; or the rate in the state of one that is wrapped in
+    `optax.inject_hyperparams`. If no optimizer shows its rate, that is an error.
 
     Example:
         from fulgurite_logging import LearningRateMonitor
