@@ -21,6 +21,9 @@ from fulgurite_wandb.backend import Backend, ResumePoint
 EXTRA_TIMEOUT = 30.0
 """Seconds for which wandb may do nothing, besides those that a connection may take."""
 
+INTERRUPTED = 255
+"""The exit code by which wandb itself tells of Ctrl-C."""
+
 Mode = Literal["online", "offline", "disabled"]
 
 
@@ -46,7 +49,8 @@ class WandbLogger(RunPlugin):
     state of an earlier one: what is missing between the last step that arrived and the checkpoint
     is taken from `records.jsonl` (of fulgurite-logging), and what has already arrived is not sent
     again. A run that starts from the checkpoint of another run gets its own id. Without a key or a
-    network it continues offline and says so; `wandb sync` sends the records later.
+    network it continues offline and says so; `wandb sync` sends the records later. wandb shows a
+    run that an exception or a signal ended as failed.
 
     Standalone evaluators have a run of their own, of the job type `evaluation`; wandb does not let
     two processes write to one. Its group is the name of the run's directory, as that of the
@@ -163,6 +167,18 @@ class WandbLogger(RunPlugin):
             if key in self.best and isinstance(value, int | float) and self._is_better(key, value):
                 self._identity.best[key] = value
                 self._writer.put(fg.Record("config", "best", record.step, {key: value}))
+
+    @fg.hookimpl(specname="on_exception")
+    def mark_failed(self, exception: BaseException) -> None:
+        """Note that the run has not finished."""
+        if self._backend is not None:
+            self._backend.exit_code = 1 if isinstance(exception, Exception) else INTERRUPTED
+
+    @fg.hookimpl(specname="on_fit_end")
+    def mark_interrupted(self, run: fg.Run) -> None:
+        """Note that the run has not finished if a signal stopped it."""
+        if self._backend is not None and run.stop_reason in ("SIGINT", "SIGTERM"):
+            self._backend.exit_code = INTERRUPTED
 
     @fg.hookimpl
     def close_logger(self) -> None:
