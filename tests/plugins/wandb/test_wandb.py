@@ -3,6 +3,7 @@
 import os
 import pty
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -259,7 +260,16 @@ def test_a_run_that_fails_is_shown_as_failed_with_all_it_has_said(tmp_path: Path
     (table,) = file.parent.glob("files/media/table/told/message*.json")
     assert loads(table.read_text())["data"] == [["the first message"], ["the second message"]]
     codes = [record.exit.exit_code for record in read_run(file) if record.HasField("exit")]
-    assert codes[-1:] == [1]
+    assert codes == [1]
+
+
+@pytest.mark.full
+def test_a_run_that_a_signal_stops_has_not_finished(tmp_path: Path):
+    interrupt = fg.LambdaPlugin(every={fg.At(2): lambda run: os.kill(os.getpid(), signal.SIGTERM)})
+    assert fit(tmp_path, offline(), interrupt).stop_reason == "SIGTERM"
+    fg.forget_stop_request()
+    records = read_run(files(tmp_path)[0])
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [255]
 
 
 def test_records_of_a_lost_network_can_be_sent_later(

@@ -90,6 +90,8 @@ class WandbLogger(RunPlugin):
     _is_resumed = fg.PerFit(bool)
     _writer = fg.PerFit[BackgroundWriter | None](lambda: None)
     _backend = fg.PerFit[Backend | None](lambda: None)
+    # None in an evaluation by `fulgurite evaluate`.
+    _fit = fg.PerFit[fg.Run | None](lambda: None)
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -126,6 +128,7 @@ class WandbLogger(RunPlugin):
         """Begin the run, or continue with it."""
         if self.mode == "disabled":
             return
+        self._fit = run if isinstance(run, fg.Run) else None
         is_new_fit_of_state = run.step == run.step_range.start > 0
         continues_state = is_new_fit_of_state and not self._has_restored_id
         resume_point = None
@@ -174,17 +177,13 @@ class WandbLogger(RunPlugin):
         if self._backend is not None:
             self._backend.exit_code = 1 if isinstance(exception, Exception) else INTERRUPTED
 
-    @fg.hookimpl(specname="on_fit_end")
-    def mark_interrupted(self, run: fg.Run) -> None:
-        """Note that the run has not finished if a signal stopped it."""
-        if self._backend is not None and run.stop_reason in ("SIGINT", "SIGTERM"):
-            self._backend.exit_code = INTERRUPTED
-
     @fg.hookimpl
     def close_logger(self) -> None:
-        """Wait until everything is handed over."""
+        """Wait until everything is handed over. A run that a signal stops has not finished."""
         if self._writer is None or self._backend is None:
             return
+        if self._fit is not None and self._fit.stop_reason in ("SIGINT", "SIGTERM"):
+            self._backend.exit_code = INTERRUPTED
         if self._backend.is_connected:
             self._writer.timeout = EXTRA_TIMEOUT
         try:
