@@ -8,10 +8,8 @@ import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite_runs import loads
 
+from fulgurite_logging.files import LONGEST_LINE
 from fulgurite_logging.jsonl import EXACT_FILE, TELEMETRY_FILE
-
-LONGEST_LINE = 1 << 24
-"""The most bytes of a line of records that is read."""
 
 
 def iter_records(run: Path) -> Iterator[fg.Record]:
