@@ -22,7 +22,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_logging import BackgroundWriter, media
+from fulgurite_logging import BackgroundWriter, LoopLogger, media
 from fulgurite_runs.json_codec import dumps, loads
 from fulgurite_runs.lock import Lock
 from fulgurite_wandb import WandbLogger, read_run
@@ -438,6 +438,28 @@ def test_fit_from_the_state_of_an_earlier_one_continues_its_run(tmp_path: Path):
     engine.fit(data=fg.DataSource(BATCHES), state=result.state)
     assert logger.id == identity
     assert [step for file in files(tmp_path) for step, _ in rows(file)] == [2, 4, 6, 8]
+
+
+@pytest.mark.full
+def test_a_loop_that_continues_keeps_its_run_and_sends_each_step_once(tmp_path: Path):
+    ids = []
+    positions: dict[str, Any] = {}
+    losses = [0.5, 0.25, 0.375, 1.0, 0.75]
+    for first_step in (0, 2):
+        logger = offline(best={"test/loss": "min"})
+        engine = fg.Engine(run_dir=tmp_path, plugins=["jsonl", logger], autoload=False, steps=8)
+        with LoopLogger(engine, step=first_step, positions=positions or None) as log:
+            log.scalars("test", {"loss": jnp.float32(losses[first_step])}, first_step + 1)
+            log.scalars("test", {"loss": jnp.float32(losses[first_step + 1])}, first_step + 2)
+            positions = log.flush()
+            log.scalars("test", {"loss": jnp.float32(losses[first_step + 2])}, first_step + 3)
+        ids.append(logger.id)
+    assert ids[0] == ids[1]
+    sent = [(step, row["test/loss"]) for file in files(tmp_path) for step, row in rows(file)]
+    assert sent == list(enumerate(losses, 1))
+    assert positions["wandb"] == {"id": ids[0], "best": {"test/loss": 0.25}}
+    with pytest.raises(ValueError, match=r"'\.\./x', which is none"):
+        offline().rewind_logger({"id": "../x"})
 
 
 def test_run_from_the_checkpoint_of_another_is_a_separate_run(tmp_path: Path):

@@ -197,10 +197,10 @@ class WandbLogger(RunPlugin):
 
     @fg.hookimpl
     def flush_logger(self, step: int) -> "Future[Any]":
-        """Return the run's id. wandb cannot be asked to make anything durable, and is not waited
-        for."""
+        """Return the run's id and the best values. wandb cannot be asked to make anything durable,
+        and is not waited for."""
         future: Future[Any] = Future()
-        future.set_result(self._identity.id)
+        future.set_result(asdict(self._identity))
         return future
 
     @fg.hookimpl
@@ -209,7 +209,9 @@ class WandbLogger(RunPlugin):
 
         It is not called for a run that starts from the checkpoint of another one.
         """
-        self._is_resumed = self._has_restored_id and self._identity.id is not None
+        if not self._has_restored_id:  # a loop of one's own keeps no host states
+            self.set_host_state(position, version=1)
+        self._is_resumed = self._identity.id is not None
 
     @fg.hookimpl
     def get_host_state(self) -> Any:
@@ -219,6 +221,8 @@ class WandbLogger(RunPlugin):
     @fg.hookimpl
     def set_host_state(self, state: Any, version: int) -> None:
         """Restore the run's id and the best values."""
+        if not isinstance(state, dict):
+            raise ValueError(f"the state of the wandb logger is {state!r:.100}, which is none")
         identity = state.get("id")
         if identity is not None and not (isinstance(identity, str) and identity.isalnum()):
             raise ValueError(f"the id of the wandb run is {identity!r:.100}, which is none")
