@@ -15,7 +15,7 @@ import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError
-from fulgurite_logging import JSONLBackend, iter_records
+from fulgurite_logging import JSONLBackend, iter_records, iter_telemetry
 from fulgurite_logging.table import CSVBackend
 from fulgurite_runs.json_codec import loads
 from hypothesis import given, settings, strategies as st
@@ -97,6 +97,16 @@ def test_torn_line_without_a_position_is_dropped(tmp_path: Path) -> None:
     assert (tmp_path / "records.jsonl").read_bytes() == b'{"step":1}\n'
     first, second = (tmp_path / "telemetry.jsonl").read_bytes().splitlines()
     assert first == b'{"step":1}' and json.loads(second)["step"] == 2
+
+
+def test_records_are_read_from_a_path_that_is_a_string(tmp_path: Path) -> None:
+    backend = JSONLBackend(tmp_path, None)
+    records = [scalars(1, loss=0.5), make_record(2, rate=3.0)]
+    for record in records:
+        backend.write(record)
+    backend.close()
+    assert [*iter_records(str(tmp_path)), *iter_telemetry(f"{tmp_path}")] == records
+    assert [*iter_records(f"{tmp_path}/records.jsonl")] == records[:1]
 
 
 def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
