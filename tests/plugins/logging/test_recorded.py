@@ -661,3 +661,12 @@ def test_monitors_rename_what_they_measure_B22() -> None:
     assert float(history["train/norms/GRADIENTS"][0]) == float(
         history["train/norms/GRADIENTS/ALL"][0]
     )
+
+
+@pytest.mark.parametrize("rename", [lambda name: "norm", lambda name: None])
+def test_names_that_would_lose_a_norm_are_an_error(rename: Any) -> None:
+    monitor = NormMonitor(("gradients", "parameters"), rename=rename)
+    with pytest.raises(
+        ConfigurationError, match=r"rename\('\w+'\) returned .*another one for each"
+    ):
+        engine(monitor, steps=1).fit(Line, data())
