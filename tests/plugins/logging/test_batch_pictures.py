@@ -40,6 +40,7 @@ def test_pictures_of_the_first_batch_are_shown_K20() -> None:
     batch = {
         "grey": grey,
         "colour": np.full((3, 4, 4, 3), 7, np.uint8),
+        "half": jnp.full((3, 4, 4), 0.5, jnp.bfloat16),
         "label": np.arange(3),
         "video": np.zeros((3, 4, 4, 2), np.float32),
         "rows": np.zeros((3, 2, 9), np.float32),
@@ -50,9 +51,10 @@ def test_pictures_of_the_first_batch_are_shown_K20() -> None:
     engine.fit(Net(jnp.ones(1)), [batch] * 3)
     (record,) = keeper.records
     assert (record.step, record.source) == (1, "train")
-    assert set(record.values) == {"batch/shapes", "batch/grey", "batch/colour"}
+    assert set(record.values) == {"batch/shapes", "batch/grey", "batch/half", "batch/colour"}
     assert np.array_equal(record.values["batch/colour"].pixels, batch["colour"][:2])
     expected = np.round(255 * grey[:2]).astype(np.uint8)[..., None]
+    assert np.unique(record.values["batch/half"].pixels).tolist() == [128]
     assert np.array_equal(record.values["batch/grey"].pixels, expected)
     assert "label int32[3]" in record.values["batch/shapes"].text
 

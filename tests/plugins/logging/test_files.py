@@ -15,7 +15,7 @@ import fulgurite as fg
 import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError
-from fulgurite_logging import JSONLBackend
+from fulgurite_logging import JSONLBackend, iter_records, iter_telemetry
 from fulgurite_logging.table import CSVBackend
 from fulgurite_runs.json_codec import loads
 from hypothesis import given, settings, strategies as st
@@ -97,6 +97,16 @@ def test_torn_line_without_a_position_is_dropped(tmp_path: Path) -> None:
     assert (tmp_path / "records.jsonl").read_bytes() == b'{"step":1}\n'
     first, second = (tmp_path / "telemetry.jsonl").read_bytes().splitlines()
     assert first == b'{"step":1}' and json.loads(second)["step"] == 2
+
+
+def test_records_are_read_from_a_path_that_is_a_string(tmp_path: Path) -> None:
+    backend = JSONLBackend(tmp_path, None)
+    records = [scalars(1, loss=0.5), make_record(2, rate=3.0)]
+    for record in records:
+        backend.write(record)
+    backend.close()
+    assert [*iter_records(str(tmp_path)), *iter_telemetry(f"{tmp_path}")] == records
+    assert [*iter_records(f"{tmp_path}/records.jsonl")] == records[:1]
 
 
 def test_telemetry_is_not_rewound(tmp_path: Path) -> None:
@@ -208,6 +218,30 @@ def test_table_with_a_large_array_is_continued(tmp_path: Path) -> None:
     header, row = (tmp_path / "records.csv").read_text().splitlines()
     assert header == "step,train/confusion"
     assert row.count("7") == 90_000
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("make_backend", "read"),
+    [
+        (JSONLBackend, lambda folder: [record.step for record in iter_records(folder)]),
+        (CSVBackend, lambda folder: np.loadtxt(folder / "records.csv", str, delimiter=",")[1:, 0]),
+    ],
+)
+def test_a_record_that_could_not_be_read_again_is_left_out_alone(
+    make_backend: Any, read: Any, tmp_path: Path
+) -> None:
+    backend = make_backend(tmp_path, None)
+    backend.write(scalars(1, loss=1.0))
+    with pytest.warns(UserWarning, match="leaves a record of 'big' out, of step 2 first") as caught:
+        for step in (2, 3):
+            backend.write(scalars(step, "big", x=np.full(900_000, 1 / 3)))
+    assert len(caught) == 1
+    backend.write(scalars(4, loss=2.0))
+    position = backend.get_position()
+    backend.close()
+    make_backend(tmp_path, position).close()
+    assert [int(step) for step in read(tmp_path)] == [1, 4]
 
 
 # --- going back -----------------------------------------------------------------------------------

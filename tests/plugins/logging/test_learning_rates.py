@@ -20,7 +20,32 @@ SCHEDULE = optax.linear_schedule(1.0, 0.0, 10)
         (optax.adam(SCHEDULE), {"": 0.8}),
         (optax.sgd(0.25, momentum=0.9), {"": 0.25}),
         (optax.chain(optax.clip(1.0), optax.adamw(SCHEDULE)), {"": 0.8}),
-        (optax.chain(optax.adam(SCHEDULE), optax.sgd(0.5)), {"": 0.8, "2": 0.5}),
+        (
+            optax.chain(
+                optax.masked(optax.adam(SCHEDULE), {"a": True, "b": False}),
+                optax.masked(optax.sgd(0.5), {"a": False, "b": True}),
+            ),
+            {"": 0.8, "2": 0.5},
+        ),
+        # As the documentation of optax writes it, the other way round, and in groups.
+        (optax.chain(optax.scale_by_schedule(SCHEDULE), optax.scale(-1.0)), {"": 0.8}),
+        (optax.chain(optax.scale(-0.5), optax.trace(0.9), optax.scale(0.25)), {"": 0.125}),
+        (
+            optax.chain(
+                optax.partition(
+                    {"head": optax.scale_by_schedule(SCHEDULE), "body": optax.scale_by_adam()},
+                    {"a": "head", "b": "body"},
+                ),
+                optax.scale(-1.0),
+            ),
+            {"head": 0.8},
+        ),
+        (optax.adafactor(1e-3), {"": 1e-3}),
+        (optax.adafactor(SCHEDULE), {"": 0.8}),
+        (optax.sgd(1.0), {"": 1.0}),
+        (optax.sgd(np.float32(0.25)), {"": 0.25}),  # pyright: ignore[reportArgumentType]
+        (optax.sgd(jnp.float32(0.25)), {"": 0.25}),
+        (optax.chain(optax.scale_by_adam(), optax.scale(0.5)), {}),
         (optax.masked(optax.adam(SCHEDULE), {"a": True, "b": False}), {"": 0.8}),
         (
             optax.partition(

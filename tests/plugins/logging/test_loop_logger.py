@@ -11,7 +11,7 @@ import optax
 import pytest
 from fulgurite.errors import CheckpointError, NonFiniteError, PluginError, StateError
 from fulgurite_checkpoint import Checkpointer
-from fulgurite_logging import CSVLogger, JSONLLogger, LoopLogger, iter_records, media
+from fulgurite_logging import ConsoleLogger, CSVLogger, JSONLLogger, LoopLogger, iter_records, media
 from fulgurite_runs import RunDirectory
 from logged import Line, data
 
@@ -50,6 +50,19 @@ def test_a_loop_logs_what_a_fit_logs_with_the_same_bits(tmp_path: Path) -> None:
     assert history["train/loss_average"].tolist() == averages[[3, 7, 9]].tolist()
     losses = single["train/loss"]
     np.testing.assert_allclose(history["train/loss"][1], losses[4:8].mean(), rtol=1e-6)
+
+
+def test_numbers_on_the_device_are_numbers_of_python_in_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = fg.Engine(steps=1, plugins=[ConsoleLogger()], autoload=False)
+    with LoopLogger(engine) as log:
+        values = {"a": jnp.float32(0.5), "b": np.float32(0.25), "c": jnp.int32(3), "d": jnp.ones(2)}
+        log.scalars("test", values, 1)
+        (record,) = log.history.records
+    assert [type(value) for value in record.values.values()][:3] == [float, float, int]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[2:] == ["test", "a", "0.5000", "b", "0.2500", "c", "3", "d", "array[2]"]
 
 
 @pytest.mark.full

@@ -311,6 +311,19 @@ def test_numbers_are_secrets_where_they_may_be_passwords() -> None:
     assert redact_value(settings) == {**settings, "password": "***", "key": "***"}
 
 
+@pytest.mark.parametrize("wrong", ["SLURM_*", 1, (1,)])
+def test_a_string_in_the_place_of_names_is_an_error(wrong: Any) -> None:
+    # Its letters would be the names: `*` alone is every variable of the environment.
+    for build, label in (
+        (lambda: EnvironmentLogger(variables=wrong), "EnvironmentLogger: variables"),
+        (lambda: ConsoleLogger(hide=wrong), "ConsoleLogger: hide"),
+        (lambda: PythonLogger(hide=wrong), "PythonLogger: hide"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{label} is .*; give a tuple of names"):
+            build()
+    assert EnvironmentLogger(variables=["SLURM_*"]).variables == ["SLURM_*"]  # pyright: ignore[reportArgumentType]
+
+
 def test_secret_after_an_option_is_redacted() -> None:
     assert redact_arguments(["--token", "abc", "x", "--use-key", "--run", "a"]) == [
         "--token",
@@ -319,6 +332,11 @@ def test_secret_after_an_option_is_redacted() -> None:
         "--use-key",
         "--run",
         "a",
+    ]
+    assert redact_arguments(["--user=me:abc", "--proxy-user=me:a=b", "--user=me"]) == [
+        "--user=me:***",
+        "--proxy-user=me:***",
+        "--user=me",
     ]
     assert redact_arguments(["-p", "abc", "-H", "Authorization: Bearer abc"]) == [
         "-p",
@@ -555,6 +573,12 @@ def test_histogram_of_complex_numbers_is_an_error_instead_of_their_real_parts() 
     np.testing.assert_array_equal(histogram.counts, [2, 1])
 
 
+@pytest.mark.full
+def test_histogram_counts_more_values_than_float32_can() -> None:
+    values = jnp.ones(2**24 + 3, bool)
+    assert Histogram.from_values(values, 3).counts.tolist() == [0, values.size, 0]
+
+
 @pytest.mark.parametrize(
     "every",
     [fg.EverySeconds(60), fg.FirstStepsAfterStart(2), fg.AtStart(), fg.Every(3) | fg.AtStart()],
@@ -637,3 +661,12 @@ def test_monitors_rename_what_they_measure_B22() -> None:
     assert float(history["train/norms/GRADIENTS"][0]) == float(
         history["train/norms/GRADIENTS/ALL"][0]
     )
+
+
+@pytest.mark.parametrize("rename", [lambda name: "norm", lambda name: None])
+def test_names_that_would_lose_a_norm_are_an_error(rename: Any) -> None:
+    monitor = NormMonitor(("gradients", "parameters"), rename=rename)
+    with pytest.raises(
+        ConfigurationError, match=r"rename\('\w+'\) returned .*another one for each"
+    ):
+        engine(monitor, steps=1).fit(Line, data())

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from fulgurite_checkpoint.listing import list_runs
 from fulgurite_logging import JSONLLogger
 from fulgurite_mlflow import MLflowLogger
 from fulgurite_mlflow.command import run_mlflow
+from fulgurite_mlflow.values import clean_name
 from fulgurite_runs import RunDirectory
 from fulgurite_testing import check_plugin
 
@@ -201,9 +203,13 @@ def test_names_that_mlflow_cannot_tell_apart_are_left_out_with_one_warning(folde
 
 def test_parameters_stay_as_they_were_first_and_texts_are_files(folder: Path):
     backend = open_backend(folder)
-    values = {"configuration": {"lr": 0.5, "plugins": [{"every": 3}]}, "settings": {"steps": 8}}
+    # A file name of another encoding, as Python holds it.
+    configuration = {"lr": 0.5, "plugins": [{"every": 3}], "settings": "small", "file": "a\udce9"}
+    values = {"configuration": configuration, "settings": {"steps": 8}}
     backend.write(fg.Record("config", "fulgurite", 0, values))
     backend.write(fg.Record("text", "note", 2, {"said": "so"}))
+    backend.write(fg.Record("text", "note", 2, {"said": "a\udce9"}))
+    backend.write(fg.Record("text", "note", 4, {"said": "more"}))
     backend.close()
     resumed = open_backend(folder, backend.get_position(), step=2)
     values["configuration"]["lr"] = 0.1
@@ -211,10 +217,44 @@ def test_parameters_stay_as_they_were_first_and_texts_are_files(folder: Path):
     resumed.close()
     client = get_client(folder.parent / "mlruns")
     run = client.get_run(backend.get_position()["run_id"])
-    assert run.data.params == {"lr": "0.5", "plugins.0.every": "3", "settings.steps": "8"}
+    assert run.data.params == {
+        "lr": "0.5",
+        "plugins.0.every": "3",
+        "settings": "small",
+        "settings.steps": "8",
+        "file": "a\\udce9",
+    }
     artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
-    assert (artifacts / "note/said/0000000002.txt").read_text() == "so"
+    assert (artifacts / "note/said/0000000002.txt").read_text() == "so\na\\udce9"
+    assert (artifacts / "note/said/0000000004.txt").read_text() == "more"
     assert json.loads((artifacts / "config/fulgurite.json").read_text()) == values
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_long_names_are_names_that_mlflow_takes(number: int):
+    from mlflow.utils.validation import _validate_metric_name
+
+    name = clean_name("train/" + "é" * 120 + "a" * number + "/../b")
+    _validate_metric_name(name)
+    assert len(name.encode()) <= 250
+
+
+def test_integers_beyond_all_floats_are_infinite(folder: Path):
+    backend = open_backend(folder)
+    log(backend, 1, huge=10**400, negative=-(10**400))
+    backend.close()
+    metrics = read_metrics(folder.parent / "mlruns", backend.get_position()["run_id"])
+    assert metrics == {"train/huge": [(1, np.inf)], "train/negative": [(1, -np.inf)]}
+
+
+@pytest.mark.full
+def test_a_run_that_a_signal_stops_is_killed(folder: Path):
+    interrupt = fg.LambdaPlugin(every={fg.At(4): lambda run: os.kill(os.getpid(), signal.SIGTERM)})
+    logger = MLflowLogger("tests")
+    assert fit(folder, logger, interrupt).stop_reason == "SIGTERM"
+    fg.forget_stop_request()
+    run = get_client(folder.parent / "mlruns").get_run(logger.run_id)
+    assert run.info.status == "KILLED"
 
 
 @pytest.mark.parametrize("position", [{"run_id": "../x"}, {"run_id": 3}, "a/b", [1]])

@@ -131,6 +131,28 @@ def test_only_the_newest_traces_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_traces_of_an_earlier_attempt_are_older_whatever_their_steps(tmp_path: Path) -> None:
+    profile = Profile(at=2, steps=1, every=10, keep=1)
+    fit(tmp_path, profile, steps=14)
+    assert list_names(tmp_path) == ["steps-13-13"]
+    (recording,) = (tmp_path / "profiles" / "steps-13-13" / "plugins" / "profile").iterdir()
+    recording.rename(recording.with_name("2020_01_31_12_00_00"))
+    fit(tmp_path, profile, steps=4)
+    assert list_names(tmp_path) == ["steps-3-3"]
+
+
+def test_a_window_at_the_start_of_a_fit_is_traced_and_one_at_its_end_is_not(tmp_path: Path) -> None:
+    plugins = [Profile(at=0, steps=2, instance="a"), Profile(at=4, steps=1, instance="b")]
+    result = fit(tmp_path, *plugins, steps=4)
+    assert list_names(tmp_path) == ["steps-1-2"]
+    summary = summarize_profile(tmp_path / "profiles" / "steps-1-2")
+    assert list(summary.steps) == [1, 2]
+    engine = fg.Engine(steps=6, run_dir=tmp_path, plugins=plugins, autoload=False)
+    engine.fit(data=BATCHES, state=result.state)
+    assert set(list_names(tmp_path)) == {"steps-1-2", "steps-5-5"}
+
+
+@pytest.mark.full
 def test_signal_within_a_window_ends_the_trace(tmp_path: Path) -> None:
     interrupt = fg.LambdaPlugin(every={fg.At(12): lambda run: os.kill(os.getpid(), signal.SIGTERM)})
     result = fit(tmp_path, Profile(at=10, steps=5), interrupt, steps=20)
@@ -147,9 +169,12 @@ def test_exception_within_a_window_ends_the_trace(tmp_path: Path) -> None:
     def fail(run: fg.Run) -> None:
         raise ValueError("an action fails")
 
-    with pytest.raises(ValueError, match="an action fails"):
-        fit(tmp_path, Profile(at=2, steps=5), fg.LambdaPlugin(every={fg.At(4): fail}), steps=20)
-    assert list_names(tmp_path) == ["steps-3-4"]
+    # The second attempt ends at the same step, and its trace is the one that stays.
+    for _ in range(2):
+        with pytest.raises(ValueError, match="an action fails") as caught:
+            fit(tmp_path, Profile(at=2, steps=5), fg.LambdaPlugin(every={fg.At(4): fail}), steps=20)
+        assert "OSError" not in str(caught.value.__notes__)
+        assert list_names(tmp_path) == ["steps-3-4"]
     with trace_elsewhere(tmp_path / "other"):
         pass  # nothing is traced any more, so that this can
 

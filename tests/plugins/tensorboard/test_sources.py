@@ -1,6 +1,7 @@
 """Which directories the logger for TensorBoard writes to."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fulgurite as fg
@@ -35,6 +36,31 @@ def test_values_of_an_unknown_source_are_left_out_with_one_warning(tmp_path: Pat
         [event.value for event in read.Scalars("double")],
         np.float32(result.history["train/double"]),
     )
+
+
+def test_values_whose_layout_fails_are_left_out_alone(tmp_path: Path):
+    places = {"whole": ("train", "whole"), "part": "train", "odd": ("train", 3)}
+    logger = TensorBoardLogger(layout=lambda source, name: places[name])  # pyright: ignore[reportArgumentType]
+    run: Any = SimpleNamespace(
+        run_dir=SimpleNamespace(path=tmp_path), step=0, step_range=SimpleNamespace(start=0)
+    )
+    backend = logger.open_backend(run, None)
+    values = dict.fromkeys([*places, "missing"], 0.5)
+    with pytest.warns(UserWarning, match="leaves") as warned:
+        for step in (1, 2):
+            backend.write(fg.Record("scalars", "train", step, values))
+    backend.close()
+    messages = sorted(str(warning.message).partition(": ") for warning in warned)
+    assert [message[0] for message in messages] == [
+        f"tensorboard leaves 'train/{name}' out, of step 1 first"
+        for name in ("missing", "odd", "part")
+    ]
+    assert messages[0][2] == "KeyError: 'missing'"
+    assert "layout returned 'train'; it must return two strings" in messages[2][2]
+    read = EventAccumulator(str(tmp_path / "tensorboard" / "train")).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("whole")] == [(1, 0.5), (2, 0.5)]
+    with pytest.raises(ConfigurationError, match="layout is 'train'; it must be a function"):
+        TensorBoardLogger(layout="train")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("sources", ["train", b"train", 3, ["train", 3]])

@@ -529,7 +529,7 @@ def test_invalid_position_is_an_error(position: Any, tmp_path: Path):
 
 
 def test_flipped_bit_is_detected(tmp_path: Path):
-    file = EventFile(tmp_path / "a")
+    file = EventFile(str(tmp_path / "a"))
     file.append(build_start_event(3))
     file.close()
     data = bytearray((tmp_path / "a").read_bytes())

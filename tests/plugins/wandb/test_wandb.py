@@ -3,6 +3,7 @@
 import os
 import pty
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -21,11 +22,11 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError
-from fulgurite_logging import BackgroundWriter, media
+from fulgurite_logging import BackgroundWriter, LoopLogger, media
 from fulgurite_runs.json_codec import dumps, loads
 from fulgurite_runs.lock import Lock
 from fulgurite_wandb import WandbLogger, read_run
-from fulgurite_wandb.backend import _iter_scalars
+from fulgurite_wandb.backend import _iter_records
 from matplotlib import pyplot
 
 pytestmark = pytest.mark.full
@@ -247,6 +248,30 @@ def test_unsupported_records_are_reported_once_and_the_rest_is_shown(tmp_path: P
     assert row["told/fine/bins"] == [*range(0, 1025, 3), 1025]
 
 
+def test_a_run_that_fails_is_shown_as_failed_with_all_it_has_said(tmp_path: Path):
+    def fail(run: fg.Run) -> None:
+        run.notify("told", "the first message")
+        run.notify("told", "the second message")
+        raise ValueError("an action fails")
+
+    with pytest.raises(ValueError, match="an action fails"):
+        fit(tmp_path, offline(), fg.LambdaPlugin(every={fg.At(2): fail}), steps=4)
+    (file,) = files(tmp_path)
+    (table,) = file.parent.glob("files/media/table/told/message*.json")
+    assert loads(table.read_text())["data"] == [["the first message"], ["the second message"]]
+    codes = [record.exit.exit_code for record in read_run(file) if record.HasField("exit")]
+    assert codes == [1]
+
+
+@pytest.mark.full
+def test_a_run_that_a_signal_stops_has_not_finished(tmp_path: Path):
+    interrupt = fg.LambdaPlugin(every={fg.At(2): lambda run: os.kill(os.getpid(), signal.SIGTERM)})
+    assert fit(tmp_path, offline(), interrupt).stop_reason == "SIGTERM"
+    fg.forget_stop_request()
+    records = read_run(files(tmp_path)[0])
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [255]
+
+
 def test_records_of_a_lost_network_can_be_sent_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -338,6 +363,8 @@ def resumed_with(
             {"kind": r.kind, "source": r.source, "step": r.step, "values": r.values}
             for r in history.records
         ]
+        said = {"kind": "text", "source": "said", "step": 6, "values": {"text": "six"}}
+        lines.insert(1 + [line["step"] for line in lines].index(6), said)
         (tmp_path / "records.jsonl").write_text("".join(dumps(line) + "\n" for line in lines))
     second = offline()
     fit(tmp_path, second, memory, steps=12, resume=fg.CheckpointRef(tmp_path, optional=True))
@@ -365,6 +392,7 @@ def test_resumed_run_sends_missing_steps_and_none_twice(there: int, tmp_path: Pa
     assert [step for step, _ in sent] == [2, 4, 6, 8, 10, 12]
     for step, row in sent:
         assert row["train/loss"] == whole["train/loss"][step // 2 - 1]
+        assert ("said/text/path" in row) == (step == 6 and there < 6)
 
 
 def test_missing_records_are_reported(tmp_path: Path):
@@ -410,6 +438,28 @@ def test_fit_from_the_state_of_an_earlier_one_continues_its_run(tmp_path: Path):
     engine.fit(data=fg.DataSource(BATCHES), state=result.state)
     assert logger.id == identity
     assert [step for file in files(tmp_path) for step, _ in rows(file)] == [2, 4, 6, 8]
+
+
+@pytest.mark.full
+def test_a_loop_that_continues_keeps_its_run_and_sends_each_step_once(tmp_path: Path):
+    ids = []
+    positions: dict[str, Any] = {}
+    losses = [0.5, 0.25, 0.375, 1.0, 0.75]
+    for first_step in (0, 2):
+        logger = offline(best={"test/loss": "min"})
+        engine = fg.Engine(run_dir=tmp_path, plugins=["jsonl", logger], autoload=False, steps=8)
+        with LoopLogger(engine, step=first_step, positions=positions or None) as log:
+            log.scalars("test", {"loss": jnp.float32(losses[first_step])}, first_step + 1)
+            log.scalars("test", {"loss": jnp.float32(losses[first_step + 1])}, first_step + 2)
+            positions = log.flush()
+            log.scalars("test", {"loss": jnp.float32(losses[first_step + 2])}, first_step + 3)
+        ids.append(logger.id)
+    assert ids[0] == ids[1]
+    sent = [(step, row["test/loss"]) for file in files(tmp_path) for step, row in rows(file)]
+    assert sent == list(enumerate(losses, 1))
+    assert positions["wandb"] == {"id": ids[0], "best": {"test/loss": 0.25}}
+    with pytest.raises(ValueError, match=r"'\.\./x', which is none"):
+        offline().rewind_logger({"id": "../x"})
 
 
 def test_run_from_the_checkpoint_of_another_is_a_separate_run(tmp_path: Path):
@@ -593,7 +643,7 @@ def test_records_that_are_damaged_are_an_error_naming_the_line(
     path = tmp_path / "records.jsonl"
     path.write_text(f'{{"kind":"text","source":"a","step":1,"values":{{}}}}\n{line}\n')
     with pytest.raises(CheckpointError, match=rf"records\.jsonl, line 2: .*{message}"):
-        list(_iter_scalars(path, path.stat().st_size))
+        list(_iter_records(path, path.stat().st_size))
 
 
 def test_a_record_without_an_end_takes_bounded_memory(tmp_path: Path):

@@ -15,7 +15,12 @@ import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 
 from fulgurite_mlflow.pictures import convert_media
-from fulgurite_mlflow.values import clean_name, flatten_configuration, flatten_numbers
+from fulgurite_mlflow.values import (
+    clean_name,
+    escape_surrogates,
+    flatten_configuration,
+    flatten_numbers,
+)
 
 RUN_FILE = "mlflow.json"
 TOKEN_TAG = "fulgurite.token"
@@ -115,6 +120,9 @@ class Backend:
         # The names of metrics in records, by those at MLflow.
         self._names: dict[str, str] = {}
         self._refused_names: set[str] = set()
+        # Those of one step, by the path of their file.
+        self._texts: dict[str, list[str]] = {}
+        self._text_step = -1
 
     def write(self, record: fg.Record) -> None:
         """Take one record."""
@@ -241,8 +249,12 @@ class Backend:
         # A record may hold arrays, which are shown as they print.
         values = json.loads(json.dumps(record.values, default=str))
         self._send_text(f"config/{clean_name(record.source)}.json", json.dumps(values, indent=2))
-        arguments = {**(values.get("configuration") or {}), "settings": values.get("settings", {})}
-        parameters = {clean_name(name): value for name, value in flatten_configuration(arguments)}
+        # An argument of the program may be called `settings`, too.
+        leaves = [
+            *flatten_configuration(values.get("settings") or {}, "settings"),
+            *flatten_configuration(values.get("configuration") or {}),
+        ]
+        parameters = {clean_name(name): value for name, value in leaves}
         new = [
             Param(name, value) for name, value in parameters.items() if name not in self._parameters
         ]
@@ -256,12 +268,19 @@ class Backend:
         if record.source != "checkpoints" or not isinstance(best, dict):
             return
         for name in ("path", "step", "metric", "value"):
-            self._client.set_tag(self._note.run_id, f"best_checkpoint.{name}", str(best.get(name)))
+            value = escape_surrogates(str(best.get(name)))
+            self._client.set_tag(self._note.run_id, f"best_checkpoint.{name}", value)
 
     def _send_texts(self, record: fg.Record) -> None:
+        """Send a file for each text; of several messages of a step, each is a line of one file."""
+        if record.step != self._text_step:
+            self._texts.clear()
+            self._text_step = record.step
         for name, text in record.values.items():
-            full_name = clean_name(f"{record.source}/{name}")
-            self._send_text(f"{full_name}/{record.step:010d}.txt", str(text))
+            path = f"{clean_name(f'{record.source}/{name}')}/{record.step:010d}.txt"
+            texts = self._texts.setdefault(path, [])
+            texts.append(str(text))
+            self._send_text(path, "\n".join(texts))
 
     def _send_media(self, record: fg.Record) -> None:
         """Send files, which replace those that an earlier attempt has sent."""
@@ -291,7 +310,7 @@ class Backend:
 
     def _send_text(self, path: str, text: str) -> None:
         """Send a file, which replaces one that an earlier attempt has sent."""
-        self._client.log_text(self._note.run_id, text, path)
+        self._client.log_text(self._note.run_id, escape_surrogates(text), path)
 
 
 def read_run_id(folder: Path) -> str | None:

@@ -10,6 +10,8 @@ import fulgurite as fg
 import numpy as np
 from fulgurite_logging import media
 
+from fulgurite_mlflow.values import escape_surrogates
+
 
 def convert_media(value: fg.Media) -> Iterator[tuple[str, bytes]]:
     """Yield the end of the name and the content of each file that shows a medium.
@@ -51,7 +53,7 @@ def _convert_histogram(histogram: media.Histogram) -> Iterator[tuple[str, bytes]
 
 
 def _convert_text(text: media.Text) -> Iterator[tuple[str, bytes]]:
-    yield ".txt", text.text.encode()
+    yield ".txt", escape_surrogates(text.text).encode()
 
 
 def _convert_figure(figure: media.Figure) -> Iterator[tuple[str, bytes]]:

@@ -13,7 +13,7 @@ from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import EvaluationDirectory
 
 from fulgurite_mlflow.backend import Backend, RunIdentity, RunNote, forget_run, read_note
-from fulgurite_mlflow.values import FOLDER, build_uri, clean_name
+from fulgurite_mlflow.values import FOLDER, build_uri, clean_name, escape_surrogates
 
 
 @hide_constructor_frames
@@ -25,9 +25,8 @@ class MLflowLogger(FileLogger):
     brackets, becomes `_`. The step in MLflow is the step of the run. A resumed run continues with
     the same run of MLflow, whose id is in `mlflow.json` of the run's directory and in each
     checkpoint: what has already arrived is not sent again, and exact metrics that have not are sent
-        from the
-    history of the checkpoint, as far as it goes back. A run that starts over gets a new run of
-    MLflow, and one that it replaces in the directory is marked as killed.
+    from the history of the checkpoint, as far as it goes back. A run that starts over gets a new
+    run of MLflow, and one that it replaces in the directory is marked as killed.
 
     Neither training nor a checkpoint waits for the server. If it cannot be reached, or does not
     answer, training continues without the logger and says so once. With a `JSONLLogger` beside it
@@ -61,7 +60,8 @@ class MLflowLogger(FileLogger):
     # sends what was waiting.
     queue_size = 8000
     _backend = fg.PerFit[Backend | None](lambda: None)
-    _is_training = fg.PerFit(bool)
+    # None in an evaluation by `fulgurite evaluate`.
+    _fit = fg.PerFit[fg.Run | None](lambda: None)
 
     def __post_init__(self) -> None:
         if not isinstance(self.experiment, str) or not self.experiment:
@@ -94,8 +94,8 @@ class MLflowLogger(FileLogger):
             note = read_note(folder)
         if not goes_on:
             replaced = forget_run(folder)
-        self._is_training = isinstance(run, fg.Run)
-        history = run.history.records if goes_on and isinstance(run, fg.Run) else []
+        self._fit = run if isinstance(run, fg.Run) else None
+        history = self._fit.history.records if goes_on and self._fit is not None else []
         tags = redact_value({key: str(value) for key, value in self.tags.items()})
         tags = {clean_name(key): value for key, value in tags.items()}
         name, parent_folder = folder.name, None
@@ -108,7 +108,7 @@ class MLflowLogger(FileLogger):
         self._backend = Backend(
             RunIdentity(
                 redact_text(self.experiment),
-                redact_text(self.name or name),
+                escape_surrogates(redact_text(self.name or name)),
                 tags,
                 folder,
                 parent_folder,
@@ -142,7 +142,7 @@ class MLflowLogger(FileLogger):
         An evaluation by `fulgurite evaluate` has no history, and waits.
         """
         arrived = super().flush_logger(step)
-        if not self._is_training or self._backend is None or arrived.done():
+        if self._fit is None or self._backend is None or arrived.done():
             return arrived
         position: Future[Any] = Future()
         position.set_result(self._backend.get_position())
@@ -154,6 +154,14 @@ class MLflowLogger(FileLogger):
         if self._backend is not None:
             is_failure = isinstance(exception, Exception)
             self._backend.final_status = "FAILED" if is_failure else "KILLED"
+
+    @fg.hookimpl
+    def close_logger(self) -> None:
+        """End the run of MLflow, as killed if a signal has stopped training."""
+        is_interrupted = self._fit is not None and self._fit.stop_reason in ("SIGINT", "SIGTERM")
+        if self._backend is not None and is_interrupted:
+            self._backend.final_status = "KILLED"
+        super().close_logger()
 
 
 def _get_run_id(position: Any) -> str | None:

@@ -1,6 +1,5 @@
 """Turn values of records into what MLflow takes."""
 
-import posixpath
 import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -11,6 +10,7 @@ from typing import Any
 import fulgurite as fg
 import numpy as np
 from fulgurite.errors import ConfigurationError
+from fulgurite_runs import as_float
 
 FOLDER = "mlruns"
 """The store beside the directory of a run."""
@@ -32,11 +32,23 @@ def clean_name(name: str) -> str:
     MLflow uses names as paths as well, so parts such as `..` or none between two slashes become
     `_`, too.
     """
-    parts = _REFUSED.sub("_", name).split("/")
-    cleaned_parts = ["_" if part in ("", ".", "..") else part for part in parts]
+    cleaned_name = _clean_parts(_REFUSED.sub("_", name))
     # In bytes: MLflow counts characters, but a store of files makes files of names.
-    raw = posixpath.join(*cleaned_parts).encode(errors="replace")
-    return raw[:_LONGEST_NAME].decode(errors="ignore")
+    raw = cleaned_name.encode(errors="replace")
+    if len(raw) <= _LONGEST_NAME:
+        return raw.decode()
+    # What the cut leaves of the last part may be nothing, for which a `_` comes.
+    return _clean_parts(raw[: _LONGEST_NAME - 1].decode(errors="ignore"))
+
+
+def _clean_parts(name: str) -> str:
+    parts = name.split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)
+
+
+def escape_surrogates(text: str) -> str:
+    """Return a text that UTF-8 can encode: file names of other encodings hold lone surrogates."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def build_uri(uri: str | Path) -> str:
@@ -72,7 +84,7 @@ def flatten_numbers(record: fg.Record) -> Iterator[tuple[str, float]]:
         if value is None or isinstance(value, str):
             continue
         if isinstance(value, int | float):
-            yield full_name, float(value)
+            yield full_name, as_float(value)
             continue
         array = np.asarray(value)
         for index in np.ndindex(array.shape):
@@ -92,6 +104,6 @@ def flatten_configuration(value: Any, prefix: str = "") -> Iterator[tuple[str, s
     elif isinstance(value, list):
         items = enumerate(value)
     else:
-        yield prefix, str(value)[:_LONGEST_PARAMETER]
+        yield prefix, escape_surrogates(str(value))[:_LONGEST_PARAMETER]
     for key, part in items:
         yield from flatten_configuration(part, f"{prefix}.{key}" if prefix else str(key))

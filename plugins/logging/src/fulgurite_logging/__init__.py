@@ -13,6 +13,7 @@ from fulgurite_logging.console import (
 )
 from fulgurite_logging.environment import EnvironmentLogger as EnvironmentLogger
 from fulgurite_logging.file_logger import FileLogger as FileLogger
+from fulgurite_logging.files import LONGEST_LINE as LONGEST_LINE
 from fulgurite_logging.jsonl import (
     JSONLBackend as JSONLBackend,
     JSONLLogger as JSONLLogger,
@@ -25,7 +26,6 @@ from fulgurite_logging.norms import (
 )
 from fulgurite_logging.null import NullLogger as NullLogger
 from fulgurite_logging.reading import (
-    LONGEST_LINE as LONGEST_LINE,
     iter_records as iter_records,
     iter_telemetry as iter_telemetry,
 )

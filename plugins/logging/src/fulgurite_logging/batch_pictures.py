@@ -7,6 +7,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+import jax.numpy as jnp
 from fulgurite.errors import (
     check_positive_int,
     set_ints,
@@ -70,4 +71,5 @@ def _is_pictures(leaf: Any) -> bool:
         return False
     if len(shape) == 4 and shape[3] not in (1, 3, 4):
         return False
-    return leaf.dtype.kind in "fb" or leaf.dtype == "uint8"
+    # bfloat16 and its like are of no kind of floating-point numbers to NumPy.
+    return jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype in (bool, jnp.uint8)

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import fulgurite as fg
-from fulgurite.plugins import as_printable
+from fulgurite.plugins import as_printable, hide_constructor_frames
 
+from fulgurite_logging.arguments import check_names
 from fulgurite_logging.writer import BackgroundWriter
 
 RecordFormat = Callable[[fg.Record], str | None]
 
 
+@hide_constructor_frames
 @dataclass(eq=False)
 class ConsoleLogger(fg.Plugin):
     """Print a line for each record of exact scalars, and every message, to standard output.
@@ -45,6 +47,9 @@ class ConsoleLogger(fg.Plugin):
     plugin_name = "console"
     _writer = fg.PerFit[BackgroundWriter | None](lambda: None)
 
+    def __post_init__(self) -> None:
+        check_names(self.hide, "ConsoleLogger: hide")
+
     @fg.hookimpl
     def open_logger(self, run: fg.LoggedRun) -> None:
         """Start a thread that prints, so that training does not wait for a terminal."""
@@ -67,6 +72,7 @@ class ConsoleLogger(fg.Plugin):
             self._writer.close()
 
 
+@hide_constructor_frames
 @dataclass(eq=False)
 class PythonLogger(fg.Plugin):
     """Hand a line for each record of exact scalars, and every message, to Python's `logging`.
@@ -95,6 +101,9 @@ class PythonLogger(fg.Plugin):
     format: RecordFormat | None = None
     plugin_name = "python"
     _backend = fg.PerFit["_LineBackend | None"](lambda: None)
+
+    def __post_init__(self) -> None:
+        check_names(self.hide, "PythonLogger: hide")
 
     @fg.hookimpl
     def open_logger(self, run: fg.LoggedRun) -> None:

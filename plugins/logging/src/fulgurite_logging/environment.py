@@ -29,6 +29,8 @@ from fulgurite.plugins import (
     total_size,
 )
 
+from fulgurite_logging.arguments import check_names
+
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "FULGURITE_*",
@@ -77,6 +79,7 @@ class EnvironmentLogger:
     level: int | None = None
 
     def __post_init__(self) -> None:
+        check_names(self.variables, "EnvironmentLogger: variables")
         if not isinstance(self.prefix, str):
             raise ConfigurationError(
                 f"EnvironmentLogger: prefix is {self.prefix!r}; it must be a string"
@@ -179,6 +182,9 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
             redacted.append(f"{user}:{REDACTED}")
         elif value and _is_secret_argument(name):
             redacted.append(f"{name}={REDACTED}")
+        elif _USER_OPTION.fullmatch(name) and ":" in value:
+            user, _, _ = value.partition(":")
+            redacted.append(f"{name}={user}:{REDACTED}")
         else:
             redacted.append(redact_text(argument))
         previous = argument

@@ -3,16 +3,48 @@
 import errno
 import os
 import stat
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fulgurite import Record
 from fulgurite.errors import CheckpointError
 from fulgurite_runs import check_in_place, sync_folder
 
+LONGEST_LINE = 1 << 24
+"""The most bytes of a line of records that is read."""
 _CHUNK = 1 << 16
-_LONGEST_LINE = 1 << 20
+_LONGEST_CHECKED_LINE = 1 << 20
 """Of longer lines it is not looked at which step they are of."""
+
+
+class UnreadableLineError(ValueError):
+    """A record makes a line that could not be read again."""
+
+
+class UnreadableRecords:
+    """Tells, once for each source, of records that a logger leaves out, because the whole file
+    could not be read with them.
+
+    Args:
+        logger: its name.
+    """
+
+    def __init__(self, logger: str) -> None:
+        self._logger = logger
+        self._sources: set[str] = set()
+
+    def warn(self, record: Record, error: UnreadableLineError) -> None:
+        """Warn of a record, unless one of its source was left out before."""
+        if record.source in self._sources:
+            return
+        self._sources.add(record.source)
+        warnings.warn(
+            f"{self._logger} leaves a record of {record.source!r} out, of step {record.step} "
+            f"first: {error}. Log less at once",
+            stacklevel=2,
+        )
 
 
 class LineFile:
@@ -123,10 +155,10 @@ def check_cut(path: Path, size: Any, step: int | None, get_step: Callable[[bytes
         _check_size(descriptor, path, size)
         if step is None:
             return
-        file.seek(max(size - _LONGEST_LINE, 0))
+        file.seek(max(size - _LONGEST_CHECKED_LINE, 0))
         before, _, last_line = file.read(size - file.tell()).rstrip(b"\n").rpartition(b"\n")
-        next_line = file.readline(_LONGEST_LINE)
-    last_step = get_step(last_line) if before or size < _LONGEST_LINE else None
+        next_line = file.readline(_LONGEST_CHECKED_LINE)
+    last_step = get_step(last_line) if before or size < _LONGEST_CHECKED_LINE else None
     next_step = get_step(next_line) if next_line.endswith(b"\n") else None
     if (last_step is not None and last_step > step) or (next_step is not None and next_step < step):
         raise CheckpointError(

@@ -6,10 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
-from fulgurite_runs import dumps, loads
+from fulgurite_runs import check_json_memory, dumps, loads
 
 from fulgurite_logging.file_logger import FileLogger
-from fulgurite_logging.files import LineFile, check_cut, get_entry
+from fulgurite_logging.files import (
+    LONGEST_LINE,
+    LineFile,
+    UnreadableLineError,
+    UnreadableRecords,
+    check_cut,
+    get_entry,
+)
 from fulgurite_logging.writer import LogBackend
 
 EXACT_FILE = "records.jsonl"
@@ -23,7 +30,8 @@ class JSONLLogger(FileLogger):
     `records.jsonl` holds the exact stream: `{"kind", "source", "step", "values"}`, its bytes depend
     only on the records; a resumed run continues where its checkpoint was, so each record is there
     once. `telemetry.jsonl` holds the rest, with `attempt` and `wall_time` (seconds since 1970); it
-    only grows. `fulgurite_runs.loads` reads a line.
+    only grows. `fulgurite_runs.loads` reads a line. A record of more than 16 MiB, or of millions of
+    numbers, is left out with one warning: the file could not be read with it.
 
     Example:
         from fulgurite_logging import JSONLLogger
@@ -70,6 +78,7 @@ class JSONLBackend:
     """
 
     def __init__(self, folder: Path, position: Any) -> None:
+        self._unreadable = UnreadableRecords("jsonl")
         with ExitStack() as stack:
             self._exact = LineFile(folder / EXACT_FILE)
             stack.callback(self._exact.close)
@@ -93,7 +102,13 @@ class JSONLBackend:
         if record.stream == "telemetry":
             line |= {"attempt": record.attempt, "wall_time": record.wall_time}
             file = self._telemetry
-        file.append(dumps(line, sort_keys=True) + "\n")
+        text = dumps(line, sort_keys=True) + "\n"
+        try:
+            _check_readable(text)
+        except UnreadableLineError as error:
+            self._unreadable.warn(record, error)
+        else:
+            file.append(text)
 
     def sync(self) -> None:
         self._exact.sync()
@@ -106,3 +121,19 @@ class JSONLBackend:
         with ExitStack() as stack:  # the second one is closed, too, where the first one fails
             stack.callback(self._telemetry.close)
             stack.callback(self._exact.close)
+
+
+def _check_readable(line: str) -> None:
+    """Raise `UnreadableLineError` for a line that `loads` would refuse."""
+    if 4 * len(line) <= LONGEST_LINE:
+        return  # whatever it holds
+    data = line.encode("utf-8", "backslashreplace")
+    if len(data) > LONGEST_LINE:
+        raise UnreadableLineError(
+            f"its line has {len(data):,} bytes, and {LONGEST_LINE:,} are the most that can be read "
+            "again"
+        )
+    try:
+        check_json_memory(data)
+    except ValueError as error:
+        raise UnreadableLineError(str(error)) from error

@@ -185,9 +185,8 @@ class LoopLogger(AbstractContextManager["LoopLogger", None]):
                 "of steps"
             )
         self._step = step
-        writable = jax.device_get(dispatcher.validate(kind, source, values))
-        if writable is not None:
-            dispatcher.enqueue([], lambda: fg.Record(kind, source, step, writable))
+        dispatcher.emit(kind, source, values, step, "exact")
+        dispatcher.flush(wait=True)
 
     def _get_dispatcher(self) -> RecordDispatcher:
         if self._dispatcher is None:

@@ -114,9 +114,9 @@ class LearningRateMonitor:
     group of `optax.partition` as `learning_rate/OPTIMIZER/GROUP`. Where a rate is an array, such as
     that of all members of a population, the record holds the array.
 
-    It reads the schedule, or the number, that an optimizer of optax was given; or the rate in the
-    state of one that is wrapped in `optax.inject_hyperparams`. If no optimizer shows its rate, that
-    is an error.
+    It reads the schedule, or the number, that an optimizer of optax was given, times whatever else
+    its chain multiplies all updates with; or the rate in the state of one that is wrapped in
+    `optax.inject_hyperparams`. If no optimizer shows its rate, that is an error.
 
     Example:
         from fulgurite_logging import LearningRateMonitor
@@ -167,11 +167,25 @@ class LearningRateMonitor:
 def _as_metrics(
     values: Mapping[str, Any], rename: Callable[[str], str] | None
 ) -> dict[str, fg.metrics.LastValue]:
-    """Return values as metrics, under the names that a user gives them."""
-    return {
-        name if rename is None else rename(name): fg.metrics.LastValue.from_values(value)
-        for name, value in values.items()
-    }
+    """Return values as metrics, under the names that a user gives them.
+
+    Args:
+        values: by name.
+        rename: returns another name for each; None to keep them.
+
+    Raises:
+        ConfigurationError: two values have one name, so that one would be lost.
+    """
+    metrics = {}
+    for name, value in values.items():
+        new_name = name if rename is None else rename(name)
+        if not isinstance(new_name, str) or new_name in metrics:
+            raise ConfigurationError(
+                f"rename({name!r}) returned {new_name!r}; it must return a string, another one for "
+                "each name"
+            )
+        metrics[new_name] = fg.metrics.LastValue.from_values(value)
+    return metrics
 
 
 def _find_learning_rates(opt_state: Any) -> list[Any]:

@@ -8,22 +8,18 @@ import fulgurite as fg
 from fulgurite.errors import ConfigurationError
 from fulgurite_runs import loads
 
+from fulgurite_logging.files import LONGEST_LINE
 from fulgurite_logging.jsonl import EXACT_FILE, TELEMETRY_FILE
 
-LONGEST_LINE = 1 << 24
-"""The most bytes of a line of records that is read."""
 
-
-def iter_records(run: Path) -> Iterator[fg.Record]:
+def iter_records(run: str | Path) -> Iterator[fg.Record]:
     """Yield the exact records of a run, in the order in which they came about.
 
     Example:
-        from pathlib import Path
-
         from fulgurite_logging import JSONLLogger, iter_records
 
         fg.Engine(steps=100, run_dir="runs/a", plugins=[JSONLLogger()]).fit(model, data)
-        for record in iter_records(Path("runs/a")):
+        for record in iter_records("runs/a"):
             print(record.step, record.source, record.values)
 
     Args:
@@ -32,6 +28,7 @@ def iter_records(run: Path) -> Iterator[fg.Record]:
     Raises:
         ConfigurationError: there are no records, or the file is damaged.
     """
+    run = Path(run)
     path = run / EXACT_FILE if run.is_dir() else run
     if not path.is_file():
         raise ConfigurationError(
@@ -42,17 +39,15 @@ def iter_records(run: Path) -> Iterator[fg.Record]:
         yield fg.Record(line["kind"], line["source"], line["step"], line["values"])
 
 
-def iter_telemetry(run: Path) -> Iterator[fg.Record]:
+def iter_telemetry(run: str | Path) -> Iterator[fg.Record]:
     """Yield the records of a run that are telemetry, of all its attempts, in the order in which
     they came about: nothing, if there are none.
 
     Example:
-        from pathlib import Path
-
         from fulgurite_logging import JSONLLogger, iter_telemetry
 
         fg.Engine(steps=100, run_dir="runs/a", plugins=[JSONLLogger()]).fit(model, data)
-        for record in iter_telemetry(Path("runs/a")):
+        for record in iter_telemetry("runs/a"):
             print(record.attempt, record.step, record.source, record.values)
 
     Args:
@@ -61,7 +56,7 @@ def iter_telemetry(run: Path) -> Iterator[fg.Record]:
     Raises:
         ConfigurationError: the file is damaged.
     """
-    path = run / TELEMETRY_FILE
+    path = Path(run) / TELEMETRY_FILE
     if not path.is_file():
         return
     types = {"kind": str, "source": str, "step": int, "values": dict}

@@ -15,12 +15,21 @@ from fulgurite.errors import CheckpointError
 from fulgurite_runs import dumps
 
 from fulgurite_logging.file_logger import FileLogger
-from fulgurite_logging.files import LineFile, check_cut, get_entry, open_regular_file
-from fulgurite_logging.reading import LONGEST_LINE
+from fulgurite_logging.files import (
+    LONGEST_LINE,
+    LineFile,
+    UnreadableLineError,
+    UnreadableRecords,
+    check_cut,
+    get_entry,
+    open_regular_file,
+)
 from fulgurite_logging.writer import LogBackend
 
 EXACT_FILE = "records.csv"
 TELEMETRY_FILE = "telemetry.csv"
+_LONGEST_ROW = LONGEST_LINE - (1 << 20)
+"""In characters. A row grows by a comma with each column that comes later."""
 MAX_DIGITS = 18
 """Of a step; Python reads no number of thousands of digits."""
 
@@ -33,7 +42,8 @@ class CSVLogger(FileLogger):
     continues where its checkpoint was. `telemetry.csv` holds the rest, with `attempt` and
     `wall_time`. A name that first appears later becomes a new column, empty in the rows before: the
     file is rewritten and replaces the old one atomically. A number that is not finite is `nan`,
-    `inf` or `-inf`; arrays are JSON.
+    `inf` or `-inf`; arrays are JSON. A record of more than 15 million characters is left out with
+    one warning: the file could not be read with it.
 
     Example:
         from fulgurite_logging import CSVLogger
@@ -79,6 +89,7 @@ class CSVBackend:
     """The two files in `folder`, the exact one cut back to `position` unless that is None."""
 
     def __init__(self, folder: Path, position: Any) -> None:
+        self._unreadable = UnreadableRecords("csv")
         with ExitStack() as stack:
             self._exact = Table(folder / EXACT_FILE, ["step"])
             stack.callback(self._exact.close)
@@ -96,7 +107,10 @@ class CSVBackend:
             table = self._telemetry
         for name in sorted(record.values):
             cells[_join_lines(f"{record.source}/{name}")] = record.values[name]
-        table.append(cells)
+        try:
+            table.append(cells)
+        except UnreadableLineError as error:
+            self._unreadable.warn(record, error)
 
     def sync(self) -> None:
         self._exact.file.sync()
@@ -138,13 +152,22 @@ class Table:
         return {"bytes": self.file.size, "columns": len(self._columns), "rows": self._num_rows}
 
     def append(self, cells: dict[str, Any]) -> None:
-        """Add a row, whose cells are given by column."""
+        """Add a row, whose cells are given by column.
+
+        Raises:
+            UnreadableLineError: it is too long to be read again; it is not added.
+        """
         columns = [*dict.fromkeys([*self._columns, *cells])]
+        row = _format_row([_format_cell(cells.get(name)) for name in columns])
+        if len(row) > _LONGEST_ROW:
+            raise UnreadableLineError(
+                f"its row has {len(row):,} characters, and {_LONGEST_ROW:,} are the most"
+            )
         if len(columns) > len(self._columns):
             rows = _replace_header(columns, self._iter_rows())
-            self._rewrite([*row, *[""] * (len(columns) - len(row))] for row in rows)
+            self._rewrite([*old, *[""] * (len(columns) - len(old))] for old in rows)
             self._columns = dict.fromkeys(columns)
-        self.file.append(_format_row([_format_cell(cells.get(name)) for name in columns]))
+        self.file.append(row)
         self._num_rows += 1
 
     def rewind(self, position: Any) -> None:

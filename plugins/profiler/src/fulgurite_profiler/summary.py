@@ -10,7 +10,13 @@ from fulgurite.errors import ConfigurationError
 
 from fulgurite_profiler.hlo import CONTROL_FLOW, HLOProgram, parse_layer_path, parse_program
 from fulgurite_profiler.kernels import DeviceEvent, make_event, split_graphs
-from fulgurite_profiler.window import PROGRAMS, STEP, list_profiles, parse_window
+from fulgurite_profiler.window import (
+    PROGRAMS,
+    STEP,
+    list_profiles,
+    list_recordings,
+    parse_window,
+)
 
 
 @dataclass
@@ -91,7 +97,7 @@ def find_trace(path: Path, window: str | None = None) -> Path:
     Raises:
         ConfigurationError: there is none.
     """
-    if _list_files(path):
+    if list_recordings(path):
         return path
     profiles = list_profiles(path) if path.is_dir() else []
     names = [profile.name for profile in profiles]
@@ -118,7 +124,7 @@ def summarize_profile(trace: str | Path) -> ProfileSummary:
         ConfigurationError: there is no trace, or it cannot be read.
     """
     folder = Path(trace)
-    files = _list_files(folder)
+    files = list_recordings(folder)
     if not files:
         raise ConfigurationError(
             f"{folder} holds no trace: give a folder that jax.profiler has written"
@@ -183,11 +189,6 @@ def _find_program(programs: Sequence[HLOProgram], name: str) -> HLOProgram | Non
         if name in program.instructions:
             return program
     return None
-
-
-def _list_files(folder: Path) -> list[Path]:
-    """Return the recordings in a folder, the oldest first."""
-    return sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
 
 
 def _read_programs(folder: Path) -> dict[str, list[HLOProgram]]:

@@ -121,9 +121,11 @@ class Profile(RunPlugin):
     def register_actions(self) -> list[fg.ScheduledAction]:
         """Be called at the begin of each window, and after each step of it: there before anything
         else is done, and at the begin after evaluations and logging."""
+        # Other triggers do not fire before the first step of a fit.
+        begin = fg.AtStart() | self._trigger
         return [
             fg.ScheduledAction("step", self._trigger, self.end_step, stage="evaluate"),
-            fg.ScheduledAction("begin", self._trigger, self.begin, stage="act"),
+            fg.ScheduledAction("begin", begin, self.begin, stage="act"),
         ]
 
     @fg.hookimpl
@@ -155,6 +157,8 @@ class Profile(RunPlugin):
         is_begin = self._trigger.find_window(run.step) == run.step
         if not is_begin or run.run_dir is None or jax.process_index() > 0:
             return
+        if run.step == run.step_range.stop:
+            return  # no step follows
         first, last = run.step + 1, run.step + self.steps
         folder = get_folder(run.run_dir.path, FOLDER) / _get_name(first, last)
         _wait_for_device(run)
@@ -198,8 +202,13 @@ class Profile(RunPlugin):
             run.notify(self.registered_name, f"the profile in {trace.folder} is lost: {error}")
             return
         folder = trace.folder
+        if run.step < trace.first:
+            shutil.rmtree(folder)  # the fit ends where the window began
+            return
         if run.step < trace.last:  # the fit ends here
             folder = folder.with_name(_get_name(trace.first, run.step))
+            if folder.exists():
+                shutil.rmtree(folder)  # of an earlier attempt that ended at the same step
             trace.folder.replace(folder)
         _write_programs(folder / PROGRAMS, list(self._programs))
         for folder in list_profiles(run.run_dir.path)[: -self.keep]:
@@ -252,7 +261,9 @@ def parse_window(name: str) -> tuple[int, int] | None:
 
 
 def list_profiles(run: Path) -> list[Path]:
-    """Return the folders of the traces of a run, in the order of their steps.
+    """Return the folders of the traces of a run, the oldest first.
+
+    Those of later steps may be older: of an attempt before one that began again from step 0.
 
     Args:
         run: the run directory.
@@ -265,7 +276,23 @@ def list_profiles(run: Path) -> list[Path]:
         for path in folder.iterdir()
         if not path.is_symlink() and (window := parse_window(path.name)) is not None
     }
-    return sorted(windows, key=lambda path: windows[path])
+    return sorted(windows, key=lambda path: (_find_time(path), windows[path]))
+
+
+def list_recordings(folder: Path) -> list[Path]:
+    """Return the recordings of a trace, the oldest first.
+
+    Args:
+        folder: of the trace.
+    """
+    # JAX puts each into a folder that is named by the time, 2026_01_31_12_00_00.
+    return sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def _find_time(folder: Path) -> str:
+    """Return when a trace was recorded, to the second; an empty string where nothing was."""
+    recordings = list_recordings(folder)
+    return recordings[-1].parent.name if recordings else ""
 
 
 def _write_programs(folder: Path, programs: list[tuple[str, jax.stages.Compiled]]) -> None:

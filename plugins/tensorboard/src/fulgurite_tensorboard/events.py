@@ -46,12 +46,10 @@ class EventFile:
     Each write goes to the operating system at once.
 
     Example:
-        from pathlib import Path
-
         from fulgurite_tensorboard import EventFile, read_events
         from tensorboard.compat.proto.event_pb2 import Event
 
-        file = EventFile(Path("events.out.tfevents.1"))
+        file = EventFile("events.out.tfevents.1")
         file.append(Event(step=1, wall_time=0.0))
         file.close()
         events = list(read_events(file.path))
@@ -61,14 +59,14 @@ class EventFile:
         size: how many bytes of whole records it has.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
         self.size = 0
         self._descriptor = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
         )
         try:
-            sync_folder(path.parent)
+            sync_folder(self.path.parent)
             self.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
         except BaseException:
             os.close(self._descriptor)
@@ -103,7 +101,7 @@ class EventFile:
             os.close(self._descriptor)
 
 
-def read_events(path: Path) -> Iterator[tuple[int, Any]]:
+def read_events(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield the events of a file with the position after each, up to the last complete one.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import fulgurite as fg
-from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
+from fulgurite.errors import CheckpointError, ConfigurationError, check_callable, did_you_mean
 from fulgurite.plugins import hide_constructor_frames, hint_at_class_arguments
 from fulgurite_logging import FileLogger, LogBackend
 from fulgurite_runs import sync_folder
@@ -82,6 +82,8 @@ class TensorBoardLogger(FileLogger):
 
     def __post_init__(self) -> None:
         check_sources(self.sources, "TensorBoardLogger")
+        if self.layout is not None:
+            check_callable(self.layout, "TensorBoardLogger: layout")
 
     def open_backend(self, run: fg.LoggedRun, position: Any) -> LogBackend:
         """Return what writes the event files."""
@@ -201,8 +203,13 @@ class _Backend:
             return [record]
         values: dict[str, dict[str, Any]] = {}
         for name, value in record.values.items():
-            directory, tag = self._layout(record.source, name)
-            values.setdefault(directory, {})[tag] = value
+            try:
+                directory, tag = _check_place(self._layout(record.source, name))
+            # Any exception, because the function is the user's: the rest of the record is shown.
+            except Exception as error:
+                self._refuse(record, name, error)
+            else:
+                values.setdefault(directory, {})[tag] = value
         return [
             replace(record, source=directory, values=part) for directory, part in values.items()
         ]
@@ -243,6 +250,16 @@ class _Backend:
                 # no later one.
                 self._files[split].append(build_start_event(0))
         return self._files[split]
+
+
+def _check_place(place: Any) -> tuple[str, str]:
+    """Return what `layout` has returned, or raise a `ConfigurationError`."""
+    is_pair = isinstance(place, tuple | list) and len(place) == 2
+    if not is_pair or not all(isinstance(name, str) for name in place):
+        raise ConfigurationError(
+            f"layout returned {place!r:.100}; it must return two strings, a directory and a tag"
+        )
+    return place[0], place[1]
 
 
 def check_sources(sources: Any, where: str) -> None:

@@ -41,6 +41,9 @@ class Backend:
     Which steps have arrived is looked up where they arrive, at the server or in the run's files,
     and not noted: a kill loses the last rows that were handed to wandb.
 
+    Attributes:
+        exit_code: that of the program, as wandb is told at the end: 0 for a run that finished.
+
     Args:
         settings: arguments of `wandb.init`.
         mode: `online` or `offline`.
@@ -59,6 +62,7 @@ class Backend:
         resume_point: ResumePoint | None,
         check_lock: Callable[[], None],
     ) -> None:
+        self.exit_code = 0
         self._settings = settings
         self._mode = mode
         self._folder = folder
@@ -106,7 +110,7 @@ class Backend:
             self._check_lock()
             self._hand_over_row()
         finally:
-            self._run.finish()
+            self._run.finish(exit_code=self.exit_code)
 
     def _start_run(self) -> None:
         """Connect, and send what is missing up to the checkpoint that the run resumes from."""
@@ -190,7 +194,7 @@ class Backend:
                     stacklevel=2,
                 )
             return
-        for record in _iter_scalars(resume_point.records, resume_point.size):
+        for record in _iter_records(resume_point.records, resume_point.size):
             if self._last_arrived_step < record.step <= resume_point.step:
                 self._add_to_row(record)
 
@@ -205,10 +209,23 @@ class Backend:
         for name, value in record.values.items():
             full_name = f"{record.source}/{name}"
             try:
-                self._row.update(convert_value(full_name, value))
+                if record.kind == "text":
+                    self._add_text(full_name, str(value))
+                else:
+                    self._row.update(convert_value(full_name, value))
             # Any exception, because a figure's code is the user's: the rest of the row is shown.
             except Exception as error:
                 self._warn_refused(full_name, record.step, error)
+
+    def _add_text(self, name: str, text: str) -> None:
+        """Add a text to the row: of several messages of a step, each is a line of one table."""
+        import wandb
+
+        table = self._row.get(name)
+        if isinstance(table, wandb.Table):
+            table.add_data(text)
+        else:
+            self._row.update(convert_value(name, text))
 
     def _warn_refused(self, name: str, step: int, error: Exception) -> None:
         """Warn, once for each name, that a value is not shown."""
@@ -292,8 +309,8 @@ def _limit_processor_use() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _iter_scalars(path: Path, size: int) -> Iterator[fg.Record]:
-    """Yield the records of scalars in the first `size` bytes of a file of JSON lines.
+def _iter_records(path: Path, size: int) -> Iterator[fg.Record]:
+    """Yield the records of scalars and text in the first `size` bytes of a file of JSON lines.
 
     Raises:
         CheckpointError: a line is not a record.
@@ -312,7 +329,7 @@ def _iter_scalars(path: Path, size: int) -> Iterator[fg.Record]:
                 raise CheckpointError(
                     f"{path}, line {number}: no record, which wandb lacks: {error}"
                 ) from error
-            if record.kind == "scalars":
+            if record.kind in ("scalars", "text"):
                 yield record
 
 

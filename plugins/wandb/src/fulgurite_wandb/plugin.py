@@ -21,6 +21,9 @@ from fulgurite_wandb.backend import Backend, ResumePoint
 EXTRA_TIMEOUT = 30.0
 """Seconds for which wandb may do nothing, besides those that a connection may take."""
 
+INTERRUPTED = 255
+"""The exit code by which wandb itself tells of Ctrl-C."""
+
 Mode = Literal["online", "offline", "disabled"]
 
 
@@ -46,7 +49,8 @@ class WandbLogger(RunPlugin):
     state of an earlier one: what is missing between the last step that arrived and the checkpoint
     is taken from `records.jsonl` (of fulgurite-logging), and what has already arrived is not sent
     again. A run that starts from the checkpoint of another run gets its own id. Without a key or a
-    network it continues offline and says so; `wandb sync` sends the records later.
+    network it continues offline and says so; `wandb sync` sends the records later. wandb shows a
+    run that an exception or a signal ended as failed.
 
     Standalone evaluators have a run of their own, of the job type `evaluation`; wandb does not let
     two processes write to one. Its group is the name of the run's directory, as that of the
@@ -86,6 +90,8 @@ class WandbLogger(RunPlugin):
     _is_resumed = fg.PerFit(bool)
     _writer = fg.PerFit[BackgroundWriter | None](lambda: None)
     _backend = fg.PerFit[Backend | None](lambda: None)
+    # None in an evaluation by `fulgurite evaluate`.
+    _fit = fg.PerFit[fg.Run | None](lambda: None)
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -122,6 +128,7 @@ class WandbLogger(RunPlugin):
         """Begin the run, or continue with it."""
         if self.mode == "disabled":
             return
+        self._fit = run if isinstance(run, fg.Run) else None
         is_new_fit_of_state = run.step == run.step_range.start > 0
         continues_state = is_new_fit_of_state and not self._has_restored_id
         resume_point = None
@@ -164,11 +171,19 @@ class WandbLogger(RunPlugin):
                 self._identity.best[key] = value
                 self._writer.put(fg.Record("config", "best", record.step, {key: value}))
 
+    @fg.hookimpl(specname="on_exception")
+    def mark_failed(self, exception: BaseException) -> None:
+        """Note that the run has not finished."""
+        if self._backend is not None:
+            self._backend.exit_code = 1 if isinstance(exception, Exception) else INTERRUPTED
+
     @fg.hookimpl
     def close_logger(self) -> None:
-        """Wait until everything is handed over."""
+        """Wait until everything is handed over. A run that a signal stops has not finished."""
         if self._writer is None or self._backend is None:
             return
+        if self._fit is not None and self._fit.stop_reason in ("SIGINT", "SIGTERM"):
+            self._backend.exit_code = INTERRUPTED
         if self._backend.is_connected:
             self._writer.timeout = EXTRA_TIMEOUT
         try:
@@ -182,10 +197,10 @@ class WandbLogger(RunPlugin):
 
     @fg.hookimpl
     def flush_logger(self, step: int) -> "Future[Any]":
-        """Return the run's id. wandb cannot be asked to make anything durable, and is not waited
-        for."""
+        """Return the run's id and the best values. wandb cannot be asked to make anything durable,
+        and is not waited for."""
         future: Future[Any] = Future()
-        future.set_result(self._identity.id)
+        future.set_result(asdict(self._identity))
         return future
 
     @fg.hookimpl
@@ -194,7 +209,9 @@ class WandbLogger(RunPlugin):
 
         It is not called for a run that starts from the checkpoint of another one.
         """
-        self._is_resumed = self._has_restored_id and self._identity.id is not None
+        if not self._has_restored_id:  # a loop of one's own keeps no host states
+            self.set_host_state(position, version=1)
+        self._is_resumed = self._identity.id is not None
 
     @fg.hookimpl
     def get_host_state(self) -> Any:
@@ -204,6 +221,8 @@ class WandbLogger(RunPlugin):
     @fg.hookimpl
     def set_host_state(self, state: Any, version: int) -> None:
         """Restore the run's id and the best values."""
+        if not isinstance(state, dict):
+            raise ValueError(f"the state of the wandb logger is {state!r:.100}, which is none")
         identity = state.get("id")
         if identity is not None and not (isinstance(identity, str) and identity.isalnum()):
             raise ValueError(f"the id of the wandb run is {identity!r:.100}, which is none")
