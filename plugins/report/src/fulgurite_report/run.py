@@ -32,9 +32,9 @@ class Message:
     """A sentence of a run.
 
     Attributes:
-        attempt: the number of the start of the run.
+        attempt: the number of the start of the run; 0 if that is not known, as of an exact record.
         step: at which it came.
-        wall_time: seconds since 1970.
+        wall_time: seconds since 1970; 0 if that is not known.
         source: who said it.
         text: what.
     """
@@ -122,7 +122,7 @@ class Run:
         self._note_signs(heartbeat)
 
     def _note_signs(self, heartbeat: float | None) -> None:
-        """Note when the attempts were alive, besides their records."""
+        """Note when the attempts were alive, and how far they came, besides their records."""
         if not self.attempts:
             return
         note_alive(self.path, self.attempts[-1])
@@ -133,6 +133,7 @@ class Run:
             for attempt in self.attempts:
                 if attempt.number == checkpoint.attempt:
                     attempt.note_sign(checkpoint.wall_time)
+                    attempt.note_step(checkpoint.step)
 
     @property
     def step(self) -> int:
@@ -196,9 +197,9 @@ class Run:
         if wall_time < attempt.began:
             attempt.began = attempt.last_sign = wall_time
         attempt.note_sign(wall_time)
-        if attempt.first_step is None:
-            attempt.first_step = step
-        attempt.last_step = step
+        if attempt.start_step is None:
+            attempt.start_step = step
+        attempt.note_step(step)
 
     def _get_attempt(self, number: int, wall_time: float) -> Attempt:
         for attempt in reversed(self.attempts):
