@@ -36,6 +36,8 @@ from fulgurite_progress import (
 )
 from fulgurite_progress.line import Line
 from fulgurite_progress.notebook import CellLine
+from fulgurite_progress.numbers import format_count
+from fulgurite_progress.path_cell import PathCell
 from fulgurite_progress.plain import iter_intervals
 from fulgurite_progress.times import describe_activity, find_activity
 from hypothesis import given, strategies as st
@@ -98,6 +100,30 @@ LINE = Line(1200, 2000, 812.3, {"error": 0.9876, "loss": 0.25}, "compiling")
 )
 def test_line_shows_the_most_important_values_that_fit(width: int, expected: str):
     assert LINE.text(width).plain == expected
+
+
+def test_a_number_behind_wide_characters_is_whole_or_not_there():
+    # Each of these characters takes two columns.
+    line = Line(1, 2, metrics={"loss": 0.1234, "精度指標": 0.9876})
+    whole = "step 1/2  loss 0.1234  精度指標 0.9876"
+    assert line.text(38).plain == whole and Text(whole).cell_len == 38
+    assert line.text(37).plain == "step 1/2  loss 0.1234  ━━━━━━━╌╌╌╌╌╌╌"
+
+
+def test_a_path_of_wide_characters_is_cut_on_the_left():
+    path = "層['最初'].weight"
+    assert Text(path).cell_len == 17
+    output = StringIO()
+    Console(width=13, file=output).print(PathCell(path))
+    # Twelve columns, because the character before takes two.
+    assert output.getvalue() == "…初'].weight\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(999.4, "999 "), (999.6, "1 k"), (999.6e3, "1 M"), (12.3e6, "12.3 M")]
+)
+def test_a_count_has_three_digits(number: float, expected: str):
+    assert format_count(number) == expected
 
 
 def test_without_a_width_everything_but_the_bar_is_shown():
