@@ -82,6 +82,20 @@ def test_a_run_that_was_resumed_is_not_slow_because_of_what_it_restored(tmp_path
     assert not [finding.text for finding in list_findings(runs) if "slowest" in finding.text]
 
 
+def test_a_run_that_began_at_a_later_step_is_as_fast_as_one_from_the_start(tmp_path: Path) -> None:
+    runs = []
+    for name, start_step in (("whole", 0), ("fork", 10_000)):
+        step = start_step + 100
+        path = write_run(
+            tmp_path / name,
+            telemetry=[make_telemetry(step, 1e9, {"steps_seconds": 50.0}) | {"source": "goodput"}],
+            manifest=make_manifest() | {"start_step": start_step},
+        )
+        runs.append(Run(path, name))
+        runs[-1].refresh()
+    assert not [finding.text for finding in list_findings(runs) if "slowest" in finding.text]
+
+
 def test_the_best_may_be_the_largest_and_devices_are_told_apart(tmp_path: Path) -> None:
     runs = [
         read_run(tmp_path, "a", losses=[0.5, 0.4], seconds={"steps": 10.0}, mode="max"),

@@ -167,7 +167,7 @@ def test_attempts_have_their_times_and_what_was_done_again_counts_once(tmp_path:
     run = read(tmp_path)
     first, second = run.attempts
     assert (first.began, first.seconds, first.last_step) == (100.0, 20.0, 20)
-    assert (second.began, second.start_step, second.last_step) == (210.0, 10, 30)
+    assert (second.began, second.first_step, second.last_step) == (210.0, 10, 30)
     assert list(run.curves["train/rate"].values) == [1.0, 2.0, 2.0, 2.0]
 
 

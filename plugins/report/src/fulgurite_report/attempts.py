@@ -22,7 +22,8 @@ class Attempt:
         began: when its process began, or its fit if that is not the first one there, in seconds
             since 1970.
         last_sign: when it last gave a sign of life, in seconds since 1970.
-        start_step: the step that it began with; None if that is not known.
+        start_step: the step that it began with; None if its manifest does not say so.
+        first_step: of its first record that has a time; None if it has none.
         last_step: the newest step that it is known to have reached, by its records that have a time
             and by its checkpoints; None if it has none.
         before_fit: the seconds between its beginning and that of its fit, such as for imports, as
@@ -33,6 +34,7 @@ class Attempt:
     began: float
     last_sign: float
     start_step: int | None = None
+    first_step: int | None = None
     last_step: int | None = None
     before_fit: float = 0.0
 
@@ -40,6 +42,11 @@ class Attempt:
     def seconds(self) -> float:
         """Its run time: how long it is known to have been alive."""
         return max(self.last_sign - self.began, 0.0)
+
+    @property
+    def first_known_step(self) -> int | None:
+        """The step that it began with, or else the first one that is known."""
+        return self.first_step if self.start_step is None else self.start_step
 
     def note_step(self, step: int) -> None:
         """Note that it has reached a step."""

@@ -133,14 +133,14 @@ def _describe_attempt(
         newest_step: that any attempt before it is known to have reached.
     """
     pause = None if previous is None else max(attempt.began - previous.last_sign, 0.0)
-    repeated = min(newest_step, attempt.last_step or 0) - (attempt.start_step or 0)
+    repeated = min(newest_step, attempt.last_step or 0) - (attempt.first_known_step or 0)
     return [
         Cell(run.name, run=index, swatch=True),
         *make_counts(attempt.number),
         Cell(format_time(attempt.began), attempt.began),
         Cell(format_seconds(attempt.seconds), attempt.seconds),
         Cell(format_seconds(pause), pause or 0.0),
-        *make_counts(attempt.start_step),
+        *make_counts(attempt.first_known_step),
         *make_counts(attempt.last_step),
         *make_counts(max(repeated, 0)),
     ]

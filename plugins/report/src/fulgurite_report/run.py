@@ -143,6 +143,11 @@ class Run:
         return max(steps, default=0)
 
     @property
+    def start_step(self) -> int:
+        """The step that the run began with: 0, unless it continues another one."""
+        return (self.attempts[0].start_step or 0) if self.attempts else 0
+
+    @property
     def planned_steps(self) -> int | None:
         """The number of steps after which the run is to end; None if that is not known."""
         steps = self._get_settings().get("steps")
@@ -197,8 +202,8 @@ class Run:
         if wall_time < attempt.began:
             attempt.began = attempt.last_sign = wall_time
         attempt.note_sign(wall_time)
-        if attempt.start_step is None:
-            attempt.start_step = step
+        if attempt.first_step is None:
+            attempt.first_step = step
         attempt.note_step(step)
 
     def _get_attempt(self, number: int, wall_time: float) -> Attempt:
