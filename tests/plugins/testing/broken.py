@@ -274,6 +274,27 @@ class Forgets:
         run.log_scalars("forgets", {"looked": self.looked})
 
 
+class SortsWhatItKeeps:
+    """Keeps an object of JSON, whose members have no order."""
+
+    counts = fg.PerFit[dict[str, int]](dict)
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("look", 3, self.look)]
+
+    def look(self, run: fg.Run) -> None:
+        self.counts[str(9 - run.step)] = run.step
+
+    @fg.hookimpl
+    def get_host_state(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    @fg.hookimpl
+    def set_host_state(self, state: dict[str, int]) -> None:
+        self.counts = dict(sorted(state.items()))
+
+
 class ForgetsInWords:
     """As `Forgets`, and logs the count in words."""
 

@@ -174,6 +174,10 @@ def test_invalid_plugin_arguments_are_reported(plugin: Any, message: str) -> Non
         check_plugin(plugin, only=["hooks"])
 
 
+def test_the_order_of_the_members_of_a_host_state_is_nothing() -> None:
+    check_plugin(broken.SortsWhatItKeeps, only=["host_state", "interruptions"])
+
+
 def test_an_instance_that_can_be_called_is_a_plugin_and_no_function_that_builds_one() -> None:
     check_plugin(broken.CanBeCalled(), only=["hooks"])
 
