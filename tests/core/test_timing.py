@@ -1,5 +1,10 @@
 """Where the time went, and how fast training goes."""
 
+import fulgurite as fg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from fulgurite import Timings
 from fulgurite._src.timing import StepRate
@@ -47,3 +52,24 @@ def test_median_step_time_is_that_between_due_points():
         timings.note_step_durations(steps)
     assert timings.median_step == 0.2
     assert timings.step_durations == [0.1, 0.2, 3.0]
+
+
+@pytest.mark.full
+def test_the_timings_of_a_fit_end_with_it():
+    class Line(fg.Module):
+        slope: jax.Array
+
+        def training_step(self, batch: jax.Array, ctx: fg.Context) -> fg.Output:
+            return fg.Output(jnp.mean((self.slope * batch - 1) ** 2))
+
+        def configure_optimizers(self) -> optax.GradientTransformation:
+            return optax.sgd(0.1)
+
+    data = [np.ones(4, np.float32)] * 5
+    engine = fg.Engine(steps=5, autoload=False)
+    result = engine.fit(Line(jnp.ones(())), data)
+    seconds, total = dict(result.timings.seconds), result.timings.total
+    assert sum(seconds.values()) <= total
+    engine.evaluate(result, data)  # which compiles
+    assert result.timings.seconds == seconds
+    assert result.timings.total == total

@@ -91,6 +91,15 @@ def collect_siblings(folder: Path) -> set[str]:
     return collected
 
 
+def expand_braces(command: str) -> str:
+    """Return a command with `./plugins/{a,b}` as `./plugins/a ./plugins/b`, as a shell has it."""
+    return re.sub(
+        r"(\S+)\{(.+?)\}",
+        lambda match: " ".join(f"{match[1]}{name}" for name in match[2].split(",")),
+        command,
+    )
+
+
 def find_object(name: str) -> Any:
     """Return the module, or the attribute of one, that a dotted name leads to."""
     first, *parts = name.split(".")
@@ -169,6 +178,16 @@ def test_readme_of_a_plugin_installs_it_with_its_siblings(readme: Path):
     assert "pip install fulgurite-" not in text and "pip install 'fulgurite-" not in text
     command = re.search(r"^pip install ([^#\n]+)  # from the root of a clone", text, re.MULTILINE)
     assert command and set(command[1].split()) == collect_siblings(readme.parent)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_a_page_install_what_they_name_with_its_siblings(page: Path):
+    text = page.read_text()
+    assert not re.findall(r"pip install '?fulgurite-\w+", text)
+    for command in re.findall(r"^pip install (.+)  # from the root of a clone", text, re.MULTILINE):
+        folders = {word for word in expand_braces(command).split() if word.startswith("./")}
+        needed = {name for folder in folders for name in collect_siblings(ROOT / folder)}
+        assert needed <= folders, page.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

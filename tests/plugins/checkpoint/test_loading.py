@@ -102,10 +102,12 @@ def test_another_head_keeps_what_the_model_makes_and_is_listed(run: Path) -> Non
     wide = partial(Head, width=3)
     with pytest.raises(
         CheckpointError,
-        match=r"(?s)does not fit.*module.head: saved float32\[2\], wanted float32\[3\].*strict=False",
+        match=r"(?s)does not fit Head.*module.head: saved float32\[2\], wanted float32\[3\].*strict=False",
     ):
         load(run, model=wide)
-    with pytest.warns(UserWarning, match=r"(?s)in part.*\n  module.head: saved float32\[2\]"):
+    with pytest.warns(
+        UserWarning, match=r"(?s)fits Head in part.*\n  module.head: saved float32\[2\]"
+    ):
         module = load(run, model=wide, strict=False)
     np.testing.assert_array_equal(module.body, WEIGHT)
     np.testing.assert_array_equal(module.head, Head(key=jax.random.key(0), width=3).head)

@@ -66,7 +66,10 @@ def test_new_plugins_install_pass_their_tests_and_train(
     shown = call(python, "-c", TRAIN, *folders, cwd=tmp_path).splitlines()
     assert all(Path(file).is_relative_to(site) for file in shown[::2])
     assert shown[1::2] == [f"['new_{kind}'] 8 {{}}" for kind in kinds]
-    call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders, cwd=tmp_path)
+    # As in a clone of Fulgurite, whose options need plugins of pytest.
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '--dist=load'")
+    for folder in folders:
+        call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from fulgurite.errors import ConfigurationError
+from fulgurite_evaluators import Evaluator
 from fulgurite_monitor import Alert, AlertEvent, NotifyCommand, Webhook, alert as alert_module
 
 
@@ -88,13 +89,38 @@ def test_functions_see_the_newest_values_of_all_sources_in_the_order_of_loggers(
         ("train/loss <= 1", [1, 3]),
         ("train/loss==2.0", [2]),
         ("train/loss != 1", [2]),
-        ("train/other > 0", []),
     ],
 )
 def test_comparisons(text: str, expected: list[int]) -> None:
     steps: list[int] = []
     fit(1, 2, 1, alerts=[Alert(text, do=[lambda event: steps.append(event.step)])])
     assert steps == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("train/los > 0", "nothing has logged train/los. Did you mean 'train/loss'?"),
+        ("test/loss > 0", "nothing has logged test/loss. Did you mean 'train/loss'?"),
+        ("vectors/v > 0", "vectors/v is an array, and an alert looks at single numbers"),
+    ],
+)
+def test_a_condition_that_was_never_looked_at_is_told_at_the_end(text: str, reason: str) -> None:
+    class Vectors(fg.Plugin):
+        @fg.hookimpl
+        def on_fit_start(self, run: fg.Run) -> None:
+            run.log_scalars("vectors", {"v": np.ones(2)})
+
+    with pytest.warns(UserWarning, match="the condition '.*' was never looked at"):
+        result = fit(1, 2, alerts=[Alert(text), Vectors()])
+    assert result.failures == {"alert.when": f"ConfigurationError: {reason}"}
+
+
+def test_a_condition_on_an_evaluation_that_had_no_turn_is_no_failure() -> None:
+    data = [{"loss": np.ones(2, np.float32)}]
+    late = Evaluator("test", data, every=fg.At(10))
+    result = fit(1, 2, alerts=[Alert("test/loss > 0"), Alert("train/loss > 9"), late])
+    assert result.failures == {}
 
 
 @pytest.mark.parametrize(
@@ -197,5 +223,10 @@ def test_invalid_argument_is_an_error() -> None:
         Alert("train/loss > 1", do=["mail"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="give a list of strings"):
         NotifyCommand("notify-send hello")
-    with pytest.raises(ConfigurationError, match="must begin with https://"):
-        Webhook("file:///etc/passwd")
+    for address in ("file:///etc/passwd", None):
+        with pytest.raises(ConfigurationError, match="must begin with https://"):
+            Webhook(address)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="timeout is -1; give seconds above 0"):
+        NotifyCommand(["true"], timeout=-1)
+    with pytest.raises(ConfigurationError, match="timeout is None; give seconds above 0"):
+        Webhook("https://chat.example.com/hooks/abc", timeout=None)  # type: ignore[arg-type]

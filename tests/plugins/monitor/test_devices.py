@@ -9,7 +9,7 @@ import jax
 import psutil
 import pytest
 from fulgurite.errors import ConfigurationError
-from fulgurite_monitor import DeviceStatistics
+from fulgurite_monitor import DeviceStatistics, Goodput
 from fulgurite_monitor.devices import sample_allocators
 from fulgurite_monitor.nvidia import NvidiaSampler
 from monitored import Line, Records, make_rows
@@ -138,6 +138,8 @@ def test_sampling_that_fails_is_reported_and_training_continues(
     assert result.failures == {"devices": "RuntimeError: the driver is gone"}
 
 
-def test_interval_that_is_not_positive_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="give seconds above 0"):
-        DeviceStatistics(interval=0)
+@pytest.mark.parametrize("interval", [0, -1.0, float("nan"), float("inf"), 1e300, "1", None])
+@pytest.mark.parametrize("monitor", [DeviceStatistics, Goodput])
+def test_interval_that_no_thread_can_wait_for_is_an_error(monitor: Any, interval: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{monitor.__name__}: interval is .*; give secon"):
+        monitor(interval=interval)

@@ -300,8 +300,10 @@ def test_every_peak_has_a_source_and_is_of_dense_products() -> None:
         ({"items": {"tokens": 3}}, "give a function of the batch"),
         ({"items": len}, "give functions of the batch by name"),
         ({"interval": -1}, "give seconds, or 0"),
+        ({"interval": "1"}, "give seconds, or 0"),
         ({"window": 1}, "2 log steps or more"),
         ({"peak_flops": 0}, "peak_flops is 0"),
+        ({"peak_flops": "1e15"}, "peak_flops is '1e15'"),
         ({"flops_per_step": -1.0}, "flops_per_step is -1.0"),
     ],
 )

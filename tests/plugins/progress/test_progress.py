@@ -35,8 +35,12 @@ from fulgurite_progress import (
     timing_table,
 )
 from fulgurite_progress.line import Line
+from fulgurite_progress.live_line import LiveLine, pause_outer_line
 from fulgurite_progress.notebook import CellLine
+from fulgurite_progress.numbers import format_count
+from fulgurite_progress.path_cell import PathCell
 from fulgurite_progress.plain import iter_intervals
+from fulgurite_progress.screen import Screen
 from fulgurite_progress.times import describe_activity, find_activity
 from hypothesis import given, strategies as st
 from rich.console import Console
@@ -98,6 +102,66 @@ LINE = Line(1200, 2000, 812.3, {"error": 0.9876, "loss": 0.25}, "compiling")
 )
 def test_line_shows_the_most_important_values_that_fit(width: int, expected: str):
     assert LINE.text(width).plain == expected
+
+
+def test_the_line_of_a_fit_is_away_while_another_fit_runs_within_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    output = StringIO()
+
+    def open_console() -> Screen:
+        return Screen(file=output, force_terminal=True, force_interactive=True, width=100)
+
+    monkeypatch.setattr("fulgurite_progress.plugin._open_console", open_console)
+    outer = LiveLine(open_console(), lambda: Text("the outer line"), 60.0, stays=True)
+    outer.start()
+    with ProgressBar(refresh=60.0).around_fit(fg.Timings()):
+        start = len(output.getvalue())
+        time.sleep(0.1)  # six pictures of each of them
+        assert "starting" in output.getvalue()[start:]
+        assert "the outer line" not in output.getvalue()[start:]
+        start = len(output.getvalue())
+    assert "the outer line" in output.getvalue()[start:]
+    outer.stop()
+    start = len(output.getvalue())
+    with ProgressBar(refresh=60.0).around_fit(fg.Timings()):
+        pass
+    assert "the outer line" not in output.getvalue()[start:]
+
+
+def test_a_line_that_ends_while_it_is_away_is_shown_for_the_last_time():
+    output = StringIO()
+    console = Screen(file=output, force_terminal=True, force_interactive=True, width=100)
+    line = LiveLine(console, lambda: Text("done"), 60.0, stays=True)
+    line.start()
+    with pause_outer_line():
+        start = len(output.getvalue())
+        line.stop()
+    assert output.getvalue()[start:] == "done\n"
+
+
+def test_a_number_behind_wide_characters_is_whole_or_not_there():
+    # Each of these characters takes two columns.
+    line = Line(1, 2, metrics={"loss": 0.1234, "精度指標": 0.9876})
+    whole = "step 1/2  loss 0.1234  精度指標 0.9876"
+    assert line.text(38).plain == whole and Text(whole).cell_len == 38
+    assert line.text(37).plain == "step 1/2  loss 0.1234  ━━━━━━━╌╌╌╌╌╌╌"
+
+
+def test_a_path_of_wide_characters_is_cut_on_the_left():
+    path = "層['最初'].weight"
+    assert Text(path).cell_len == 17
+    output = StringIO()
+    Console(width=13, file=output).print(PathCell(path))
+    # Twelve columns, because the character before takes two.
+    assert output.getvalue() == "…初'].weight\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(999.4, "999 "), (999.6, "1 k"), (999.6e3, "1 M"), (12.3e6, "12.3 M")]
+)
+def test_a_count_has_three_digits(number: float, expected: str):
+    assert format_count(number) == expected
 
 
 def test_without_a_width_everything_but_the_bar_is_shown():

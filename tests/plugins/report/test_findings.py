@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fulgurite_report.findings import list_findings
 from fulgurite_report.run import Run
+from fulgurite_report.timing import find_parts
 from run_files import make_manifest, make_telemetry, write_run
 
 
@@ -66,6 +67,33 @@ def test_the_best_the_slowest_and_the_cost_are_said(tmp_path: Path) -> None:
         # 80 + 45 + 18 seconds: nothing runs while a run is down.
         ("cost: 2 min 23 s of run time on 2 x H100", None),
     ]
+
+
+def test_a_run_that_was_resumed_is_not_slow_because_of_what_it_restored(tmp_path: Path) -> None:
+    runs = []
+    for name, restored in (("whole", 0.0), ("resumed", 30.0)):
+        run = read_run(tmp_path, name, losses=[0.5, 0.4], seconds={})
+        commit = run.path / "checkpoints" / "step-20" / "COMMIT"
+        timings = {"dispatch": 4.0, "checkpoints.restore_checkpoint": restored}
+        commit.write_text(json.dumps(json.loads(commit.read_text()) | {"timings": timings}))
+        runs.append(Run(run.path, name))
+        runs[-1].refresh()
+    assert find_parts(runs[1]) == {"steps": 4.0, "restoring": 30.0}
+    assert not [finding.text for finding in list_findings(runs) if "slowest" in finding.text]
+
+
+def test_a_run_that_began_at_a_later_step_is_as_fast_as_one_from_the_start(tmp_path: Path) -> None:
+    runs = []
+    for name, start_step in (("whole", 0), ("fork", 10_000)):
+        step = start_step + 100
+        path = write_run(
+            tmp_path / name,
+            telemetry=[make_telemetry(step, 1e9, {"steps_seconds": 50.0}) | {"source": "goodput"}],
+            manifest=make_manifest() | {"start_step": start_step},
+        )
+        runs.append(Run(path, name))
+        runs[-1].refresh()
+    assert not [finding.text for finding in list_findings(runs) if "slowest" in finding.text]
 
 
 def test_the_best_may_be_the_largest_and_devices_are_told_apart(tmp_path: Path) -> None:

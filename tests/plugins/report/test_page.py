@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fulgurite_report import ReportError, find_runs, write_report
 from fulgurite_report.command import report
+from fulgurite_report.text import format_seconds, format_size
 from fulgurite_report.view import View
 from pages import write_page
 from PIL import Image
@@ -160,6 +161,64 @@ def test_times_starts_messages_and_checkpoints_are_shown(tmp_path: Path) -> None
     assert page.texts["messages"][-1] == "hello"
     assert page.texts["checkpoints"][-2:] == ["test/loss", "0.05"]
     assert "test/loss 0.05" in page.texts["summary"]
+
+
+def test_repeated_steps_are_counted_from_where_an_attempt_began(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    starts = {1: 0, 2: 40, 3: 40, 4: 95}
+    reached = {1: range(10, 91, 10), 2: (), 3: range(50, 101, 10), 4: range(100, 121, 10)}
+    for attempt, start_step in starts.items():
+        manifest = make_manifest() | {"began": 1e9 + attempt, "start_step": start_step}
+        write_run(
+            run,
+            attempt=attempt,
+            manifest=manifest,
+            telemetry=[
+                make_telemetry(step, 1e9 + attempt + step / 1000, {"rate": 1.0}, attempt=attempt)
+                for step in reached[attempt]
+            ],
+        )
+    page = write_page(tmp_path, run)
+    texts = page.texts["time"]
+    table = texts[texts.index("repeated steps") + 1 :]
+    # The second was killed before it logged anything: nothing is known of it but its start. The
+    # third did 50 again that the first had done, the fourth those from 95 to 100.
+    assert [text for text in table if text.replace(",", "").isdecimal()] == [
+        "1", "0", "90", "0",
+        "2", "40", "0",
+        "3", "40", "100", "50",
+        "4", "95", "120", "5",
+    ]  # fmt: skip
+
+
+def test_a_message_of_the_exact_records_has_no_time(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", records=[("train", 10, {"loss": 1.0})])
+    line = {"kind": "text", "source": "mine", "step": 10, "values": {"message": "hello"}}
+    with open(run / "records.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert write_page(tmp_path, run).texts["messages"][-4:] == ["run", "10", "mine", "hello"]
+
+
+def test_a_directory_in_place_of_the_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "pages").mkdir()
+    for path in (tmp_path / "pages", Path()):
+        with pytest.raises(ReportError, match="is a directory: give a file, such as"):
+            write_report([run], path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pages", "run"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_seconds(0.9994), "999 ms"),
+        (format_seconds(0.9996), "1 s"),
+        (format_size(999.4e3), "999 kB"),
+        (format_size(999.6e3), "1 MB"),
+    ],
+)
+def test_what_is_rounded_up_to_a_thousand_has_the_next_unit(text: str, expected: str) -> None:
+    assert text == expected
 
 
 def test_pictures_of_event_files_are_in_the_page(tmp_path: Path) -> None:

@@ -171,6 +171,20 @@ def test_attempts_have_their_times_and_what_was_done_again_counts_once(tmp_path:
     assert list(run.curves["train/rate"].values) == [1.0, 2.0, 2.0, 2.0]
 
 
+def test_a_value_of_telemetry_takes_no_exact_one_back(tmp_path: Path) -> None:
+    # As of an evaluation that ran by the clock before it was made to run by steps.
+    exact = [("test", step, {"loss": step / 100}) for step in (100, 200, 300)]
+    by_clock = [
+        make_telemetry(step, 1e9 + step, {"loss": -1.0}) | {"source": "test"}
+        for step in (50, 150, 200, 400)
+    ]
+    run = read(write_run(tmp_path, records=exact, telemetry=by_clock))
+    curve = run.curves["test/loss"]
+    assert list(zip(curve.steps, curve.values, strict=True)) == [
+        (50, -1.0), (100, 1.0), (150, -1.0), (200, 2.0), (300, 3.0), (400, -1.0)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("state", ["complete", "running", "stopped", "killed"])
 def test_state_is_that_of_the_lock(tmp_path: Path, state: str) -> None:
     assert read(write_run(tmp_path, state=state)).state == state

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fulgurite.metrics import resolve_mode
 from fulgurite_report import ReportError, Run
 from fulgurite_report.command import watch
 from fulgurite_report.curves import Curve
 from fulgurite_report.growing import GrowingCurve
 from fulgurite_report.lines_of_runs import LinePrinter
+from fulgurite_report.modes import HIGHER_IS_BETTER, LOWER_IS_BETTER, find_mode
 from fulgurite_report.plot import Line, draw
 from fulgurite_report.view import View
 from fulgurite_report.watching import WatchedRuns
@@ -76,6 +78,35 @@ def test_the_view_has_steps_rates_best_values_and_messages(tmp_path: Path) -> No
     assert "test/accuracy" in render(view)
     view.press("l")
     assert "test/accuracy, logarithmic" in render(view)
+
+
+@pytest.mark.parametrize(
+    ("metric", "best"),
+    [
+        ("test/f1", "0.75 at 200"),
+        ("test/top_5_accuracy", "0.75 at 200"),
+        ("test/mse", "0.25 at 100"),
+        ("test/temperature", ""),  # who knows?
+    ],
+)
+def test_the_best_value_is_the_larger_or_smaller_one_as_the_name_says(
+    tmp_path: Path, metric: str, best: str
+) -> None:
+    name = metric.removeprefix("test/")
+    values = {100: 0.25, 200: 0.75, 300: 0.5}
+    records = [("test", step, {name: value}) for step, value in values.items()]
+    run = read(write_run(tmp_path, records=records))
+    header, row = render(View([run], metric))[:2]
+    assert row[header.index("latest") + len("latest") :].strip() == best
+
+
+@pytest.mark.parametrize("words", [LOWER_IS_BETTER, HIGHER_IS_BETTER], ids=["min", "max"])
+def test_names_of_metrics_say_here_what_they_say_where_checkpoints_are_chosen(
+    words: set[str],
+) -> None:
+    for word in words:
+        name = f"test/{word}_at_5"
+        assert find_mode(name) == resolve_mode(name, None, "a test")
 
 
 def test_a_pipe_gets_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

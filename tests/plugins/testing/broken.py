@@ -228,6 +228,28 @@ class TellsTheTime:
         ]
 
 
+class SaysTheTime:
+    """As `TellsTheTime`, in words."""
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [
+            fg.ScheduledAction(
+                "say", 2, lambda run: run.log_text("clock", {"wall": f"it is {time.time_ns()}"})
+            )
+        ]
+
+
+class CanBeCalled:
+    """A plugin whose instances are callable, as those of many Equinox modules are."""
+
+    @fg.hookimpl
+    def on_fit_start(self) -> None: ...
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
 class Draws:
     @fg.hookimpl
     def register_actions(self) -> list[fg.ScheduledAction]:
@@ -250,6 +272,41 @@ class Forgets:
     def look(self, run: fg.Run) -> None:
         self.looked += 1
         run.log_scalars("forgets", {"looked": self.looked})
+
+
+class SortsWhatItKeeps:
+    """Keeps an object of JSON, whose members have no order."""
+
+    counts = fg.PerFit[dict[str, int]](dict)
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("look", 3, self.look)]
+
+    def look(self, run: fg.Run) -> None:
+        self.counts[str(9 - run.step)] = run.step
+
+    @fg.hookimpl
+    def get_host_state(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    @fg.hookimpl
+    def set_host_state(self, state: dict[str, int]) -> None:
+        self.counts = dict(sorted(state.items()))
+
+
+class ForgetsInWords:
+    """As `Forgets`, and logs the count in words."""
+
+    count = fg.PerFit(int)
+
+    @fg.hookimpl
+    def register_actions(self) -> list[fg.ScheduledAction]:
+        return [fg.ScheduledAction("look", 3, self.look)]
+
+    def look(self, run: fg.Run) -> None:
+        self.count += 1
+        run.log_text("forgets", {"looked": f"{self.count} times"})
 
 
 class CountsOutsideOfItsState:

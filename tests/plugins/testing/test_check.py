@@ -38,6 +38,7 @@ BROKEN = [
     ("streams", broken.TakesOverStream, "changes the random stream 'default'"),
     ("results", broken.ChangesWeights, "a run ends differently with it"),
     ("deterministic", broken.TellsTheTime, "two runs of one seed differ"),
+    ("deterministic", broken.SaysTheTime, "['clock at 2']['wall'] is 'it is "),
     ("deterministic", broken.Draws, "two runs of one seed differ"),
     (
         "deterministic",
@@ -45,6 +46,7 @@ BROKEN = [
         "the second fit with one instance is not like the first",
     ),
     ("resume", broken.Forgets, "is not the one that was not interrupted"),
+    ("resume", broken.ForgetsInWords, "['looked'] is '2 times' and '1 times'"),
     (
         "resume",
         broken.WritesOn,
@@ -92,6 +94,7 @@ BROKEN = [
 # Other ways to fail a check than that of the case before it, which take seconds.
 LONG = {
     broken.AppendsBeforeItLogs,
+    broken.ForgetsInWords,
     broken.KeepsTooMuch,
     broken.ReadsByFloat,
     broken.TellsAnOldPlace,
@@ -169,6 +172,14 @@ def test_compared_part_of_a_file_may_be_specified() -> None:
 def test_invalid_plugin_arguments_are_reported(plugin: Any, message: str) -> None:
     with pytest.raises(PluginFailure, match=message):
         check_plugin(plugin, only=["hooks"])
+
+
+def test_the_order_of_the_members_of_a_host_state_is_nothing() -> None:
+    check_plugin(broken.SortsWhatItKeeps, only=["host_state", "interruptions"])
+
+
+def test_an_instance_that_can_be_called_is_a_plugin_and_no_function_that_builds_one() -> None:
+    check_plugin(broken.CanBeCalled(), only=["hooks"])
 
 
 def test_unknown_check_is_an_error() -> None:

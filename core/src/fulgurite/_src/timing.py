@@ -75,6 +75,7 @@ class Timings:
         self._steps: deque[float] = deque(maxlen=10_000)
         self._step_seconds = 0.0
         self._start = perf_counter()
+        self._end: float | None = None
 
     @contextmanager
     def time(self, name: str, calls: int = 1) -> Iterator[None]:
@@ -111,6 +112,10 @@ class Timings:
         finally:
             self.activities.remove(activity)
 
+    def stop(self) -> None:
+        """Have `total` stay what it is."""
+        self._end = perf_counter()
+
     def add(self, name: str, seconds: float, calls: int = 1) -> None:
         """Add seconds to a name.
 
@@ -131,8 +136,8 @@ class Timings:
 
     @property
     def total(self) -> float:
-        """The seconds since this was made."""
-        return perf_counter() - self._start
+        """The seconds since this was made; of a fit that is over, those that it took."""
+        return (self._end or perf_counter()) - self._start
 
     @property
     def step_durations(self) -> list[float]:

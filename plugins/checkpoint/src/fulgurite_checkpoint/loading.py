@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -166,4 +167,6 @@ def _make_state(model: tuple[Any, eqx.nn.State | None]) -> fg.TrainState:
 
 def _get_name(model: Any) -> str:
     module = model[0] if isinstance(model, tuple) else model
+    while isinstance(module, partial):
+        module = module.func
     return getattr(module, "__name__", type(module).__name__)

@@ -2,13 +2,14 @@
 
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import ConfigurationError, check_callable
+from fulgurite.errors import ConfigurationError, check_callable, did_you_mean
 from fulgurite.plugins import hide_constructor_frames
 
 from fulgurite_monitor.alert_actions import AlertEvent
@@ -25,12 +26,14 @@ class _Watched:
     Attributes:
         run: what messages go to; None before the fit starts.
         values: the newest, as `SOURCE/NAME`.
+        others: the names in records that did not have the value, by source.
         is_fulfilled: whether the condition held with the newest record.
         doer: the thread that does what the alert does.
     """
 
     run: fg.Run | None = None
     values: dict[str, float] = field(default_factory=dict)
+    others: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     is_fulfilled: bool = False
     doer: "_Doer | None" = None
 
@@ -43,7 +46,8 @@ class Alert(fg.Plugin):
 
     Every record of numbers is looked at, exact ones and telemetry, when loggers get it. An alert is
     a message of the run, and calls what is in `do` on a thread of its own: a webhook that does not
-    answer delays no step. What fails is in `result.failures`, and training continues.
+    answer delays no step. What fails is in `result.failures`, and training continues; so is, at the
+    end, a condition on a value that nothing has logged.
 
     Example:
         from fulgurite_monitor import Alert, NotifyCommand
@@ -105,6 +109,7 @@ class Alert(fg.Plugin):
             if isinstance(value, bool | int | float)
         }
         if not numbers:
+            watched.others[record.source].update(record.values)
             return
         watched.values |= numbers
         was_fulfilled = watched.is_fulfilled
@@ -122,7 +127,9 @@ class Alert(fg.Plugin):
 
     @fg.hookimpl
     def on_fit_end(self, run: fg.Run) -> None:
-        """Report what failed since the last record, or was not done."""
+        """Report what failed since the last record, or was not done, and a condition on a value
+        that there is none of."""
+        self._report_missing_value(run)
         doer = self._watched.doer
         if doer is None:
             return
@@ -140,6 +147,26 @@ class Alert(fg.Plugin):
             run.report_failure(
                 f"{self.registered_name}.{failure.name}", str(failure), failure.error
             )
+
+    def _report_missing_value(self, run: fg.Run) -> None:
+        watched = self._watched
+        if not isinstance(self._condition, Comparison) or watched.values:
+            return
+        name = self._condition.name
+        plugins = run.engine.plugins.plugins.values()
+        may_come_later = {*run.engine.evaluations}.union(*(plugin.aliases for plugin in plugins))
+        source = name.partition("/")[0]
+        if not watched.others or (source in may_come_later and source not in watched.others):
+            return
+        known = {f"{source}/{other}" for source, names in watched.others.items() for other in names}
+        reason = f"nothing has logged {name}. {did_you_mean(name, known)}"
+        if name in known:
+            reason = f"{name} is an array, and an alert looks at single numbers"
+        run.report_failure(
+            f"{self.registered_name}.when",
+            f"the condition {self._text!r} was never looked at",
+            ConfigurationError(reason),
+        )
 
     def _alert(self, watched: _Watched, step: int) -> None:
         message = f"alert at step {step:,}: {self._text}"

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import hide_constructor_frames, register_secret
 
+from fulgurite_monitor.arguments import check_seconds
+
 
 class AlertEvent(NamedTuple):
     """What an alert says.
@@ -58,6 +60,7 @@ class NotifyCommand:
                 f"NotifyCommand: command is {self.command!r}; give a list of strings, such as "
                 "['notify-send', 'Fulgurite']"
             )
+        check_seconds(self.timeout, "NotifyCommand: timeout")
 
     def __call__(self, event: AlertEvent) -> None:
         """Run the command; an exit code other than 0 is an error."""
@@ -95,11 +98,12 @@ class Webhook:
     timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("https://", "http://")):
+        if not isinstance(self.url, str) or not self.url.startswith(("https://", "http://")):
             raise ConfigurationError(
                 "Webhook: url must begin with https:// or http://; give the address that the chat "
                 "program shows for a webhook"
             )
+        check_seconds(self.timeout, "Webhook: timeout")
         register_secret(self.url)
 
     def __call__(self, event: AlertEvent) -> None:

@@ -11,6 +11,7 @@ import jax
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import hide_constructor_frames
 
+from fulgurite_monitor.arguments import check_seconds
 from fulgurite_monitor.host import HostSampler
 from fulgurite_monitor.nvidia import open_nvidia_sampler
 
@@ -49,10 +50,7 @@ class DeviceStatistics(fg.Plugin):
     _sampler = fg.PerFit["_SamplingThread | None"](lambda: None)
 
     def __post_init__(self) -> None:
-        if not self.interval > 0:
-            raise ConfigurationError(
-                f"DeviceStatistics: interval is {self.interval!r}; give seconds above 0"
-            )
+        check_seconds(self.interval, "DeviceStatistics: interval")
 
     @fg.hookimpl
     def register_actions(self, log_trigger: fg.Trigger | None) -> list[fg.ScheduledAction]:

@@ -12,6 +12,7 @@ from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import hide_constructor_frames
 from fulgurite_runs import RunPlugin, find_beginning
 
+from fulgurite_monitor.arguments import check_seconds
 from fulgurite_monitor.buckets import Classifier
 from fulgurite_monitor.ledger import (
     AttemptFile,
@@ -61,10 +62,7 @@ class Goodput(RunPlugin):
     _noter = fg.PerFit["_Noter | None"](lambda: None)
 
     def __post_init__(self) -> None:
-        if not self.interval > 0:
-            raise ConfigurationError(
-                f"Goodput: interval is {self.interval!r}; give seconds above 0"
-            )
+        check_seconds(self.interval, "Goodput: interval")
 
     @fg.hookimpl
     def around_fit(self, timings: fg.Timings) -> None:

@@ -13,6 +13,7 @@ from fulgurite.errors import ConfigurationError, check_name, check_positive_int
 from fulgurite.plugins import BatchItem, count_model_flops, hide_constructor_frames
 from jax.extend.core import ClosedJaxpr
 
+from fulgurite_monitor.arguments import check_rate
 from fulgurite_monitor.buckets import Classifier
 from fulgurite_monitor.peaks import find_peak
 from fulgurite_monitor.rates import RateWindow
@@ -100,14 +101,14 @@ class Throughput(fg.Plugin):
         check_positive_int(self.window, "Throughput: window")
         if self.window < 2:
             raise ConfigurationError("Throughput: window is 1; a rate is over 2 log steps or more")
-        if not self.interval >= 0:
+        if not isinstance(self.interval, int | float) or not self.interval >= 0:
             raise ConfigurationError(
                 f"Throughput: interval is {self.interval!r}; give seconds, or 0 for each log step"
             )
         for name in ("peak_flops", "flops_per_step"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"Throughput: {name} is {value!r}; give a positive number")
+            if value is not None:
+                check_rate(value, f"Throughput: {name}")
         # The FLOPs of a step by the shapes of its batch, for each update rule: another fit of the
         # same program compiles nothing, so that it is told nothing.
         self._programs: list[tuple[Any, dict[Any, float]]] = []

@@ -1,7 +1,6 @@
 """Keep the line of a run up to date: in a terminal or a notebook by the clock, elsewhere where
 there is something new."""
 
-import sys
 import threading
 from collections import deque
 from dataclasses import replace
@@ -11,10 +10,10 @@ from typing import Any
 import fulgurite as fg
 from fulgurite.plugins import Activity, as_printable, redact_registered
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from fulgurite_progress.line import Line
+from fulgurite_progress.live_line import LiveLine
 from fulgurite_progress.notebook import WIDTH, CellLine
 from fulgurite_progress.plain import LASTING_SECONDS, PlainLines
 from fulgurite_progress.times import find_activity
@@ -55,27 +54,18 @@ class Display:
         self._ending: str | None = None
         self._failed_step: int | None = None
         self._ended = threading.Event()
-        self._live: Live | None = None
+        self._live: LiveLine | None = None
         self._thread: threading.Thread | None = None
         self._cell = CellLine() if console.is_jupyter else None
         self._refresh = refresh
         self._compile_seconds = self._get_compile_seconds()
         if console.is_interactive:
-            # rich prints what the program prints above the line, unless it goes somewhere else,
-            # such as into a file.
-            self._live = Live(
-                get_renderable=self.build_view,
-                console=console,
-                refresh_per_second=refresh,
-                redirect_stdout=sys.stdout.isatty(),
-            )
+            self._live = LiveLine(console, self.build_view, refresh, stays=True)
 
     def start(self) -> None:
         """Begin to show the run."""
         if self._live is not None:
-            self._live.start(refresh=True)
-            # A second signal ends the process on the spot, and the cursor would stay hidden.
-            self.console.show_cursor(True)
+            self._live.start()
         else:
             self._thread = threading.Thread(
                 target=self._show_until_ended, name="fulgurite progress", daemon=True

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
@@ -44,9 +45,10 @@ class Line:
         parts: list[_Part] = []
         used_width = 0
         for part in self._list_parts():
-            if width is None or used_width + len(part.text) <= width:
+            part_width = cell_len(part.text)
+            if width is None or used_width + part_width <= width:
                 parts.append(part)
-                used_width += len(part.text) + 2
+                used_width += part_width + 2
         parts.sort(key=lambda part: part.position)
         if width is not None:
             parts += self._make_bar(width - used_width)

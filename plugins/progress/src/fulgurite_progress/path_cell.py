@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fulgurite.plugins import as_printable, redact_registered
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
@@ -30,10 +31,13 @@ class PathCell:
         """Yield one line of at most the width of the column."""
         width = options.max_width
         text = self.text
-        is_too_long = len(text) > width
-        yield Text("…" + text[len(text) - width + 1 :] if is_too_long else text, no_wrap=True)
+        if cell_len(text) > width:
+            while text and cell_len(text) >= width:
+                text = text[1:]
+            text = f"…{text}"
+        yield Text(text, no_wrap=True)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """Return how narrow and how wide the column may be."""
-        length = len(self.text)
+        length = cell_len(self.text)
         return Measurement(min(length, SHORTEST), length).with_maximum(options.max_width)

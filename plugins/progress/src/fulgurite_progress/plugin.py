@@ -69,9 +69,10 @@ class ProgressBar(fg.Plugin):
         if console is None:
             yield
             return
+        from fulgurite_progress.live_line import pause_outer_line
         from fulgurite_progress.startup import Startup
 
-        with Startup(timings, console, self.refresh) as startup:
+        with pause_outer_line(), Startup(timings, console, self.refresh) as startup:
             self._startups.append(startup)
             try:
                 yield

@@ -1,16 +1,15 @@
 """Show that a fit is starting, from its first moment until there is a run to show."""
 
-import sys
 import threading
 from typing import Self
 
 import fulgurite as fg
 from fulgurite.plugins import as_printable
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from fulgurite_progress.display import POLL_SECONDS, Stopwatch
+from fulgurite_progress.live_line import LiveLine
 from fulgurite_progress.notebook import CellLine
 from fulgurite_progress.times import find_activity
 
@@ -33,21 +32,14 @@ class Startup:
         self._printed = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._live: Live | None = None
+        self._live: LiveLine | None = None
         self._cell = CellLine() if console.is_jupyter else None
         if console.is_interactive:
-            self._live = Live(
-                get_renderable=self._describe,
-                console=console,
-                refresh_per_second=refresh,
-                redirect_stdout=sys.stdout.isatty(),
-                transient=True,
-            )
+            self._live = LiveLine(console, self._describe, refresh, stays=False)
 
     def __enter__(self) -> Self:
         if self._live is not None:
-            self._live.start(refresh=True)
-            self._console.show_cursor(True)
+            self._live.start()
             return self
         self._show()
         self._thread = threading.Thread(

@@ -18,7 +18,7 @@ _PARTS = {
 
 def timing_table(timings: fg.Timings) -> Table:
     """Return a table of seconds and shares by part: steps, waiting for data, compiling,
-    evaluations, saving, each plugin."""
+    evaluations, saving, restoring, each plugin."""
     seconds: dict[str, float] = defaultdict(float)
     for name, spent in timings.seconds.items():
         seconds[get_part(name)] += spent
@@ -44,6 +44,8 @@ def get_part(name: str) -> str:
         return _PARTS[name]
     if name.startswith("evaluate."):
         return f"evaluating {name.removeprefix('evaluate.')}"
+    if name.endswith(".restore_checkpoint"):
+        return "restoring"
     return "saving" if name.endswith(".save_checkpoint") else f"plugin {name.partition('.')[0]}"
 
 
@@ -57,7 +59,7 @@ def describe_activity(timed_names: list[str]) -> str:
     parts = [get_part(name) for name in list(timed_names)]
     for part in reversed(parts):
         # An evaluation or a save within an action says more than the plugin whose action it is.
-        if part in ("compiling", "saving") or part.startswith("evaluating "):
+        if part in ("compiling", "saving", "restoring") or part.startswith("evaluating "):
             return part
     part = parts[0] if parts else ""
     return "" if part in ("steps", "waiting for data", "plugin progress") else part

@@ -38,7 +38,7 @@ class WorkLine:
         if total and 0 < done < total and self.activity.unit != "bytes":
             text += f"  {format_duration(self.seconds * (total - done) / done)} left"
         line = Text(text, "yellow")
-        room = width - len(text) - 2
+        room = width - line.cell_len - 2
         if total:
             line.append(draw_bar(done / total, min(room, LONGEST_BAR), prefix="  "), "blue")
         line.truncate(width)

@@ -22,8 +22,10 @@ class Attempt:
         began: when its process began, or its fit if that is not the first one there, in seconds
             since 1970.
         last_sign: when it last gave a sign of life, in seconds since 1970.
+        start_step: the step that it began with; None if its manifest does not say so.
         first_step: of its first record that has a time; None if it has none.
-        last_step: of its last one.
+        last_step: the newest step that it is known to have reached, by its records that have a time
+            and by its checkpoints; None if it has none.
         before_fit: the seconds between its beginning and that of its fit, such as for imports, as
             far as they are known.
     """
@@ -31,6 +33,7 @@ class Attempt:
     number: int
     began: float
     last_sign: float
+    start_step: int | None = None
     first_step: int | None = None
     last_step: int | None = None
     before_fit: float = 0.0
@@ -39,6 +42,15 @@ class Attempt:
     def seconds(self) -> float:
         """Its run time: how long it is known to have been alive."""
         return max(self.last_sign - self.began, 0.0)
+
+    @property
+    def first_known_step(self) -> int | None:
+        """The step that it began with, or else the first one that is known."""
+        return self.first_step if self.start_step is None else self.start_step
+
+    def note_step(self, step: int) -> None:
+        """Note that it has reached a step."""
+        self.last_step = max(self.last_step or 0, step)
 
     def note_sign(self, wall_time: Any) -> None:
         """Note that it was alive at a time, in seconds since 1970, unless that is not a time."""
@@ -75,6 +87,9 @@ def read_attempts(run: Path) -> tuple[list[Attempt], dict[str, Any]]:
         began: Any = content.get("began", written)
         attempt = Attempt(number, began, began) if is_time(began) else None
         attempt = attempt or Attempt(number, written, written)
+        start_step: Any = content.get("start_step")
+        if type(start_step) is int and start_step >= 0:
+            attempt.start_step = start_step
         fit_began: Any = content.get("fit_began")
         if is_time(fit_began):
             attempt.before_fit = max(fit_began - attempt.began, 0.0)

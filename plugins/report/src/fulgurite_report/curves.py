@@ -18,7 +18,7 @@ class Curve:
         stream: `exact` or `telemetry`.
         steps: increasing.
         values: as many.
-        num_cuts: how often values were taken back.
+        num_cuts: how often something else changed than that a value came at the end.
     """
 
     def __init__(self, stream: str) -> None:
@@ -42,6 +42,23 @@ class Curve:
             self.num_cuts += 1
         steps.append(step)
         self.values.append(value)
+
+    def insert(self, step: int, value: float) -> None:
+        """Add a value of the other stream, which takes nothing back: each stream is in the order of
+        its steps, and the two are read one after the other. Where both have a step, that of the
+        first stays.
+
+        Args:
+            step: of the value.
+            value: the value.
+        """
+        place = bisect_left(self.steps, step)
+        if place == len(self.steps):
+            self.add(step, value)
+        elif self.steps[place] != step:
+            self.steps.insert(place, step)
+            self.values.insert(place, value)
+            self.num_cuts += 1
 
     @property
     def last(self) -> float:
@@ -127,7 +144,10 @@ def add_values(curves: dict[str, Curve], record: dict[str, Any], stream: str) ->
             curve = curves.get(number_key)
             if curve is None:
                 curve = curves[number_key] = Curve(stream)
-            curve.add(step, number)
+            if curve.stream == stream:
+                curve.add(step, number)
+            else:
+                curve.insert(step, number)
 
 
 def _list_numbers(key: str, value: Any) -> list[tuple[str, float]]:

@@ -60,8 +60,9 @@ def _find_slowest(runs: Sequence[Run]) -> list[Finding]:
     for index, run in enumerate(runs):
         recorded, step = find_recorded(run)
         parts = {part: spent for part, spent in recorded.items() if part not in _ONCE}
-        if parts and step > 0:
-            per_step[index] = {part: spent / step for part, spent in parts.items()}
+        num_steps = step - run.start_step
+        if parts and num_steps > 0:
+            per_step[index] = {part: spent / num_steps for part, spent in parts.items()}
     if len(per_step) < 2:
         return []
     totals = {index: sum(parts.values()) for index, parts in per_step.items()}

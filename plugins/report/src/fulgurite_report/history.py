@@ -61,10 +61,12 @@ def add_times(main: Element, runs: Sequence[Run]) -> None:
     indices = []
     for index, run in enumerate(runs):
         previous: Attempt | None = None
+        newest_step = 0
         for attempt in run.attempts:
-            rows.append(_describe_attempt(index, run, attempt, previous))
+            rows.append(_describe_attempt(index, run, attempt, previous, newest_step))
             indices.append(index)
             previous = attempt
+            newest_step = max(newest_step, attempt.last_step or 0)
     if rows:
         header = [
             "run",
@@ -119,21 +121,28 @@ def _add_bar(figure: Element, parts: dict[str, float], longest: float) -> None:
 
 
 def _describe_attempt(
-    index: int, run: Run, attempt: Attempt, previous: Attempt | None
+    index: int, run: Run, attempt: Attempt, previous: Attempt | None, newest_step: int
 ) -> list[Cell | str]:
+    """Return the row of an attempt.
+
+    Args:
+        index: of the run.
+        run: it.
+        attempt: it.
+        previous: the one before it.
+        newest_step: that any attempt before it is known to have reached.
+    """
     pause = None if previous is None else max(attempt.began - previous.last_sign, 0.0)
-    repeated = 0
-    if previous is not None:
-        repeated = max((previous.last_step or 0) - (attempt.first_step or 0), 0)
+    repeated = min(newest_step, attempt.last_step or 0) - (attempt.first_known_step or 0)
     return [
         Cell(run.name, run=index, swatch=True),
         *make_counts(attempt.number),
         Cell(format_time(attempt.began), attempt.began),
         Cell(format_seconds(attempt.seconds), attempt.seconds),
         Cell(format_seconds(pause), pause or 0.0),
-        *make_counts(attempt.first_step),
+        *make_counts(attempt.first_known_step),
         *make_counts(attempt.last_step),
-        *make_counts(repeated),
+        *make_counts(max(repeated, 0)),
     ]
 
 
@@ -237,8 +246,8 @@ def add_messages(main: Element, runs: Sequence[Run]) -> None:
     rows: list[list[Cell | str]] = [
         [
             Cell(runs[index].name, run=index, swatch=True),
-            Cell(format_time(message.wall_time), message.wall_time),
-            *make_counts(message.attempt),
+            Cell(format_time(message.wall_time or None), message.wall_time),
+            *make_counts(message.attempt or None),
             *make_counts(message.step),
             message.source,
             message.text,

@@ -51,11 +51,13 @@ def write_report(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike
     Raises:
         ReportError: there is no run, or the file cannot be written.
     """
+    target = Path(out)
+    if target.is_dir():
+        raise ReportError(f"{target} is a directory: give a file, such as {target / 'report.html'}")
     runs = find_runs(paths)
     for run in runs:
         run.refresh()
     page = build_page(runs)
-    target = Path(out)
     temporary = target.with_name(f".{target.name}.new")
     try:
         temporary.write_text(page, encoding="utf-8")

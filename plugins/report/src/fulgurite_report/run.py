@@ -32,9 +32,9 @@ class Message:
     """A sentence of a run.
 
     Attributes:
-        attempt: the number of the start of the run.
+        attempt: the number of the start of the run; 0 if that is not known, as of an exact record.
         step: at which it came.
-        wall_time: seconds since 1970.
+        wall_time: seconds since 1970; 0 if that is not known.
         source: who said it.
         text: what.
     """
@@ -122,7 +122,7 @@ class Run:
         self._note_signs(heartbeat)
 
     def _note_signs(self, heartbeat: float | None) -> None:
-        """Note when the attempts were alive, besides their records."""
+        """Note when the attempts were alive, and how far they came, besides their records."""
         if not self.attempts:
             return
         note_alive(self.path, self.attempts[-1])
@@ -133,6 +133,7 @@ class Run:
             for attempt in self.attempts:
                 if attempt.number == checkpoint.attempt:
                     attempt.note_sign(checkpoint.wall_time)
+                    attempt.note_step(checkpoint.step)
 
     @property
     def step(self) -> int:
@@ -140,6 +141,11 @@ class Run:
         steps = [curve.steps[-1] for curve in self.curves.values()]
         steps += [checkpoint.step for checkpoint in self.checkpoints[-1:]]
         return max(steps, default=0)
+
+    @property
+    def start_step(self) -> int:
+        """The step that the run began with: 0, unless it continues another one."""
+        return (self.attempts[0].start_step or 0) if self.attempts else 0
 
     @property
     def planned_steps(self) -> int | None:
@@ -198,7 +204,7 @@ class Run:
         attempt.note_sign(wall_time)
         if attempt.first_step is None:
             attempt.first_step = step
-        attempt.last_step = step
+        attempt.note_step(step)
 
     def _get_attempt(self, number: int, wall_time: float) -> Attempt:
         for attempt in reversed(self.attempts):

@@ -44,7 +44,7 @@ def format_number(value: float | None) -> str:
 def format_size(count: float) -> str:
     """Return a number of bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # what is more has four digits when it is rounded
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
@@ -66,7 +66,7 @@ def format_seconds(seconds: float | None) -> str:
     """Return a duration in its two largest units."""
     if seconds is None:
         return ""
-    if seconds < 1:
+    if seconds < 0.9995:  # what is more is 1,000 ms when it is rounded
         return f"{1000 * seconds:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"

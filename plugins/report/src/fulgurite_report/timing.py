@@ -45,7 +45,7 @@ KINDS = (
 
 def group_timings(timings: dict[str, float]) -> dict[str, float]:
     """Return seconds by part: steps, waiting for data, evaluations, saving, compiling, starting,
-    plugins; of what is of one kind, the largest first.
+    restoring, plugins; of what is of one kind, the largest first.
 
     Args:
         timings: seconds by the names of `fg.Timings`.
@@ -133,4 +133,6 @@ def _get_part(name: str) -> str:
         return _PARTS[name]
     if name.startswith("evaluate."):
         return f"evaluating {name.removeprefix('evaluate.')}"
+    if name.endswith(".restore_checkpoint"):
+        return "restoring"
     return "saving" if name.endswith(".save_checkpoint") else f"plugin {name.partition('.')[0]}"

@@ -12,6 +12,7 @@ from fulgurite_report.data import get_chart_name, get_rank
 from fulgurite_report.errors import ReportError
 from fulgurite_report.growing import GrowingCurve
 from fulgurite_report.lines_of_runs import format_step
+from fulgurite_report.modes import find_mode
 from fulgurite_report.plot import Line, draw
 from fulgurite_report.run import Run
 from fulgurite_report.text import as_printable, format_number, format_seconds
@@ -153,15 +154,15 @@ class View:
         return table
 
     def _format_best(self, run: Run, metric: str | None) -> str:
-        """Return the best value of the metric that is drawn: the largest if the run maximizes it,
-        and else the smallest, unless it is an accuracy."""
+        """Return the best value of the metric that is drawn, by what the run says of it, or else by
+        its name; nothing if neither tells which values are better."""
         curve = run.curves.get(metric) if metric is not None else None
         if curve is None or metric is None:
             return ""
-        mode = "max" if metric.endswith("accuracy") else "min"
+        mode = find_mode(metric)
         if run.monitor is not None and run.monitor[0] == metric:
             mode = run.monitor[1]
-        best = self._get_growing(curve).find_best(mode)
+        best = None if mode is None else self._get_growing(curve).find_best(mode)
         return "" if best is None else f"{format_number(best[1])} at {best[0]:,}"
 
     def _build_plot(self, width: int, height: int) -> list[RenderableType]:

@@ -16,8 +16,8 @@ def get_arrays(tree: Any) -> dict[str, np.ndarray]:
 
 
 def find_difference(a: Any, b: Any) -> str | None:
-    """Return None if both trees have the same arrays, bit for bit, else a description of the first
-    difference.
+    """Return None if both trees have the same arrays, bit for bit, and the same strings, else a
+    description of the first difference. NaN equals NaN.
 
     Args:
         a: a tree.
@@ -27,8 +27,8 @@ def find_difference(a: Any, b: Any) -> str | None:
 
 
 def find_rough_difference(a: Any, b: Any) -> str | None:
-    """Return None if both trees have the same arrays but for rounding, else a description of the
-    first difference.
+    """Return None if both trees have the same arrays but for rounding, and the same strings, else
+    a description of the first difference.
 
     Args:
         a: a tree.
@@ -38,8 +38,8 @@ def find_rough_difference(a: Any, b: Any) -> str | None:
 
 
 def assert_same_bits(a: Any, b: Any) -> None:
-    """Assert that both trees have the same arrays, at least one, bit for bit. NaN equals NaN, and 0
-    does not equal -0.
+    """Assert that both trees have the same arrays, at least one, bit for bit, and the same strings.
+    NaN equals NaN, whatever its bits, and 0 does not equal -0.
 
     Args:
         a: a tree.
@@ -61,9 +61,19 @@ def _find_difference(
 ) -> str | None:
     first = get_arrays(a)
     second = get_arrays(b)
-    if first.keys() != second.keys():
-        return f"only one of them has {min(first.keys() ^ second.keys())}"
+    first_strings = _get_strings(a)
+    second_strings = _get_strings(b)
+    names = first.keys() | first_strings.keys()
+    other_names = second.keys() | second_strings.keys()
+    if names != other_names:
+        return f"only one of them has {min(names ^ other_names)}"
+    for path, string in first_strings.items():
+        other = second_strings.get(path)
+        if other != string:
+            return f"{path} is {string!r} and {second[path] if other is None else repr(other)}"
     for path, left in first.items():
+        if path not in second:
+            return f"{path} is {left} and {second_strings[path]!r}"
         right = second[path]
         if (left.dtype, left.shape) != (right.dtype, right.shape):
             return f"{path} is {left.dtype}{list(left.shape)} and {right.dtype}{list(right.shape)}"
@@ -72,8 +82,24 @@ def _find_difference(
     return None
 
 
+def _get_strings(tree: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, str)}
+
+
 def _has_same_bits(left: np.ndarray, right: np.ndarray) -> bool:
-    return left.tobytes() == right.tobytes()
+    return left.tobytes() == right.tobytes() or (
+        jnp.issubdtype(left.dtype, jnp.inexact)
+        and _unify_nan(left).tobytes() == _unify_nan(right).tobytes()
+    )
+
+
+def _unify_nan(array: np.ndarray) -> np.ndarray:
+    """Return an array whose NaNs have the same bits: 0 / 0 has other ones than `np.nan`."""
+    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
+    parts = np.stack([array.real, array.imag]) if is_complex else np.array(array)
+    parts[np.isnan(parts)] = np.nan
+    return parts
 
 
 def _is_close(left: np.ndarray, right: np.ndarray) -> bool:

@@ -194,9 +194,12 @@ def _find_difference_on_host(
     """
     first = subject.first_fit
     if "get_host_state" in subject.hooks:
-        texts = [json.dumps(fit.plugin.get_host_state()) for fit in (first, whole, resumed)]
-        if texts[0] == texts[1] != texts[2]:
-            return f"get_host_state returns {texts[1]} and {texts[2]}"
+        # As JSON, in which a tuple is a list and the members of an object have no order.
+        states = [
+            json.loads(json.dumps(fit.plugin.get_host_state())) for fit in (first, whole, resumed)
+        ]
+        if states[0] == states[1] != states[2]:
+            return f"get_host_state returns {states[1]} and {states[2]}"
     first_files, files, resumed_files = (
         read_files(subject, fit.run_dir) for fit in (first, whole, resumed)
     )

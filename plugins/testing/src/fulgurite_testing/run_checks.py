@@ -186,7 +186,7 @@ def check_host_state(subject: PluginUnderTest) -> None:
         per_plugin=lambda registered: saved if registered.plugin is new_plugin else None
     )
     new_text = json.dumps(new_plugin.get_host_state())
-    if new_text != text:
+    if json.loads(new_text) != json.loads(text):
         raise CheckError(
             f"get_host_state returned {text}; after set_host_state on a new instance it returns "
             f"{new_text}"

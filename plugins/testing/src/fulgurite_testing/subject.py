@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import tempfile
 import threading
 import warnings
@@ -91,7 +92,7 @@ class PluginUnderTest:
 
     def make(self) -> Any:
         """Return a new plugin."""
-        if callable(self.plugin):
+        if callable(self.plugin) and not _has_hooks(self.plugin):
             return self.plugin()
         try:
             return copy.deepcopy(self.plugin)
@@ -248,6 +249,14 @@ class _CallOnThread:
             self._future.set_result(call())
         except BaseException as error:
             self._future.set_exception(error)
+
+
+def _has_hooks(value: Any) -> bool:
+    """Return whether a value is an instance of a class of plugins, which may be callable too."""
+    cls = type(value)
+    return any(
+        hasattr(inspect.getattr_static(cls, name, None), "fulgurite_impl") for name in dir(cls)
+    )
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from fulgurite._src.fit.request import FitRequest
 from fulgurite._src.fit.result import FitResult
 from fulgurite._src.fit.signals import StopRequests, raise_unanswered
 from fulgurite._src.fit.start import restore_host_states
+from fulgurite._src.plugins.manager import PluginManager
 from fulgurite._src.sharding import SINGLE_PROCESS
 from fulgurite._src.timing import Timings
 
@@ -42,6 +43,7 @@ def run_fit(
         ExitStack() as stack,
     ):
         plugins.timings = Timings()
+        stack.callback(_stop_timings, plugins)
         plugins.hooks.around_fit.enter_contexts(stack, timings=plugins.timings)
         with plugins.timings.time("start"):
             plan = plan_fit(engine, programs, request, stack)
@@ -55,6 +57,12 @@ def run_fit(
         result = loop.run_to_end()
         signals.stopped_by = result.stop_reason
         return result
+
+
+def _stop_timings(plugins: PluginManager) -> None:
+    """End the timings of a fit, so that no later evaluation adds to those of its result."""
+    plugins.timings.stop()
+    plugins.timings = Timings()
 
 
 def _reserve_plugins(engine: EngineView, request: FitRequest) -> AbstractContextManager[None]:
