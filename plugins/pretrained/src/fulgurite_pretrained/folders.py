@@ -163,8 +163,6 @@ def save_pretrained(
     family = find_family_of_model(module, families)
     source = None if like is None else find_folder(like)
     values = {} if source is None else _read_source_config(family, source)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     values |= {
         **family.write_config(module.config),
         "model_type": family.model_type,
@@ -172,6 +170,8 @@ def save_pretrained(
         "dtype": _find_dtype(module),
     }
     values.pop("torch_dtype", None)  # what `dtype` was called
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     written = write_weights(
         module,
         folder / WEIGHTS_NAME,
