@@ -351,6 +351,44 @@ def test_a_folder_of_another_family_is_not_what_a_model_came_from(tmp_path: Path
     assert not (tmp_path / "new").exists()
 
 
+def test_folders_in_a_home_and_with_the_suffix_of_a_pickle_are_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    gpt2 = GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0))
+    save_pretrained(gpt2, "~/model.pt")
+    save_pretrained(gpt2, Path("~/again"), like="~/model.pt")
+    for name in ("model.pt", "again"):
+        assert eqx.tree_equal(from_pretrained(f"$HOME/{name}"), gpt2)
+        assert load_config(f"~/{name}") == gpt2.config
+        assert (tmp_path / name / "config.json").is_file()
+    with pytest.raises(ConfigurationError, match="is a folder here, of which there are no revis"):
+        from_pretrained("~/again", revision="main")
+
+
+def test_a_folder_is_written_beside_other_files_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model_ema.safetensors").write_bytes(b"of the user")
+    save_pretrained(GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0)), tmp_path)
+    assert (tmp_path / "model_ema.safetensors").read_bytes() == b"of the user"
+
+
+def test_shapes_that_are_filled_keep_their_sharding_in_another_dtype(tmp_path: Path) -> None:
+    gpt2 = GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0))
+    save_pretrained(gpt2, tmp_path)
+    mesh = jax.sharding.Mesh(jax.devices()[:1], "data")
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    shapes = jax.tree.map(
+        lambda leaf: (
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            if eqx.is_array(leaf)
+            else leaf
+        ),
+        gpt2,
+    )
+    weight = from_pretrained(tmp_path, into=shapes, dtype=jnp.bfloat16).embedding.weight
+    assert weight.dtype == jnp.bfloat16 and weight.sharding == sharding
+
+
 def test_a_changed_rotation_is_written_past_that_of_an_older_folder(tmp_path: Path) -> None:
     """transformers 4 reads `rope_theta` and `rope_scaling` alone, and 5 prefers them."""
     older = {**LLAMA_CONFIG, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
