@@ -369,6 +369,20 @@ def test_a_home_and_variables_in_a_path_are_expanded(
             load(path)
 
 
+def test_functions_and_platforms_of_generators_are_those_of_lists(tmp_path: Path) -> None:
+    export(
+        Perceptron(key=jax.random.key(0)),
+        tmp_path / "model",
+        {"x": X},
+        functions=(name for name in ["predict"]),  # type: ignore[arg-type]
+        platforms=(name for name in ["cpu"]),  # type: ignore[arg-type]
+        constraints=(text for text in ["batch <= 9"]),
+    )
+    model = load(tmp_path / "model")
+    assert model.platforms == ("cpu",) and model.functions["predict"].spec.constraints
+    assert len(model({"x": X[:2]})) == 2
+
+
 def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(ConfigurationError, match="exists"):

@@ -366,6 +366,15 @@ def test_folders_in_a_home_and_with_the_suffix_of_a_pickle_are_folders(
         from_pretrained("~/again", revision="main")
 
 
+def test_no_folder_is_made_for_a_model_that_cannot_be_written(tmp_path: Path) -> None:
+    gpt2 = GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0))
+    head = eqx.nn.Linear(8, 8, key=jax.random.key(0))
+    headed = eqx.tree_at(lambda gpt2: gpt2.head, gpt2, head, is_leaf=lambda leaf: leaf is None)
+    with pytest.raises(ConfigurationError, match="there is no name for head.bias, head.weight"):
+        save_pretrained(headed, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_folder_is_written_beside_other_files_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "model_ema.safetensors").write_bytes(b"of the user")
     save_pretrained(GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0)), tmp_path)

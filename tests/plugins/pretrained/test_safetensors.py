@@ -175,6 +175,8 @@ def test_what_the_format_cannot_hold_is_refused_by_its_path(tmp_path: Path) -> N
         save_safetensors({"a": jnp.zeros(2)}, tmp_path / "a.bin")
     with pytest.raises(ConfigurationError, match="max_shard_size is '5 potatoes'"):
         save_safetensors({"a": jnp.zeros(2)}, path, max_shard_size="5 potatoes")
+    with pytest.raises(ConfigurationError, match="its values must be strings"):
+        save_safetensors({"a": jnp.zeros(2)}, path, metadata={"step": 3})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match="no name for b of the module"):
         save_safetensors({"a": jnp.zeros(2), "b": jnp.zeros(2)}, path, map={"x": "a"})
     assert list(tmp_path.iterdir()) == []
@@ -497,7 +499,7 @@ def test_what_was_written_last_is_read_however_it_is_divided(tmp_path: Path) -> 
     path.parent.mkdir()
     for name in others:
         (path.parent / name).write_bytes(b"")
-    for seed, size in enumerate((60, None, 60, 200, None)):
+    for seed, size in enumerate((60, None, np.int64(60), 200, None)):
         net = Net(key=jax.random.key(seed))
         save_safetensors(net, path, max_shard_size=size)
         for source in (path, path.parent):

@@ -113,6 +113,7 @@ def make_options(batch: int | str | None, platforms: Sequence[str]) -> Options:
     """Return the options of an export; raise `ConfigurationError` for invalid ones."""
     if isinstance(platforms, str):
         raise ConfigurationError("export: platforms is a list of strings, such as ['cpu']")
+    platforms = tuple(platforms)
     batch = as_int(batch)
     if isinstance(batch, str):
         check_one_of(batch, ("symbolic",), "export: batch")
@@ -122,7 +123,7 @@ def make_options(batch: int | str | None, platforms: Sequence[str]) -> Options:
         check_one_of(platform, PLATFORMS, "export: platforms")
     if not platforms:
         raise ConfigurationError("export: platforms is empty; give one, such as 'cpu'")
-    return Options(batch, tuple(platforms))
+    return Options(batch, platforms)
 
 
 def make_functions(
@@ -139,7 +140,8 @@ def make_functions(
         shapes: likewise.
         constraints: likewise.
     """
-    if isinstance(functions, str | Function) or not functions:
+    functions = [] if isinstance(functions, str | Function) else list(functions)
+    if not functions:
         raise ConfigurationError("export: functions is a list of names, such as ['predict']")
     shared = Function("", None, inputs, shapes, _as_constraints(constraints, "export"))
     complete = [

@@ -176,7 +176,6 @@ def save_pretrained(
     }
     values.pop("torch_dtype", None)  # what `dtype` was called
     folder = expand_path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     write_weights(
         module,
         folder / WEIGHTS_NAME,

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.errors import ConfigurationError, as_int, did_you_mean
 from fulgurite.plugins import is_array_like, leaves_with_paths
 
 from fulgurite_pretrained.files import INDEX_SUFFIX, expand_path
@@ -74,6 +74,11 @@ def write_weights(
     """Do what `save_safetensors` does, with its arguments."""
     if path.suffix != ".safetensors":
         raise ConfigurationError(f"save_safetensors: {path} must end with .safetensors")
+    if not all(isinstance(text, str) for text in (metadata or {}).values()):
+        raise ConfigurationError(
+            f"save_safetensors: metadata is {metadata!r:.100}; its values must be strings, which "
+            "is all that the format has"
+        )
     arrays = list_arrays(module)
     _check_arrays(module, arrays)
     rules = make_rules(path_map, arrays)
@@ -231,6 +236,7 @@ def _split_into_shards(items: Iterator[_Item], max_bytes: int | None) -> list[li
 
 
 def _as_bytes(size: int | str | None) -> int | None:
+    size = as_int(size)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is not None:
         size = int(match[1]) * _UNITS[match[2]]
