@@ -11,8 +11,9 @@ uv run examples/serve.py model --port 8000
 curl localhost:8000 -d '{"image": [0.5, 0.25]}'    # one example; {"outputs": ...}
 
 One thread computes. Requests that arrive meanwhile wait, and are computed together as the next
-batch. 400 says what is wrong with an input, 503 that too many requests wait. An example, not a
-product: no TLS, no limits for a client, no metrics.
+batch. 400 says what is wrong with an input, 503 that too many requests wait, 500 that the model
+failed or that JSON cannot hold its outputs. An example, not a product: no TLS, no limits for a
+client, no metrics.
 """
 
 import argparse
@@ -36,6 +37,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: str, port: int, max_batch: int = 64, max_waiting: int = 256) -> None:
         self.function = load(folder).functions["predict"]
+        call_together(self.function, [])  # an error if it does not take batches of examples
         self.max_batch = max_batch
         self.waiting: queue.Queue[tuple[Any, Future[Any]]] = queue.Queue(max_waiting)
         super().__init__(("127.0.0.1", port), Handler)
@@ -82,7 +84,11 @@ class Handler(BaseHTTPRequestHandler):
             status, answer = self.server.answer(self.rfile.read(int(length)))
         else:
             status, answer = 413, {"error": f"say Content-Length, at most {MAX_BYTES} bytes"}
-        data = json.dumps(answer, default=np.ndarray.tolist).encode()
+        try:
+            text = json.dumps(answer, default=np.ndarray.tolist, allow_nan=False)
+        except (TypeError, ValueError) as error:  # NaN, infinities and complex numbers
+            status, text = 500, json.dumps({"error": f"JSON cannot hold the outputs: {error}"})
+        data = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

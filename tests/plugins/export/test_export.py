@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from exported_models import Perceptron
 from fulgurite.errors import ConfigurationError, ModelError
-from fulgurite_export import Function, export, load
+from fulgurite_export import ExportError, Function, export, load
 from fulgurite_precision import Precision
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
@@ -325,7 +325,10 @@ def test_a_function_that_depends_on_an_open_size_is_an_error_that_says_how_to_fi
         ({"constraints": ["batch < 8"]}, r"constraints=\['batch < 8'\]: .*a constraint has one of"),
         ({"constraints": ["batch <="]}, "'batch <=' is not the size"),
         ({"constraints": ["length <= 8"]}, "about 'length', and its open sizes are batch"),
+        ({"constraints": ["batch <= 4", "batch >= 8"]}, "there is no size 'batch' that satisfies"),
+        ({"constraints": ["batch == 4"]}, "none: write '4' in its place in shapes= or batch="),
         ({"functions": []}, "a list of names"),
+        ({"functions": Function("predict")}, "a list of names"),
         ({"functions": ["../x"]}, "cannot be the name of a function"),
         ({"functions": ["predict", "predict"]}, "two functions have one name"),
         ({"functions": ["missing"]}, "no method 'missing'"),
@@ -348,12 +351,53 @@ def test_invalid_arguments_are_errors(
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_home_and_variables_in_a_path_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    module = Perceptron(key=jax.random.key(0))
+    digest = export(module, "~/model", {"x": X}, platforms=["cpu"])
+    assert [item.name for item in tmp_path.iterdir()] == ["home"]
+    assert load("$HOME/model", digest=digest).digest == load(Path("~/model")).digest
+    with pytest.raises(ConfigurationError, match="model exists: remove it"):
+        export(module, "$HOME/model", {"x": X})
+    for path in ("~no-such-user/model", "$NO_SUCH_VARIABLE/model"):
+        with pytest.raises(ConfigurationError, match="there is no such user or variable"):
+            export(module, path, {"x": X})
+        with pytest.raises(ExportError, match="there is no such user or variable"):
+            load(path)
+
+
+def test_functions_and_platforms_of_generators_are_those_of_lists(tmp_path: Path) -> None:
+    export(
+        Perceptron(key=jax.random.key(0)),
+        tmp_path / "model",
+        {"x": X},
+        functions=(name for name in ["predict"]),  # type: ignore[arg-type]
+        platforms=(name for name in ["cpu"]),  # type: ignore[arg-type]
+        constraints=(text for text in ["batch <= 9"]),
+    )
+    model = load(tmp_path / "model")
+    assert model.platforms == ("cpu",) and model.functions["predict"].spec.constraints
+    assert len(model({"x": X[:2]})) == 2
+
+
 def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(ConfigurationError, match="exists"):
         export(Perceptron(key=jax.random.key(0)), tmp_path / "model", BATCH)
 
 
+def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container each process may have the same one."""
+    (tmp_path / f".model.{os.getpid()}.part").mkdir()
+    export(Perceptron(key=jax.random.key(0)), tmp_path / "model", {"x": X}, platforms=["cpu"])
+    assert load(tmp_path / "model")({"x": X[:2]}).shape[0] == 2
+
+
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="dict is not a model"):
         export({}, tmp_path / "model", BATCH)
+    with pytest.raises(ConfigurationError, match="tuple is not a model"):
+        export((Perceptron(key=jax.random.key(0)), None, 1), tmp_path / "model", BATCH)

@@ -41,7 +41,9 @@ def test_a_step_of_a_run_is_exported_with_a_view(
     np.testing.assert_array_equal(load(tmp_path / "two")({"tokens": TOKENS}), TOKENS + 1.25)
 
 
-def test_functions_shapes_and_constraints_are_options(run: str, tmp_path: Path) -> None:
+def test_functions_shapes_and_constraints_are_options(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["--function", "predict", "--function", "double", "--platform", "cpu"]
     arguments += ["--shape", "tokens=batch, length", "--constraint", "length <= 7"]
     assert export(run, tmp_path / "model", *arguments) == 0
@@ -50,7 +52,8 @@ def test_functions_shapes_and_constraints_are_options(run: str, tmp_path: Path) 
     tokens = np.zeros((2, 7), np.int32)
     np.testing.assert_array_equal(model.functions["double"]({"tokens": tokens}), tokens + 8)
     assert model.functions["double"].spec.constraints == ("length <= 7",)
-    assert export(run, tmp_path / "fixed", "--batch", "3") == 0
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert export(run, Path("~/fixed"), "--batch", "3") == 0
     assert load(tmp_path / "fixed").functions["predict"].spec.inputs[1].shape == (3, 5)
 
 

@@ -1,13 +1,15 @@
 """What an exported function expects of its inputs, said in one sentence."""
 
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fulgurite_export import ExportedModel, ExportError, InputError, export, load
-from fulgurite_export.sizes import compute_size, is_satisfied
+from fulgurite_export import ExportedModel, ExportError, Function, InputError, export, load
+from fulgurite_export.sizes import compute_size, find_impossible, is_satisfied
 
 
 class Sum(fg.Module):
@@ -80,6 +82,43 @@ def test_a_wrong_input_is_an_error_that_says_what_is_expected(
 def test_an_input_of_another_structure_is_an_error(model: ExportedModel) -> None:
     with pytest.raises(InputError, match="the input is ndarray; it must be a dictionary with"):
         model(PIXELS)
+
+
+def test_a_seed_of_numpy_is_a_seed(tmp_path: Path) -> None:
+    def draw(module: Any, batch: Any, ctx: fg.Context) -> Any:
+        return batch + jax.random.normal(ctx.key(), (batch.shape[0],))
+
+    inputs = np.zeros(2, np.float32)
+    export(Sum(), tmp_path / "model", inputs, functions=[Function("draw", draw)], batch=np.int64(2))
+    model = load(tmp_path / "model")
+    expected = model(inputs, seed=7)
+    for seed in (np.int64(7), np.uint32(7), np.int8(7)):
+        np.testing.assert_array_equal(model(inputs, seed=seed), expected)
+    for seed in (np.bool_(True), True, 7.0, np.int8(-1)):
+        with pytest.raises(InputError, match="needs a whole number below"):
+            model(inputs, seed=seed)  # type: ignore[arg-type]
+
+
+def test_constraints_that_no_size_satisfies_are_told_from_others() -> None:
+    impossible = [
+        ["b <= 4", "b >= 8"],
+        ["b <= 0"],
+        ["3 >= b", "mod(b, 4) == 0"],
+        ["mod(b, 2) == 0", "mod(b, 4) == 1"],
+        ["mod(b, 4) >= 4"],
+        ["a >= 1", "b <= 10", "b*b == 50"],
+    ]
+    for constraints in impossible:
+        assert find_impossible(constraints) == "b"
+    possible = [
+        ["b >= 100000", "b <= 100000", "mod(b, 32) == 0"],
+        ["mod(b, 3) == 1", "mod(b, 5) == 2"],
+        ["floordiv(b, 1000) >= 5000", "mod(b, 7) == 3"],
+        ["a >= 5", "b <= 4", "a <= b"],  # of two sizes, which nobody solves here
+        [],
+    ]
+    for constraints in possible:
+        assert find_impossible(constraints) is None
 
 
 def test_a_seed_is_needed_by_what_draws_random_numbers_alone(model: ExportedModel) -> None:

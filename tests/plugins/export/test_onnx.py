@@ -64,6 +64,27 @@ def test_labels_that_only_the_loss_reads_are_no_input(onnxruntime: Any, tmp_path
     np.testing.assert_allclose(out, 3 * X[:3], rtol=1e-6)
 
 
+def test_outputs_of_any_kind_and_name_are_written(onnxruntime: Any, tmp_path: Path) -> None:
+    from fulgurite_export import Function, export_onnx
+
+    def classify(module: Any, batch: Any) -> Any:
+        x = batch["x"]
+        return {"x": 2 * x, "is_positive": x > 0, "inverse": jnp.abs(x) / 0.0, "log": jnp.log(x)}
+
+    module = Perceptron(key=jax.random.key(0))
+    file = tmp_path / "new" / "model.onnx"
+    x = np.array([[1, -1, 2, -2]], np.float32)
+    difference = export_onnx(module, file, {"x": x}, function=Function("classify", classify))
+    assert difference < 1e-6
+    session = onnxruntime.InferenceSession(file)
+    names = [value.name for value in session.get_outputs()]
+    assert names == ["inverse", "is_positive", "log", "output.x"]
+    outputs = dict(zip(names, session.run(None, {"x": x}), strict=True))
+    np.testing.assert_array_equal(outputs["is_positive"], x > 0)
+    np.testing.assert_array_equal(outputs["output.x"], 2 * x)
+    assert np.isinf(outputs["inverse"]).all() and np.isnan(outputs["log"][0, 1])
+
+
 def test_what_cannot_be_written_as_onnx_is_an_error_and_no_file(
     onnxruntime: Any, tmp_path: Path
 ) -> None:

@@ -1,9 +1,11 @@
 """Examples in JSON become arrays, and several are computed together."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import fulgurite as fg
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -140,6 +142,85 @@ def test_examples_of_several_shapes_are_computed_together_each_with_its_own_outp
     assert [float(output["mean"]) for output in outputs] == [1.5, 3, 5.5, 7.5, 9]
     assert all(output["mean"].dtype == ml_dtypes.bfloat16 for output in outputs)
     assert call_together(predict, []) == []
+
+
+class Doubled(fg.Module):
+    def predict_step(self, batch: Any, ctx: fg.Context) -> Any:
+        return 2 * batch["x"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"batch": 1}, [1] * 5),
+        ({"batch": 3}, [3, 3]),
+        ({"batch": 8}, [8]),
+        ({"constraints": ["mod(batch, 6) == 0"]}, [6]),
+        ({"constraints": ["batch <= 2"]}, [2, 2, 1]),
+        ({"constraints": ["batch <= 6"]}, [5]),
+        ({"constraints": ["batch >= 20"]}, [32]),
+        ({"constraints": ["batch*length <= 6"]}, [3, 2]),
+    ],
+)
+def test_examples_are_computed_in_batches_of_a_size_that_the_function_takes(
+    options: dict[str, Any],
+    sizes: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"shapes": {"x": "batch, length"}, **options} if "constraints" in options else options
+    export(Doubled(), tmp_path / "model", {"x": np.zeros((1, 2), np.float32)}, **options)
+    function = load(tmp_path / "model").functions["predict"]
+    examples = [parse_example(function, json.dumps({"x": [n, 0]})) for n in range(5)]
+    batch_sizes: list[int] = []
+    call = ExportedFunction.__call__
+
+    def count(self: ExportedFunction, inputs: Any) -> Any:
+        batch_sizes.append(len(inputs["x"]))
+        return call(self, inputs)
+
+    monkeypatch.setattr(ExportedFunction, "__call__", count)
+    outputs = call_together(function, examples)
+    assert [output.tolist() for output in outputs] == [[2 * n, 0] for n in range(5)]
+    assert batch_sizes == sizes
+    with pytest.raises(InputError, match="the input 'x'"):
+        parse_example(function, '{"x": [[1, 2]]}')
+
+
+def test_an_example_that_no_batch_could_compute_is_refused_before_others_wait_for_it(
+    functions: dict[str, ExportedFunction], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="length = 0, and the output 'mean' is not empty"):
+        parse_example(functions["predict"], '{"low": [], "more": [0, []]}')
+    shapes = {"x": "batch, length", "y": "batch, length - 3"}
+    x = np.zeros((2, 4), np.float32)
+    add = Function("add", lambda module, batch: batch["x"].sum(1) + batch["y"].sum(1))
+    export(Doubled(), tmp_path / "model", {"x": x, "y": x}, functions=[add], shapes=shapes)
+    function = load(tmp_path / "model").functions["add"]
+    with pytest.raises(InputError, match="length = 2, and 'length - 3' would be -1"):
+        parse_example(function, '{"x": [1, 2], "y": [1]}')
+
+
+def test_a_function_that_takes_no_batches_of_examples_is_refused_without_one(
+    tmp_path: Path,
+) -> None:
+    def draw(module: Any, batch: Any, ctx: fg.Context) -> Any:
+        return batch["x"] + jax.random.normal(ctx.key(), (batch["x"].shape[0],))
+
+    def scale(module: Any, batch: Any) -> Any:
+        return batch["x"] * batch["scale"]
+
+    inputs = {"x": np.zeros(1, np.float32), "scale": np.float32(1)}
+    functions = [Function("draw", draw), Function("scale", scale)]
+    export(Doubled(), tmp_path / "model", inputs, functions=functions)
+    loaded = load(tmp_path / "model").functions
+    with pytest.raises(ExportError, match="draw draws random numbers, for which no example"):
+        call_together(loaded["draw"], [])
+    with pytest.raises(ExportError, match="scale has arrays that do not begin with the axis"):
+        call_together(loaded["scale"], [])
+    with pytest.raises(ExportError, match="scale has arrays that do not begin") as raised:
+        parse_example(loaded["scale"], '{"x": 1, "scale": 2}')
+    assert not isinstance(raised.value, InputError)  # it is not the example that is wrong
 
 
 def test_outputs_that_are_not_of_single_examples_are_refused(

@@ -100,6 +100,33 @@ def test_a_wrong_input_is_400_and_says_what_is_expected(
     assert post(address, {"x": [0, 1, 2, 3]})[0] == 200
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_model_of_a_fixed_batch_answers_several_requests_at_once(
+    serve: ModuleType, module: Perceptron, tmp_path: Path, batch: int
+) -> None:
+    export(module, tmp_path / "model", {"x": X}, batch=batch)
+    server = serve.Server(str(tmp_path / "model"), 0)
+    expected = np.asarray(jax.vmap(module.net)(jnp.asarray(X)))
+    with ThreadPoolExecutor(6) as pool:
+        texts = [json.dumps({"x": row.tolist()}).encode() for row in X[:6]]
+        answers = list(pool.map(server.answer, texts))
+    server.server_close()
+    assert [status for status, _ in answers] == [200] * 6
+    outputs = [answer["outputs"] for _, answer in answers]
+    np.testing.assert_allclose(outputs, expected[:6], atol=1e-6)
+
+
+def test_outputs_that_json_cannot_hold_are_500(
+    serve: ModuleType, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in (np.float32("nan"), np.complex64(1j)):
+        with monkeypatch.context() as patch:
+            outputs = [np.full(1, value)]
+            patch.setattr(serve, "call_together", lambda *_, outputs=outputs: outputs)
+            status, answer = post(address, {"x": [0, 1, 2, 3]})
+        assert status == 500 and "JSON cannot hold the outputs" in answer["error"]
+
+
 def test_a_full_queue_is_503(
     serve: ModuleType, module: Perceptron, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

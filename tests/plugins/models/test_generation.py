@@ -250,6 +250,9 @@ def test_samples_without_a_tokenizer_are_numbers_and_need_a_language_model() -> 
     assert all(token.isdecimal() for token in records.texts[1]["0"].split())
     with pytest.raises(ConfigurationError, match="encode= is missing"):
         TextSamples(["text"], every=1)
+    for prompts in ("text", []):  # each letter would be a prompt, or there would be none
+        with pytest.raises(ConfigurationError, match="give a list of at least one prompt"):
+            TextSamples(prompts, every=1, encode=lambda text: [1])
     other = fg.Task(
         eqx.nn.MLP(8, 1, 4, 1, key=jax.random.key(0)),
         loss=lambda preds, batch: preds[:, 0] ** 2,
@@ -308,6 +311,19 @@ def test_the_loss_of_next_tokens_is_a_mean_over_those_that_are_predicted() -> No
         assert mean.weight.compute() == counts.sum()
         if counts.any():
             np.testing.assert_allclose(mean.compute(), losses[counts].mean(), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_loss_of_other_tokens_than_the_logits_are_of_is_no_number() -> None:
+    logits = jnp.zeros((1, 3, 5))
+    for label in (5, -1, -5):
+        tokens = jnp.array([[1, 2, label]])
+        assert np.isnan(next_token_loss(logits, tokens).compute())
+        masked = next_token_loss(logits, (tokens, jnp.array([[True, True, False]])))
+        np.testing.assert_allclose(masked.compute(), np.log(5), rtol=1e-6)
+    for shape in ((4, 3), (1, 2), (1, 4)):
+        with pytest.raises(ModelError, match=r"the logits are float32\[1, 3, 5\], and the tokens"):
+            next_token_loss(logits, jnp.zeros(shape, int))
 
 
 @pytest.mark.usefixtures("unchecked")

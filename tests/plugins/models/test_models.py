@@ -15,12 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fulgurite.errors import CheckpointError, ConfigurationError, ModelError
-from fulgurite_models import GPT2, GPT2Config, Llama, LlamaConfig, Rope, ViT, generate
+from fulgurite_models import (
+    GPT2,
+    GPT2Config,
+    Llama,
+    LlamaConfig,
+    Rope,
+    ViT,
+    ViTConfig,
+    generate,
+)
 from fulgurite_pretrained import from_pretrained, load_config, save_pretrained
 from model_references import (
     CONFIGS,
     GPT2_CONFIG,
     LLAMA_CONFIG,
+    QWEN3_CONFIG,
     RUN,
     VARIANTS,
     make_inputs,
@@ -341,6 +351,166 @@ def test_a_folder_of_another_family_is_not_what_a_model_came_from(tmp_path: Path
     assert not (tmp_path / "new").exists()
 
 
+def test_folders_in_a_home_and_with_the_suffix_of_a_pickle_are_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    gpt2 = GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0))
+    save_pretrained(gpt2, "~/model.pt")
+    save_pretrained(gpt2, Path("~/again"), like="~/model.pt")
+    for name in ("model.pt", "again"):
+        assert eqx.tree_equal(from_pretrained(f"$HOME/{name}"), gpt2)
+        assert load_config(f"~/{name}") == gpt2.config
+        assert (tmp_path / name / "config.json").is_file()
+    with pytest.raises(ConfigurationError, match="is a folder here, of which there are no revis"):
+        from_pretrained("~/again", revision="main")
+
+
+def test_no_folder_is_made_for_a_model_that_cannot_be_written(tmp_path: Path) -> None:
+    gpt2 = GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0))
+    head = eqx.nn.Linear(8, 8, key=jax.random.key(0))
+    headed = eqx.tree_at(lambda gpt2: gpt2.head, gpt2, head, is_leaf=lambda leaf: leaf is None)
+    with pytest.raises(ConfigurationError, match="there is no name for head.bias, head.weight"):
+        save_pretrained(headed, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_is_written_beside_other_files_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model_ema.safetensors").write_bytes(b"of the user")
+    save_pretrained(GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0)), tmp_path)
+    assert (tmp_path / "model_ema.safetensors").read_bytes() == b"of the user"
+
+
+def test_shapes_that_are_filled_keep_their_sharding_in_another_dtype(tmp_path: Path) -> None:
+    gpt2 = GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0))
+    save_pretrained(gpt2, tmp_path)
+    mesh = jax.sharding.Mesh(jax.devices()[:1], "data")
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    shapes = jax.tree.map(
+        lambda leaf: (
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            if eqx.is_array(leaf)
+            else leaf
+        ),
+        gpt2,
+    )
+    weight = from_pretrained(tmp_path, into=shapes, dtype=jnp.bfloat16).embedding.weight
+    assert weight.dtype == jnp.bfloat16 and weight.sharding == sharding
+
+
+def test_a_changed_rotation_is_written_past_that_of_an_older_folder(tmp_path: Path) -> None:
+    """transformers 4 reads `rope_theta` and `rope_scaling` alone, and 5 prefers them."""
+    older = {**LLAMA_CONFIG, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    write_folder(tmp_path / "theirs", older)
+    model = from_pretrained(tmp_path / "theirs")
+    assert model.config.rope == Rope(500.0, "linear", 2.0)
+    scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 900.0}
+    for rope, scaling in ((Rope(900.0), None), (Rope(900.0, "linear", 4.0), scaled)):
+        changed = Llama(replace(model.config, rope=rope), key=jax.random.key(0))
+        save_pretrained(changed, tmp_path / "ours", like=tmp_path / "theirs")
+        values = json.loads((tmp_path / "ours" / "config.json").read_text())
+        assert values["rope_scaling"] == scaling and values["rope_theta"] == 900.0
+        assert load_config(tmp_path / "ours").rope == rope
+
+
+def test_a_folder_names_the_layers_of_the_depth_that_a_model_has_now(tmp_path: Path) -> None:
+    theirs = {**QWEN3_CONFIG, "layer_types": ["full_attention"] * 3}
+    write_folder(tmp_path / "theirs", theirs)
+    shallow = replace(load_config(tmp_path / "theirs"), depth=2)
+    model = Llama(shallow, key=jax.random.key(0))
+    save_pretrained(model, tmp_path / "ours", like=tmp_path / "theirs")
+    values = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert values["layer_types"] == ["full_attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [("llama", "use_qk_norm"), ("llama", "use_output_bias"), ("qwen2", "use_mlp_bias")],
+)
+def test_a_layer_that_a_config_cannot_name_is_not_lost_in_a_folder(
+    model_type: Any, name: str, tmp_path: Path
+) -> None:
+    """transformers would read the folder without these arrays."""
+    config = LlamaConfig(
+        8, 8, 1, 2, 2, 8, model_type=model_type, use_qkv_bias=model_type != "llama"
+    )
+    flags: dict[str, Any] = {name: True}
+    model = Llama(replace(config, **flags), key=jax.random.key(0))
+    with pytest.raises(ConfigurationError, match=f"{name} is True, which the config.json of a"):
+        save_pretrained(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.full
+def test_a_model_in_float16_computes_what_plain_numpy_does(tmp_path: Path) -> None:
+    """XLA has no product of float16 with sums in float32, as `jax.nn` asks for, on CPUs."""
+    for name in ("gpt2", "llama"):
+        arrays = write_folder(tmp_path / name, CONFIGS[name])
+        model = from_pretrained(tmp_path / name, dtype=jnp.float16)
+        inputs = make_inputs(CONFIGS[name])
+        logits = compute_logits(model, inputs)
+        assert logits.dtype == np.float16
+        expected = np.stack([RUN[name](CONFIGS[name], arrays, row) for row in inputs])
+        np.testing.assert_allclose(logits, expected, atol=2e-2)
+        prompts = [row[:3].tolist() for row in inputs]
+        assert all(len(row) == 4 for row in generate(model, prompts, 4).as_lists())
+
+
+@pytest.mark.full
+@pytest.mark.optimized
+def test_a_model_of_one_head_in_bfloat16_computes_what_it_does_in_float32() -> None:
+    """XLA has no product of bfloat16 with sums in float32 for one head on CPUs."""
+    gpt2 = GPT2(GPT2Config(16, 16, 8, 1, 1), key=jax.random.key(0))
+    low = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.bfloat16) if eqx.is_inexact_array(leaf) else leaf, gpt2
+    )
+    for time in (1, 3, 8):
+        tokens = jnp.arange(time)
+        np.testing.assert_allclose(eqx.filter_jit(low)(tokens), gpt2(tokens), atol=1e-2)
+
+
+@pytest.mark.full
+@pytest.mark.optimized
+def test_attention_with_dropout_is_as_exact_in_bfloat16_as_without() -> None:
+    """Scores of 8 bits would be wrong by more than the weights of attention are."""
+    config = GPT2Config(64, 64, 64, 1, 2, attention_dropout=1e-9)
+    sharp = eqx.tree_at(
+        lambda model: [model.blocks.attention.query.weight, model.blocks.attention.key.weight],
+        GPT2(config, key=jax.random.key(0)),
+        replace_fn=lambda weight: 8 * weight,
+    )
+    low = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.bfloat16) if eqx.is_inexact_array(leaf) else leaf, sharp
+    )
+    tokens = jnp.arange(64)
+    exact = np.asarray(eqx.nn.inference_mode(sharp)(tokens))
+    dropping = np.asarray(low(tokens, key=jax.random.key(1)), np.float32)
+    still = np.asarray(eqx.nn.inference_mode(low)(tokens), np.float32)
+    assert np.abs(dropping - still).mean() < 0.1 * np.abs(still - exact).mean()
+
+
+@pytest.mark.parametrize("size", [256, 300])
+def test_tokens_of_bytes_are_those_of_a_vocabulary_that_bytes_cannot_count(size: int) -> None:
+    gpt2 = GPT2(GPT2Config(size, 16, 8, 1, 2), key=jax.random.key(0))
+    for dtype, tokens in ((np.uint8, [0, 7, 255, 128]), (np.int8, [0, 7, 127, 1])):
+        few = jnp.asarray(tokens, dtype)
+        np.testing.assert_array_equal(gpt2(few), gpt2(jnp.asarray(tokens, jnp.int32)))
+    unknown = gpt2(jnp.asarray([3, -1, 4], jnp.int8))
+    assert np.isnan(unknown).all()
+
+
+def test_what_a_model_has_no_position_or_slot_for_is_nan() -> None:
+    """An index of JAX that is too large would mean the last one."""
+    gpt2 = GPT2(GPT2Config(8, 6, 8, 1, 2), key=jax.random.key(0))
+    tokens = jnp.arange(3)
+    logits = gpt2(tokens, None, jnp.array([0, 1, 6]))
+    assert np.isnan(logits[2]).all()
+    _, cache = gpt2.decode(tokens, gpt2.make_cache(4))
+    assert np.isnan(gpt2.decode(tokens[:2], cache, start=3)[0]).all()
+    logits, _ = gpt2.decode(tokens[:1], cache, start=3)
+    np.testing.assert_allclose(logits[0], gpt2(jnp.array([0, 1, 2, 0]))[-1], atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
 def test_scaled_rotations_have_the_frequencies_of_their_papers(kind: Any) -> None:
     rope = Rope(theta=500.0, kind=kind, factor=8.0, low=1.0, high=4.0, length=64)
@@ -398,6 +568,14 @@ def test_sizes_that_do_not_go_together_are_errors() -> None:
         LlamaConfig(num_heads=6, num_kv_heads=4)
     with pytest.raises(ConfigurationError, match="a head of 3 numbers has no halves"):
         LlamaConfig(width=12, num_heads=4, num_kv_heads=4)
+    with pytest.raises(ConfigurationError, match="LlamaConfig: num_kv_heads is 0; it must be a po"):
+        LlamaConfig(num_kv_heads=0)
+    with pytest.raises(ConfigurationError, match="GPT2Config: num_heads is 3, which does not div"):
+        GPT2Config(width=10, num_heads=3)
+    with pytest.raises(ConfigurationError, match="ViTConfig: patch_size is 4, which does not div"):
+        ViTConfig(("a", "b"), image_size=9, patch_size=4)
+    assert type(GPT2Config(width=np.int64(24)).width) is int  # type: ignore[arg-type]
+    assert ViTConfig(["a", "b"]) == ViTConfig(("a", "b"))  # type: ignore[arg-type]
     gpt2 = GPT2(GPT2Config(8, 4, 8, 1, 2), key=jax.random.key(0))
     with pytest.raises(ModelError, match="GPT2 has 4 positions, and gets 5 tokens"):
         gpt2(jnp.zeros(5, int))

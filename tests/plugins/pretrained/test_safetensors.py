@@ -175,6 +175,8 @@ def test_what_the_format_cannot_hold_is_refused_by_its_path(tmp_path: Path) -> N
         save_safetensors({"a": jnp.zeros(2)}, tmp_path / "a.bin")
     with pytest.raises(ConfigurationError, match="max_shard_size is '5 potatoes'"):
         save_safetensors({"a": jnp.zeros(2)}, path, max_shard_size="5 potatoes")
+    with pytest.raises(ConfigurationError, match="its values must be strings"):
+        save_safetensors({"a": jnp.zeros(2)}, path, metadata={"step": 3})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match="no name for b of the module"):
         save_safetensors({"a": jnp.zeros(2), "b": jnp.zeros(2)}, path, map={"x": "a"})
     assert list(tmp_path.iterdir()) == []
@@ -396,6 +398,38 @@ def test_another_dtype_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None
     assert np.array_equal(matched.weight, np.full((3, 2), 0.1, np.float32))
 
 
+class Keyed(eqx.Module):
+    """Has a random key, which no file holds."""
+
+    weight: jax.Array
+    key: jax.Array
+
+    def __init__(self, *, key: Any) -> None:
+        self.weight = jnp.ones(3)
+        self.key = jax.random.key(7)
+
+
+def test_a_random_key_is_that_of_a_new_module_where_only_its_class_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "keyed.safetensors"
+    save_file({"weight": np.arange(3, dtype=np.float32)}, path)
+    keyed = load_safetensors(path, into=Keyed)
+    assert np.array_equal(keyed.weight, np.arange(3))
+    assert np.array_equal(jax.random.key_data(keyed.key), jax.random.key_data(jax.random.key(7)))
+
+
+def test_numbers_of_64_bits_are_never_cut_where_jax_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "wide.safetensors"
+    save_file({"weight": np.full((3, 2), 0.1), "bias": np.ones(3)}, path)
+    wide: Any = eqx.tree_at(
+        lambda linear: [linear.weight, linear.bias],
+        eqx.nn.Linear(2, 3, key=KEY),
+        [np.zeros((3, 2)), np.zeros(3)],
+    )
+    for dtype in (None, "match"):
+        with pytest.raises(CheckpointError, match="the module has float64, which needs jax.config"):
+            load_safetensors(path, into=wide, dtype=dtype)
+
+
 def test_two_names_of_one_array_must_hold_the_same(tmp_path: Path) -> None:
     path = tmp_path / "tied.safetensors"
     embedding = draw(5, 3)
@@ -418,6 +452,31 @@ def test_two_names_of_one_array_must_hold_the_same(tmp_path: Path) -> None:
     assert list(load_file(path)) == ["embed.weight"]
 
 
+def test_the_transpose_and_a_part_of_another_array_are_copies_too(tmp_path: Path) -> None:
+    path = tmp_path / "copies.safetensors"
+    weight, bias = draw(3, 2), draw(3)
+    linear = eqx.nn.Linear(2, 3, key=KEY)
+    path_map = {"weight": "weight", "kernel": "weight.T", "bias": "bias"}
+    save_file({"weight": weight, "kernel": np.ascontiguousarray(weight.T), "bias": bias}, path)
+    loaded = load_safetensors(path, into=linear, map=path_map)
+    assert np.array_equal(loaded.weight, weight)
+    attention = eqx.nn.MultiheadAttention(2, 4, key=KEY)
+    parts = ("query_proj.weight", "key_proj.weight", "value_proj.weight")
+    path_map = {"query": parts[0], "in_proj": Split(*parts), "out": "output_proj.weight"}
+    save_safetensors(attention, path, map=path_map)
+    arrays = load_file(path)
+    # None is lost because a part of it has another name as well.
+    expected = [attention.query_proj, attention.key_proj, attention.value_proj]
+    assert np.array_equal(arrays["in_proj"], np.concatenate([part.weight for part in expected]))
+    assert np.array_equal(arrays["query"], attention.query_proj.weight)
+    other = eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(1))
+    read = load_safetensors(path, into=other, map=path_map)
+    assert eqx.tree_equal(read, attention)
+    save_file({**arrays, "query": arrays["query"] + 1}, path)
+    with pytest.raises(CheckpointError, match="are one array of the module, and they differ"):
+        load_safetensors(path, into=other, map=path_map)
+
+
 # --- shards ---------------------------------------------------------------------------------------
 
 
@@ -431,6 +490,45 @@ def test_shards_are_written_with_an_index_and_read_by_it(tmp_path: Path) -> None
     assert index["metadata"]["total_size"] == total
     for source in (tmp_path, tmp_path / "model.safetensors.index.json"):
         assert eqx.tree_equal(load_safetensors(source, into=Net(key=jax.random.key(1))), net)
+
+
+def test_what_was_written_last_is_read_however_it_is_divided(tmp_path: Path) -> None:
+    """And nothing else in the folder is touched."""
+    path = tmp_path / "new" / "model.safetensors"
+    others = ["model_ema.safetensors", "model-1.safetensors", "model-00001-of-00002.txt"]
+    path.parent.mkdir()
+    for name in others:
+        (path.parent / name).write_bytes(b"")
+    for seed, size in enumerate((60, None, np.int64(60), 200, None)):
+        net = Net(key=jax.random.key(seed))
+        save_safetensors(net, path, max_shard_size=size)
+        for source in (path, path.parent):
+            assert eqx.tree_equal(load_safetensors(source, into=Net(key=KEY)), net)
+    names = {item.name for item in path.parent.iterdir()}
+    assert names == {"model.safetensors", *others}
+
+
+def test_a_file_can_be_read_by_whoever_can_read_others_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    save_safetensors(Net(key=KEY), tmp_path / "sub" / "one.safetensors")
+    save_safetensors(Net(key=KEY), tmp_path / "sub" / "two.safetensors", max_shard_size=60)
+    modes = {item.stat().st_mode for item in (tmp_path / "sub").iterdir()}
+    assert modes == {(tmp_path / "other").stat().st_mode}
+
+
+def test_a_home_and_variables_in_a_path_are_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    net = Net(key=KEY)
+    save_safetensors(net, "~/net.safetensors")
+    assert [item.name for item in tmp_path.iterdir()] == ["home"]
+    for path in (Path("~/net.safetensors"), "$HOME/net.safetensors"):
+        assert eqx.tree_equal(load_safetensors(path, into=Net(key=jax.random.key(1))), net)
+    for path in ("~no-such-user/net.safetensors", "$NO_SUCH_VARIABLE/net.safetensors"):
+        with pytest.raises(ConfigurationError, match="there is no such user or variable"):
+            save_safetensors(net, path)
 
 
 def test_an_index_reads_no_file_but_those_beside_it(tmp_path: Path) -> None:

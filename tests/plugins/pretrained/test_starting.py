@@ -105,7 +105,9 @@ def test_what_fits_is_taken_past_another_head(file: Path) -> None:
     assert jnp.array_equal(first, half.layers[0].weight.astype(jnp.float32))
 
 
-def test_what_a_file_has_not_is_refused(file: Path, tmp_path: Path) -> None:
+def test_what_a_file_has_not_is_refused(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = fg.Engine(steps=1, plugins=[Pretrained(NAMES, into="model")])
     faulty: list[dict[str, Any]] = [{"step": 3}, {"map": {"module": "module"}}]
     for options in faulty:
@@ -115,7 +117,8 @@ def test_what_a_file_has_not_is_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="fc1.weight of the file.* is not in the map"):
         plain.evaluate(make_task, DATA, weights=file)
     save_safetensors(make_task(jax.random.key(3)), tmp_path / "own.safetensors")
-    loss = plain.evaluate(make_task, DATA, weights=tmp_path / "own.safetensors")["loss"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    loss = plain.evaluate(make_task, DATA, weights="~/own.safetensors")["loss"]
     assert loss == pytest.approx(compute_loss(make_mlp(3)), rel=1e-6)
 
 

@@ -338,13 +338,19 @@ def _attend(
         dropout: of the weights.
         key: for dropout.
     """
-    if dropout.p == 0 or dropout.inference:
+    is_still = dropout.p == 0 or dropout.inference
+    num_heads = queries.shape[1]
+    # The function of jax has no dropout, and on CPUs no float16, nor bfloat16 for a single head.
+    is_known = queries.dtype != jnp.float16 and (queries.dtype != jnp.bfloat16 or num_heads > 1)
+    if is_still and is_known:
         wide_mask = None if mask is None else mask[None]
         return jax.nn.dot_product_attention(queries, keys, values, mask=wide_mask)
-    # The function of jax has no dropout.
     size = queries.shape[-1]
     groups = queries.reshape(queries.shape[0], keys.shape[1], -1, size)
-    scores = jnp.einsum("tkgs,uks->kgtu", groups, keys).astype(jnp.float32) / math.sqrt(size)
+    # Scores of 8 bits would be wrong by more than weights are; not every device has products of
+    # 16 bits that are summed in float32.
+    scores = jnp.einsum("tkgs,uks->kgtu", groups.astype(jnp.float32), keys.astype(jnp.float32))
+    scores = scores / math.sqrt(size)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     weights = dropout(jax.nn.softmax(scores), key=key).astype(values.dtype)

@@ -4,9 +4,32 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, check_positive_int, set_ints
 
 _MAX_SIZE = 2**31 - 1
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """Raise a ConfigurationError for a size that is not a positive integer; those of NumPy become
+    Python's, which JSON can hold.
+
+    Args:
+        config: of a model, a dataclass.
+        names: of its sizes.
+    """
+    set_ints(config, *names)
+    for name in names:
+        check_positive_int(getattr(config, name), f"{type(config).__name__}: {name}")
+
+
+def check_divides(config: Any, name: str, whole: str) -> None:
+    """Raise a ConfigurationError for a size that does not divide another one; the arguments are
+    those of `check_sizes`, and the name of the other size."""
+    size, total = getattr(config, name), getattr(config, whole)
+    if total % size:
+        raise ConfigurationError(
+            f"{type(config).__name__}: {name} is {size}, which does not divide {whole}={total}"
+        )
 
 
 def get_size(

@@ -13,7 +13,7 @@ from fulgurite.errors import ConfigurationError, as_int, set_ints
 from fulgurite.plugins import hide_constructor_frames
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fulgurite_models.language import LanguageModel, find_language_model
+from fulgurite_models.language import LanguageModel, find_language_model, is_index
 
 
 @hide_constructor_frames
@@ -199,7 +199,7 @@ def make_generate_function(
         length = tokens.shape[1]
         _check_length(model, length + max_new_tokens)
         is_token = jnp.arange(length) >= padding[:, None]
-        is_known = (tokens >= 0) & (tokens < model.embedding.weight.shape[0])
+        is_known = is_index(tokens, model.embedding.weight.shape[0])
         is_valid = (padding >= 0) & (padding < length) & jnp.all(is_known | ~is_token, axis=1)
         prompts = jnp.where(is_token & is_known, tokens, 0).astype(jnp.int32)
         padding = jnp.where(is_valid, padding, 0).astype(jnp.int32)

@@ -7,11 +7,20 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from fulgurite.errors import set_ints
 from fulgurite_pretrained import Family, Split
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Integer, Key
 
 from fulgurite_models.attention import MLP, Attention, Cache, apply_dropout, stack_blocks
-from fulgurite_models.config import get_flag, get_number, get_rate, get_size, refuse_values
+from fulgurite_models.config import (
+    check_divides,
+    check_sizes,
+    get_flag,
+    get_number,
+    get_rate,
+    get_size,
+    refuse_values,
+)
 from fulgurite_models.language import LanguageModel, look_up
 from fulgurite_models.maps import map_arrays
 
@@ -53,6 +62,9 @@ class GPT2Config:
     is_tied: bool = True
 
     def __post_init__(self) -> None:
+        check_sizes(self, "vocab_size", "max_length", "width", "depth", "num_heads")
+        check_divides(self, "num_heads", "width")
+        set_ints(self, "hidden_width")
         if self.hidden_width == 4 * self.width:
             object.__setattr__(self, "hidden_width", None)  # equal to a config that leaves it out
 
@@ -137,10 +149,10 @@ class GPT2(LanguageModel):
         self.config = config
 
     def embed(
-        self, tokens: Int[Array, " time"], positions: Int[Array, " time"], key: Any
+        self, tokens: Integer[Array, " time"], positions: Integer[Array, " time"], key: Any
     ) -> Float[Array, "time width"]:
-        """Return the vectors of tokens and positions."""
-        x = look_up(self.embedding, tokens) + jax.vmap(self.positions)(positions)
+        """Return the vectors of tokens and positions, NaN for one that there is not."""
+        x = look_up(self.embedding, tokens) + look_up(self.positions, positions)
         return apply_dropout(self.dropout, x, key)
 
     def get_max_length(self) -> int:

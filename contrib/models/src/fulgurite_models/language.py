@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from fulgurite.errors import ConfigurationError, ModelError
 from fulgurite.plugins import describe_node, is_array_like
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Integer, Key
 
 from fulgurite_models.attention import Cache, scan_blocks
 
@@ -26,7 +26,7 @@ class LanguageModel(eqx.Module):
     config: eqx.AbstractVar[Any]
 
     def embed(
-        self, tokens: Int[Array, " time"], positions: Int[Array, " time"], key: Any
+        self, tokens: Integer[Array, " time"], positions: Integer[Array, " time"], key: Any
     ) -> Float[Array, "time width"]:
         """Return what the first block gets.
 
@@ -55,9 +55,9 @@ class LanguageModel(eqx.Module):
 
     def __call__(
         self,
-        tokens: Int[Array, " time"],
-        segments: Int[Array, " time"] | None = None,
-        positions: Int[Array, " time"] | None = None,
+        tokens: Integer[Array, " time"],
+        segments: Integer[Array, " time"] | None = None,
+        positions: Integer[Array, " time"] | None = None,
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "time vocabulary"]:
@@ -86,12 +86,13 @@ class LanguageModel(eqx.Module):
 
     def decode(
         self,
-        tokens: Int[Array, " time"],
+        tokens: Integer[Array, " time"],
         cache: Cache,
         start: Int[Array, ""] | int = 0,
         padding: Int[Array, ""] | int = 0,
     ) -> tuple[Float[Array, "time vocabulary"], Cache]:
-        """Return the logits of the token after each token, and the cache with these tokens.
+        """Return the logits of the token after each token, and the cache with these tokens; the
+        logits are NaN where the cache has too few slots.
 
         Args:
             tokens: those that follow the tokens in the cache.
@@ -106,16 +107,18 @@ class LanguageModel(eqx.Module):
         positions = jnp.maximum(places - padding, 0)
         logits, new_cache = self._run(tokens, positions, mask, cache, start, None)
         assert new_cache is not None
-        return logits, new_cache
+        # JAX writes the last slots instead, over tokens that are there.
+        fits = start + tokens.shape[0] <= slots.size
+        return jnp.where(fits, logits, jnp.nan), new_cache
 
-    def make_rotation(self, positions: Int[Array, " time"]) -> Any:
+    def make_rotation(self, positions: Integer[Array, " time"]) -> Any:
         """Return how positions turn queries and keys; None for not at all."""
         return None
 
     def _run(
         self,
-        tokens: Int[Array, " time"],
-        positions: Int[Array, " time"],
+        tokens: Integer[Array, " time"],
+        positions: Integer[Array, " time"],
         mask: Bool[Array, "time slots"],
         cache: Cache | None,
         start: Any,
@@ -183,7 +186,9 @@ def _is_language_model(node: Any) -> bool:
     return isinstance(node, LanguageModel)
 
 
-def look_up(embedding: eqx.nn.Embedding, tokens: Int[Array, " time"]) -> Float[Array, "time width"]:
+def look_up(
+    embedding: eqx.nn.Embedding, tokens: Integer[Array, " time"]
+) -> Float[Array, "time width"]:
     """Return the vectors of tokens, and NaN for those outside of the vocabulary.
 
     An index of JAX that is too large means the last vector, and a negative one counts from the end:
@@ -193,5 +198,18 @@ def look_up(embedding: eqx.nn.Embedding, tokens: Int[Array, " time"]) -> Float[A
         embedding: of the vocabulary.
         tokens: the tokens.
     """
-    is_known = (tokens >= 0) & (tokens < embedding.weight.shape[0])
+    is_known = is_index(tokens, embedding.weight.shape[0])
     return jnp.where(is_known[:, None], jax.vmap(embedding)(tokens), jnp.nan)
+
+
+def is_index(indices: Integer[Array, "*shape"], size: int) -> Bool[Array, "*shape"]:
+    """Return which integers are indices of so many things.
+
+    JAX compares with a number in the dtype of the array, in which 256 is 0 for bytes.
+
+    Args:
+        indices: the integers, of any dtype.
+        size: how many things there are.
+    """
+    last = min(size - 1, jnp.iinfo(indices.dtype).max)
+    return (indices >= 0) & (indices <= last)

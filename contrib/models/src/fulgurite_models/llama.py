@@ -7,12 +7,19 @@ from typing import Any, Literal
 
 import equinox as eqx
 import jax
-from fulgurite.errors import ConfigurationError
+from fulgurite.errors import ConfigurationError, set_ints
 from fulgurite_pretrained import Family
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Integer, Key
 
 from fulgurite_models.attention import MLP, Attention, Cache, Rope, stack_blocks
-from fulgurite_models.config import get_flag, get_number, get_rate, get_size, refuse_values
+from fulgurite_models.config import (
+    check_sizes,
+    get_flag,
+    get_number,
+    get_rate,
+    get_size,
+    refuse_values,
+)
 from fulgurite_models.language import LanguageModel
 from fulgurite_models.maps import map_arrays
 
@@ -79,6 +86,11 @@ class LlamaConfig:
     model_type: Literal["llama", "qwen2", "qwen3"] = "llama"
 
     def __post_init__(self) -> None:
+        check_sizes(
+            self, "vocab_size", "width", "depth", "num_heads", "num_kv_heads", "hidden_width"
+        )
+        check_sizes(self, "max_length")
+        set_ints(self, "head_size")
         if self.head_size == self.width // self.num_heads:
             object.__setattr__(self, "head_size", None)  # equal to a config that leaves it out
         if self.num_heads % self.num_kv_heads:
@@ -179,7 +191,7 @@ class Llama(LanguageModel):
             self.head = eqx.nn.Linear(config.width, size, use_bias=False, key=keys[2])
         self.config = config
 
-    def make_rotation(self, positions: Int[Array, " time"]) -> Any:
+    def make_rotation(self, positions: Integer[Array, " time"]) -> Any:
         """Return how positions turn queries and keys."""
         return self.config.rope.make_rotation(positions, self.config.get_head_size())
 
@@ -228,8 +240,9 @@ def _read_config(
 
 
 def _read_rope(values: Mapping[str, Any]) -> Rope:
-    """Return how positions are turned, which transformers 5 and earlier ones write in two ways."""
-    parameters = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    """Return how positions are turned, which transformers 5 and earlier ones write in two ways; of
+    both, transformers takes the older one."""
+    parameters = values.get("rope_scaling") or values.get("rope_parameters") or {}
     if not isinstance(parameters, Mapping):
         raise ConfigurationError(f"rope_parameters is {parameters!r:.100}, not an object of JSON")
     source = parameters if "rope_theta" in parameters else values
@@ -252,6 +265,7 @@ def _read_rope(values: Mapping[str, Any]) -> Rope:
 
 
 def _write_config(config: LlamaConfig) -> dict[str, Any]:
+    rope = _write_rope(config.rope)
     values = {
         "attention_dropout": config.attention_dropout,
         "head_dim": config.get_head_size(),
@@ -263,7 +277,10 @@ def _write_config(config: LlamaConfig) -> dict[str, Any]:
         "num_hidden_layers": config.depth,
         "num_key_value_heads": config.num_kv_heads,
         "rms_norm_eps": config.norm_eps,
-        "rope_parameters": _write_rope(config.rope),
+        "rope_parameters": rope,
+        # What transformers 4 reads, and 5 prefers to the above where it is there.
+        "rope_scaling": None if config.rope.kind == "default" else rope,
+        "rope_theta": config.rope.theta,
         "tie_word_embeddings": config.is_tied,
         "vocab_size": config.vocab_size,
     }
@@ -271,7 +288,28 @@ def _write_config(config: LlamaConfig) -> dict[str, Any]:
         values["attention_bias"] = config.use_qkv_bias
     if config.model_type == "llama":
         values["mlp_bias"] = config.use_mlp_bias
+    else:
+        values["layer_types"] = ["full_attention"] * config.depth
+    _check_is_said(config, values)
     return values
+
+
+def _check_is_said(config: LlamaConfig, values: Mapping[str, Any]) -> None:
+    """Raise a ConfigurationError for a layer that the config.json of a model cannot name: another
+    program would leave it out.
+
+    Args:
+        config: of the model.
+        values: of its config.json.
+    """
+    said = _read_config(config.model_type, values)
+    for name in ("use_qkv_bias", "use_output_bias", "use_mlp_bias", "use_qk_norm"):
+        if getattr(said, name) != getattr(config, name):
+            raise ConfigurationError(
+                f"{name} is {getattr(config, name)}, which the config.json of a "
+                f"{config.model_type} cannot say: give another model_type, or write the model by "
+                "save_safetensors"
+            )
 
 
 def _write_rope(rope: Rope) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from fulgurite.errors import ModelError
 from fulgurite.plugins import describe_node, is_array_like
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
-from fulgurite_models.language import LanguageModel
+from fulgurite_models.language import LanguageModel, is_index
 
 
 class TokenBatch(NamedTuple):
@@ -24,10 +24,10 @@ class TokenBatch(NamedTuple):
         positions: of the tokens within their documents, or None.
     """
 
-    tokens: Int[Array, "batch time"]
+    tokens: Integer[Array, "batch time"]
     mask: Bool[Array, "batch time"] | None = None
-    segments: Int[Array, "batch time"] | None = None
-    positions: Int[Array, "batch time"] | None = None
+    segments: Integer[Array, "batch time"] | None = None
+    positions: Integer[Array, "batch time"] | None = None
 
 
 def compute_logits(
@@ -66,7 +66,8 @@ def next_token_loss(
     """Return the mean cross-entropy of the next tokens, for `fg.Task(loss=)`.
 
     It is a mean over the tokens that are predicted: those that the mask of the batch does not
-    exclude, and that follow one of their own document. A batch without any counts for nothing.
+    exclude, and that follow one of their own document. A batch without any counts for nothing, and
+    the loss of a token outside of the vocabulary is NaN.
 
     Args:
         logits: of a language model.
@@ -77,7 +78,7 @@ def next_token_loss(
 
     Raises:
         ModelError: the batch has something else, which would have no effect, or rows of one token,
-            after which there is nothing to predict.
+            after which there is nothing to predict; or the logits are not those of its tokens.
     """
     rows = read_token_batch(batch)
     if rows.tokens.shape[1] < 2:
@@ -85,10 +86,17 @@ def next_token_loss(
             f"next_token_loss: the tokens are {describe_node(rows.tokens)}: a row needs at least "
             "two, because each is predicted by those before it"
         )
+    if logits.shape[:-1] != rows.tokens.shape:
+        raise ModelError(
+            f"next_token_loss: the logits are {describe_node(logits)}, and the tokens "
+            f"{describe_node(rows.tokens)}: give the logits of all tokens of the batch"
+        )
     labels = rows.tokens[:, 1:]
     losses = optax.softmax_cross_entropy_with_integer_labels(
         logits[:, :-1].astype(jnp.float32), labels
     )
+    # A negative label would be counted from the end of the vocabulary.
+    losses = jnp.where(is_index(labels, logits.shape[-1]), losses, jnp.nan)
     counts = jnp.ones(labels.shape, bool) if rows.mask is None else rows.mask[:, 1:]
     if rows.segments is not None:
         # What follows must be of the same document; 0 is padding.

@@ -9,7 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError, ModelError
+from fulgurite.errors import ConfigurationError, ModelError, set_ints
 from fulgurite_pretrained import Family
 from jaxtyping import Array, Float, Key
 
@@ -20,7 +20,15 @@ from fulgurite_models.attention import (
     scan_blocks,
     stack_blocks,
 )
-from fulgurite_models.config import get_flag, get_number, get_rate, get_size, refuse_values
+from fulgurite_models.config import (
+    check_divides,
+    check_sizes,
+    get_flag,
+    get_number,
+    get_rate,
+    get_size,
+    refuse_values,
+)
 from fulgurite_models.maps import map_arrays
 
 
@@ -65,6 +73,11 @@ class ViTConfig:
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(self.labels))
+        check_sizes(self, "image_size", "patch_size", "num_channels", "width", "depth", "num_heads")
+        check_divides(self, "patch_size", "image_size")
+        check_divides(self, "num_heads", "width")
+        set_ints(self, "hidden_width")
         if self.hidden_width == 4 * self.width:
             object.__setattr__(self, "hidden_width", None)  # equal to a config that leaves it out
 
@@ -256,6 +269,7 @@ def _write_config(config: ViTConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "num_channels": config.num_channels,
         "num_hidden_layers": config.depth,
+        "num_labels": len(config.labels),  # older files have it, and it must fit the labels
         "patch_size": config.patch_size,
         "qkv_bias": config.use_qkv_bias,
     }

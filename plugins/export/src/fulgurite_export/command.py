@@ -12,7 +12,7 @@ from fulgurite.plugins import hide_internal_frames
 from fulgurite_cli import Experiment, format_mistake, rebuild_experiment
 from fulgurite_runs import RunDirectory
 
-from fulgurite_export.exporting import export
+from fulgurite_export.exporting import expand, export
 from fulgurite_export.manifest import PLATFORMS, read_manifest
 from fulgurite_export.onnx_format import export_onnx
 
@@ -125,7 +125,12 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     _add_format(parser)
     parser.add_argument(
-        "-o", "--out", metavar="PATH", type=Path, required=True, help="the new folder or file"
+        "-o",
+        "--out",
+        metavar="PATH",
+        type=_parse_path,
+        required=True,
+        help="the new folder or file",
     )
     return parser
 
@@ -210,6 +215,13 @@ def _find_inputs(experiment: Experiment) -> Any:
     for batch in experiment.engine.iter_batches(source, steps=1):
         return batch
     raise ConfigurationError("the program's data has no batch, which would say what the inputs are")
+
+
+def _parse_path(text: str) -> Path:
+    try:
+        return expand(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _parse_step(text: str) -> int | str:

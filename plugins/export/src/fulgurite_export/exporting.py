@@ -7,16 +7,24 @@ from hashlib import file_digest, sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import equinox as eqx
 import fulgurite as fg
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, ModelError, check_one_of, check_positive_int
+from fulgurite.errors import (
+    ConfigurationError,
+    ModelError,
+    as_int,
+    check_one_of,
+    check_positive_int,
+)
 from fulgurite.plugins import check_not_consumed, hide_internal_frames
 
 from fulgurite_export.dtypes import DTYPES
 from fulgurite_export.errors import ExportError
+from fulgurite_export.files import expand_path
 from fulgurite_export.functions import Function
 from fulgurite_export.manifest import (
     FILE,
@@ -80,7 +88,7 @@ def export(
         ConfigurationError: an argument is invalid, or the folder is there.
         ModelError: a function cannot be exported; the message says why.
     """
-    folder = Path(path)
+    folder = expand(path)
     if folder.exists() or folder.is_symlink():
         raise ConfigurationError(f"{folder} exists: remove it, or give another folder")
     options = make_options(batch, platforms)
@@ -92,10 +100,21 @@ def export(
     return _write_folder(folder, flat, traced, options)
 
 
+def expand(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` and variables expanded; raise `ConfigurationError` for unknown
+    ones."""
+    try:
+        return expand_path(path)
+    except ExportError as error:
+        raise ConfigurationError(f"export: {error}") from error
+
+
 def make_options(batch: int | str | None, platforms: Sequence[str]) -> Options:
     """Return the options of an export; raise `ConfigurationError` for invalid ones."""
     if isinstance(platforms, str):
         raise ConfigurationError("export: platforms is a list of strings, such as ['cpu']")
+    platforms = tuple(platforms)
+    batch = as_int(batch)
     if isinstance(batch, str):
         check_one_of(batch, ("symbolic",), "export: batch")
     elif batch is not None:
@@ -104,7 +123,7 @@ def make_options(batch: int | str | None, platforms: Sequence[str]) -> Options:
         check_one_of(platform, PLATFORMS, "export: platforms")
     if not platforms:
         raise ConfigurationError("export: platforms is empty; give one, such as 'cpu'")
-    return Options(batch, tuple(platforms))
+    return Options(batch, platforms)
 
 
 def make_functions(
@@ -121,7 +140,8 @@ def make_functions(
         shapes: likewise.
         constraints: likewise.
     """
-    if isinstance(functions, str) or not functions:
+    functions = [] if isinstance(functions, str | Function) else list(functions)
+    if not functions:
         raise ConfigurationError("export: functions is a list of names, such as ['predict']")
     shared = Function("", None, inputs, shapes, _as_constraints(constraints, "export"))
     complete = [
@@ -187,7 +207,8 @@ def flatten_model(model: Any) -> FlatModel:
     check_not_consumed(model)
     if isinstance(model, fg.TrainState):
         return FlatModel(model.module, model.model_state, int(model.step))
-    module, model_state = model if isinstance(model, tuple) else (model, None)
+    is_pair = isinstance(model, tuple) and len(model) == 2
+    module, model_state = model if is_pair else (model, None)
     if not isinstance(module, eqx.Module):
         raise ConfigurationError(
             f"export: {type(module).__name__} is not a model: give a result of fit, a train state, "
@@ -208,7 +229,8 @@ def _write_folder(
         options: how they were exported.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    # In a container a process that was killed may have had the same number.
+    partial = folder.with_name(f".{folder.name}.{uuid4().hex[:8]}.part")
     partial.mkdir()
     try:
         digest = _write_files(partial, model, traced, options)

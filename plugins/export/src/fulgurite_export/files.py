@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,22 @@ from fulgurite_export.errors import ExportError
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _FLAGS |= getattr(os, "O_BINARY", 0)
 _CHUNK = 1 << 24
+_VARIABLE = re.compile(r"\$\w+|\$\{\w+\}")
+
+
+def expand_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` and the variables of the environment expanded, as a shell would.
+
+    Raises:
+        ExportError: there is no such user or variable, and so there would be a folder of that
+            name.
+    """
+    text = os.path.expandvars(os.path.expanduser(path))
+    if text.startswith("~") or _VARIABLE.search(text):
+        raise ExportError(
+            f"{os.fspath(path)}: there is no such user or variable: give the path itself"
+        )
+    return Path(text)
 
 
 class HashedFile:

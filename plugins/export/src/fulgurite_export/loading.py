@@ -1,6 +1,7 @@
 """Loading an exported folder, with JAX and NumPy alone: neither Fulgurite nor Equinox is imported,
 and no Python code of the folder is executed."""
 
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from jax import export as jax_export
 
 from fulgurite_export.dtypes import WIDE
 from fulgurite_export.errors import ExportError, InputError
-from fulgurite_export.files import open_file
+from fulgurite_export.files import expand_path, open_file
 from fulgurite_export.manifest import (
     ArraySpec,
     FunctionSpec,
@@ -133,14 +134,14 @@ class ExportedFunction:
 
     def _check_sizes(self, leaves: list[Any], sizes: dict[str, int]) -> None:
         """Raise `InputError` unless the open axes of all inputs agree, and satisfy the
-        constraints.
+        constraints, and outputs for empty inputs are empty.
 
         Args:
             leaves: the inputs that are read.
             sizes: of the open axes.
         """
         for spec, leaf in zip(self.spec.read_inputs, leaves, strict=True):
-            if compute_shape(spec.shape, sizes) != leaf.shape:
+            if self._compute_shape(spec, sizes) != leaf.shape:
                 actual = ArraySpec("", spec.dtype, leaf.shape)
                 raise InputError(
                     f"{self.name}: the input {spec.name!r} is {actual}; it must be {spec}, where "
@@ -151,18 +152,41 @@ class ExportedFunction:
                 raise InputError(
                     f"{self.name}: {_format_sizes(sizes)}, and it must be that {constraint}"
                 )
+        if 0 not in sizes.values():
+            return
+        for spec in self.spec.outputs:
+            if 0 not in self._compute_shape(spec, sizes):
+                place = f"the output {spec.name!r}" if spec.name else "the output"
+                raise InputError(
+                    f"{self.name}: {_format_sizes(sizes)}, and {place} is not empty for empty "
+                    "inputs: give at least one example"
+                )
+
+    def _compute_shape(self, spec: ArraySpec, sizes: dict[str, int]) -> tuple[int, ...]:
+        """Return the shape of an array; raise `InputError` if an axis would have none.
+
+        Args:
+            spec: of the array.
+            sizes: of the open axes.
+        """
+        try:
+            return compute_shape(spec.shape, sizes)
+        except ExportError as error:
+            raise InputError(f"{self.name}: {_format_sizes(sizes)}, and {error}") from error
 
     def _check_seed(self, seed: int | None) -> list[np.ndarray]:
         if not self.spec.takes_seed:
             if seed is not None:
                 raise InputError(f"{self.name} draws no random numbers: leave out seed")
             return []
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _MAX_SEED:
+        is_integer = hasattr(seed, "__index__") and not isinstance(seed, bool | np.bool_)
+        number = operator.index(seed) if is_integer else -1  # also of NumPy
+        if not 0 <= number < _MAX_SEED:
             raise InputError(
                 f"{self.name}: seed is {seed!r:.50}; it draws random numbers, and needs a whole "
                 "number below 2**32"
             )
-        return [np.asarray(seed, np.uint32)]
+        return [np.asarray(number, np.uint32)]
 
     def _make_empty(self, sizes: dict[str, int]) -> list[jax.Array]:
         """Return the outputs for empty inputs, which programs of `jax.export` do not take.
@@ -170,16 +194,9 @@ class ExportedFunction:
         Args:
             sizes: of the open axes.
         """
-        outputs = []
-        for spec in self.spec.outputs:
-            shape = compute_shape(spec.shape, sizes)
-            if 0 not in shape:
-                raise InputError(
-                    f"{self.name}: {_format_sizes(sizes)}, and the output {spec.name!r} is not "
-                    "empty for empty inputs: give at least one example"
-                )
-            outputs.append(jnp.zeros(shape, spec.dtype))
-        return outputs
+        return [
+            jnp.zeros(compute_shape(spec.shape, sizes), spec.dtype) for spec in self.spec.outputs
+        ]
 
 
 class ExportedModel:
@@ -260,7 +277,7 @@ def load(path: str | os.PathLike[str], *, digest: str | None = None) -> Exported
         ExportError: a file is missing or was changed, or cannot be used by this JAX or on this
             device.
     """
-    folder = Path(path)
+    folder = expand_path(path)
     manifest, own_digest = read_manifest(folder)
     if digest is not None and digest != own_digest:
         raise ExportError(f"{folder} has the digest {own_digest}, not {digest}: it is another one")

@@ -13,7 +13,7 @@ from fulgurite.plugins import hide_internal_frames
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from fulgurite_export.exporting import flatten_model, make_functions, make_options
+from fulgurite_export.exporting import expand, flatten_model, make_functions, make_options
 from fulgurite_export.functions import Function
 from fulgurite_export.structures import describe, list_paths
 from fulgurite_export.tracing import Prepared, prepare_function
@@ -61,7 +61,7 @@ def export_onnx(
         ConfigurationError: an argument is invalid, jax2onnx is not installed, or the file is there.
         ModelError: the function cannot be written as ONNX; the message says why.
     """
-    file = Path(path)
+    file = expand(path)
     if file.exists() or file.is_symlink():
         raise ConfigurationError(f"{file} exists: remove it, or give another file")
     try:
@@ -86,10 +86,7 @@ def export_onnx(
     call = _close_over_weights(prepared, flat.arrays)
     arrays = _read_examples(prepared, complete.inputs)
     expected = jax.jit(call)(*arrays)
-    names = {
-        "input_names": _name(prepared.structure, prepared.reads, "input"),
-        "output_names": _name(prepared.body.output_structure, range(len(expected)), "output"),
-    }
+    names = _choose_names(prepared, len(expected))
     specs = [prepared.input_specs[number] for number in prepared.reads]
     failures = []
     # jax2onnx replaces whole layers by ONNX operations where it sees them called; where it cannot,
@@ -138,6 +135,19 @@ def _read_examples(prepared: Prepared, inputs: Any) -> list[np.ndarray]:
     ]
 
 
+def _choose_names(prepared: Prepared, num_outputs: int) -> dict[str, list[str]]:
+    """Return the names of inputs and outputs, which are all different in an ONNX file.
+
+    Args:
+        prepared: the function, which was traced.
+        num_outputs: how many arrays it returns.
+    """
+    inputs = _name(prepared.structure, prepared.reads, "input")
+    outputs = _name(prepared.body.output_structure, range(num_outputs), "output")
+    outputs = [f"output.{name}" if name in inputs else name for name in outputs]
+    return {"input_names": inputs, "output_names": outputs}
+
+
 def _name(structure: Any, numbers: Sequence[int], alone: str) -> list[str]:
     """Return the names of some arrays of a structure; `alone` is that of one without a path."""
     paths = list_paths(structure)
@@ -156,14 +166,22 @@ def _compare(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
                 f"{wanted.shape}"
             )
         if wanted.size:
-            largest = max(largest, float(np.max(np.abs(output - wanted), initial=0)))
+            with np.errstate(invalid="ignore"):  # of two infinities, which are equal
+                difference = np.abs(_widen(output) - _widen(wanted))
+            largest = max(largest, float(np.nanmax(difference, initial=0)))
         if not np.allclose(output, wanted, RTOL, ATOL, equal_nan=True):
             raise ModelError(f"onnxruntime differs from JAX by {largest:.2g}")
     return largest
 
 
+def _widen(array: np.ndarray) -> np.ndarray:
+    """Return an array in a dtype in which any two numbers have a difference."""
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
 def _write(file: Path, data: bytes) -> None:
     """Write a file, which is there at the end if nothing fails."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         partial.write_bytes(data)

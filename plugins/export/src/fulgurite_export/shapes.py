@@ -13,7 +13,7 @@ from jax import export as jax_export
 from fulgurite_export.dtypes import DTYPES
 from fulgurite_export.errors import ExportError
 from fulgurite_export.functions import Function
-from fulgurite_export.sizes import collect_names, is_satisfied
+from fulgurite_export.sizes import collect_names, find_impossible, is_satisfied
 
 BATCH = "batch"
 """The name of the open size of the axis of examples."""
@@ -83,6 +83,9 @@ def _make_scope(function: Function) -> jax_export.SymbolicScope:
         for constraint in constraints:
             # Whoever loads the folder must be able to read them too.
             is_satisfied(constraint, dict.fromkeys(collect_names(constraint), 1))
+        impossible = find_impossible(constraints)
+        if impossible is not None:
+            raise ExportError(f"there is no size {impossible!r} that satisfies all of them")
         return jax_export.SymbolicScope(constraints)
     except (ExportError, ValueError) as error:
         first = str(error).partition("\n")[0]
@@ -136,11 +139,20 @@ def _check_names(function: Function, specs: list[jax.ShapeDtypeStruct]) -> None:
             )
     for constraint in function.constraints or ():
         missing = collect_names(constraint) - alone
-        if missing:
-            raise ConfigurationError(
-                f"{function.name}: the constraint {constraint!r} is about {min(missing)!r}, and "
-                f"its open sizes are {', '.join(sorted(alone)) or 'none'}: open it by shapes="
-            )
+        if not missing:
+            continue
+        name, other = min(missing), constraint.partition("==")[2].strip()
+        # JAX puts the other side of an equation in the place of a size.
+        is_fixed = bool(other) and constraint.partition("==")[0].strip() == name
+        hint = (
+            f"write {other!r} in its place in shapes= or batch="
+            if is_fixed
+            else "open it by shapes="
+        )
+        raise ConfigurationError(
+            f"{function.name}: the constraint {constraint!r} is about {name!r}, and "
+            f"its open sizes are {', '.join(sorted(alone)) or 'none'}: {hint}"
+        )
 
 
 @contextmanager

@@ -4,7 +4,8 @@ They are computed from a short text by an interpreter of their own, never by `ev
 """
 
 import ast
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fulgurite_export.errors import ExportError
 
@@ -12,6 +13,8 @@ MAX_TEXT = 200
 """Characters of an expression."""
 _MAX_SIZE = 2**63
 _MAX_EXPONENT = 8
+_MAX_TRIES = 10_000
+"""Sizes that are tried to find one that satisfies all constraints."""
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda left, right: left + right,
     ast.Sub: lambda left, right: left - right,
@@ -84,6 +87,78 @@ def collect_names(text: str | int) -> set[str]:
         return set()
     names = {node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)}
     return names - _FUNCTIONS.keys()
+
+
+def find_impossible(constraints: Iterable[str]) -> str | None:
+    """Return a name for which no size satisfies the constraints on it alone; None where there is
+    no such name, or where nobody knows.
+
+    Args:
+        constraints: which `is_satisfied` takes.
+    """
+    by_name: dict[str, list[str]] = {}
+    for constraint in constraints:
+        names = collect_names(constraint)
+        if len(names) == 1:
+            by_name.setdefault(*names, []).append(constraint)
+    for name, texts in by_name.items():
+        candidates = _list_candidates(texts)
+        if candidates is not None and not any(
+            all(is_satisfied(text, {name: size}) for text in texts) for size in candidates
+        ):
+            return name
+    return None
+
+
+def _list_candidates(constraints: Sequence[str]) -> range | None:
+    """Return sizes among which there is one that satisfies constraints on a name if there is any;
+    None if these are too many.
+
+    Args:
+        constraints: on one name.
+    """
+    low, high, period = 1, math.inf, 1
+    is_periodic = True
+    for text in constraints:
+        left, operator, number = _split_constraint(text)
+        if isinstance(left, ast.Name) and number is not None:
+            low = low if operator is ast.LtE else max(low, number)
+            high = high if operator is ast.GtE else min(high, number)
+        elif number is not None and (divisor := _find_divisor(left)) is not None:
+            period = math.lcm(period, divisor)
+        else:
+            is_periodic = False
+    if is_periodic:
+        high = min(high, low + period - 1)
+    return range(low, int(high) + 1) if high - low < _MAX_TRIES else None
+
+
+def _split_constraint(text: str) -> tuple[ast.expr, type[ast.cmpop], int | None]:
+    """Return a constraint as an expression, a comparison and a number; None for another
+    expression."""
+    node = _parse(text)
+    assert isinstance(node, ast.Compare)  # `is_satisfied` took it
+    left, operator, right = node.left, type(node.ops[0]), node.comparators[0]
+    if not _has_names(left):
+        left, right = right, left
+        operator = {ast.GtE: ast.LtE, ast.LtE: ast.GtE}.get(operator, operator)
+    return left, operator, None if _has_names(right) else _compute(right, {}, text)
+
+
+def _has_names(node: ast.expr) -> bool:
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return bool(names - _FUNCTIONS.keys())
+
+
+def _find_divisor(node: ast.expr) -> int | None:
+    """Return the number after which the values of `mod(name, number)` repeat; None of any other
+    expression."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return None
+    is_mod = node.func.id == "mod" and len(node.args) == 2 and isinstance(node.args[0], ast.Name)
+    if not is_mod or not isinstance(node.args[1], ast.Constant):
+        return None
+    return node.args[1].value  # type: ignore[return-value]
 
 
 def _parse(text: str) -> ast.expr:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from fulgurite.errors import CheckpointError
+from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import as_printable
 
 WEIGHTS_NAME = "model.safetensors"
@@ -19,6 +20,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 
 _MAX_JSON_BYTES = 64 * 2**20
 """An index of a million arrays takes less."""
+_VARIABLE = re.compile(r"\$\w+|\$\{\w+\}")
 _PICKLE_SUFFIXES = {".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"}
 _DTYPES = {
     "BOOL": "bool",
@@ -101,6 +103,21 @@ class WeightFiles:
         return self._slices[name][index]
 
 
+def expand_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` and the variables of the environment expanded, as a shell would.
+
+    Raises:
+        ConfigurationError: there is no such user or variable, and so there would be a folder of
+            that name.
+    """
+    text = os.path.expandvars(os.path.expanduser(path))
+    if text.startswith("~") or _VARIABLE.search(text):
+        raise ConfigurationError(
+            f"{os.fspath(path)}: there is no such user or variable: give the path itself"
+        )
+    return Path(text)
+
+
 @contextmanager
 def open_weights(path: Path) -> Iterator[WeightFiles]:
     """Open a safetensors file, or all that an index names.
@@ -126,7 +143,7 @@ def find_weights(path: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    if path.suffix in _PICKLE_SUFFIXES:
+    if path.suffix in _PICKLE_SUFFIXES and not path.is_dir():
         raise _make_pickle_error(path)
     if path.is_dir():
         for name in (INDEX_NAME, WEIGHTS_NAME):
@@ -138,6 +155,9 @@ def find_weights(path: Path) -> Path:
         raise CheckpointError(
             f"there is no {WEIGHTS_NAME} and no {INDEX_NAME} in {path}: give the path of the file"
         )
+    index = path.with_name(path.name.removesuffix(".safetensors") + INDEX_SUFFIX)
+    if not path.is_file() and index.is_file():
+        return index
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}: check the path")
     if not path.name.endswith((".safetensors", INDEX_SUFFIX)):

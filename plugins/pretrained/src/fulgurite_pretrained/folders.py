@@ -19,10 +19,11 @@ from fulgurite_pretrained.families import (
     find_family,
     find_family_of_model,
 )
-from fulgurite_pretrained.files import WEIGHTS_NAME, open_weights, read_json
+from fulgurite_pretrained.files import WEIGHTS_NAME, expand_path, open_weights, read_json
 from fulgurite_pretrained.matching import Casting
 from fulgurite_pretrained.reading import (
     Shardings,
+    fill_shapes,
     list_needed,
     read_arrays,
     replace_arrays,
@@ -97,15 +98,16 @@ def from_pretrained(
                 "missing: give the model to fill"
             )
         make_model = partial(family.model, config)
-        into = eqx.filter_eval_shape(lambda key: make_model(key=key), jax.random.key(0))
+        template = eqx.filter_eval_shape(lambda key: make_model(key=key), jax.random.key(0))
         casting: Casting = "file" if dtype is None else "match"
     else:
         check_is_of_family(into, family)
+        template = into
         casting = "match"
-    template = into if dtype is None else cast(into, dtype)
+    template = template if dtype is None else cast(template, dtype)
     needed = list_needed(template, shardings)
     with open_weights(folder) as files:
-        path_map = family.make_map_for(into.config, files.arrays)
+        path_map = family.make_map_for(template.config, files.arrays)
         arrays = read_arrays(
             files,
             needed,
@@ -114,7 +116,10 @@ def from_pretrained(
             strict=strict,
             wholes=find_wholes(template),
         )
-    return replace_arrays(template, arrays)
+    filled = replace_arrays(template, arrays)
+    if into is not None:
+        return filled
+    return fill_shapes(filled, lambda: family.model(config, key=jax.random.key(0)))
 
 
 def load_config(source: str | os.PathLike[str], *, families: tuple[Family, ...] = ()) -> Any:
@@ -163,8 +168,6 @@ def save_pretrained(
     family = find_family_of_model(module, families)
     source = None if like is None else find_folder(like)
     values = {} if source is None else _read_source_config(family, source)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     values |= {
         **family.write_config(module.config),
         "model_type": family.model_type,
@@ -172,16 +175,14 @@ def save_pretrained(
         "dtype": _find_dtype(module),
     }
     values.pop("torch_dtype", None)  # what `dtype` was called
-    written = write_weights(
+    folder = expand_path(folder)
+    write_weights(
         module,
         folder / WEIGHTS_NAME,
         family.make_map(module.config),
         max_shard_size,
         {"format": "pt"},  # which transformers asks for
     )
-    for path in folder.glob("model*.safetensors*"):
-        if path not in written:
-            path.unlink()  # a shard or index of an earlier model would be read with this one
     write_json(folder / CONFIG_NAME, values)
     if source is not None and source.resolve() != folder.resolve():
         for name in COMPANIONS:
@@ -217,9 +218,15 @@ def find_folder(source: str | os.PathLike[str], revision: str | None = None) -> 
 
     Raises:
         CheckpointError: there is none.
+        ConfigurationError: there is a folder, which has no revisions.
     """
-    folder = Path(source)
+    folder = expand_path(source)
     if folder.is_dir():
+        if revision is not None:
+            raise ConfigurationError(
+                f"{folder} is a folder here, of which there are no revisions: leave revision out, "
+                "or, for a model of that name on the hub, start in another folder"
+            )
         return folder
     text = os.fspath(source)
     if folder.exists() or not _HUB_ID.fullmatch(text):
@@ -247,7 +254,7 @@ def cast(module: Any, dtype: Any) -> Any:
         if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)):
             return leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype))
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype), sharding=leaf.sharding)
         return leaf.astype(dtype)
 
     return jax.tree.map(cast_leaf, module)

@@ -38,6 +38,21 @@ class Source:
     start: int = 0
 
 
+@dataclass(frozen=True)
+class Copies:
+    """Two sources for one place in a module.
+
+    Attributes:
+        path: of the array in the module.
+        shape: of the place.
+        sources: both.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    sources: tuple[Source, Source]
+
+
 @dataclass
 class Matches:
     """How the arrays of a file fit a module.
@@ -45,13 +60,13 @@ class Matches:
     Attributes:
         sources: of each array of the module that is filled, by path and index in its stack.
         dtypes: those that the arrays become, by path.
-        copies: names in the file of arrays that must be equal to another one.
+        copies: two sources for one place, which must be equal.
         faults: a row for each array that does not fit, or is there on one side alone.
     """
 
     sources: dict[str, dict[tuple[int, ...], Source]] = field(default_factory=dict)
     dtypes: dict[str, Any] = field(default_factory=dict)
-    copies: list[tuple[str, str]] = field(default_factory=list)
+    copies: list[Copies] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -96,7 +111,8 @@ def match(
         for slot, source in _iter_slots(array, rule, numbers, needed, matches.faults):
             other = sources[slot.path].setdefault(slot.index, source)
             if other is not source:
-                matches.copies.append((other.name, source.name))
+                shape = needed[slot.path].shape[len(slot.index) :]
+                matches.copies.append(Copies(slot.path, shape, (other, source)))
     named = {path for rule in rules for target in rule.targets for path in target.paths.values()}
     for path, leaf in needed.items():
         _match_leaf(path, leaf, sources.get(path, {}), stored, rules, dtype, matches)
@@ -275,20 +291,19 @@ def _find_dtype_fault(array: StoredArray, wanted: Any, dtype: Casting) -> str | 
     """
     if array.dtype is None:
         return f"the dtype {array.dtype_name} is not one that NumPy reads"
-    if array.dtype == wanted:
-        return None
     difference = f"the file has {array.dtype} and the module {wanted}"
     kind = _find_kind(array.dtype)
     if kind != _find_kind(wanted):
         return f"{difference}, and one is never cast to the other"
-    if dtype == "file":
-        is_known = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
-        hint = (
-            f"the file has {array.dtype}, which needs jax.config.update('jax_enable_x64', True); "
+    owner, result = ("file", array.dtype) if dtype == "file" else ("module", wanted)
+    if jax.dtypes.canonicalize_dtype(result) != result:
+        return (
+            f"the {owner} has {result}, which needs jax.config.update('jax_enable_x64', True); "
             "or ask for another dtype, such as dtype=jnp.float32 of from_pretrained, or "
             "dtype='match'"
         )
-        return None if is_known else hint
+    if dtype == "file" or array.dtype == wanted:
+        return None
     can_cast = kind in (jnp.floating, jnp.complexfloating)
     if dtype == "match" and can_cast:
         return None

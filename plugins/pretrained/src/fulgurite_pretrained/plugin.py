@@ -12,7 +12,13 @@ from fulgurite.errors import CheckpointError, ConfigurationError
 from fulgurite.plugins import EngineView, find_wholes, hide_constructor_frames, path_from_keys
 
 from fulgurite_pretrained.families import is_of_family
-from fulgurite_pretrained.files import INDEX_NAME, INDEX_SUFFIX, WEIGHTS_NAME, open_weights
+from fulgurite_pretrained.files import (
+    INDEX_NAME,
+    INDEX_SUFFIX,
+    WEIGHTS_NAME,
+    expand_path,
+    open_weights,
+)
 from fulgurite_pretrained.folders import CONFIG_NAME, read_config
 from fulgurite_pretrained.naming import PathMap, Split
 from fulgurite_pretrained.reading import list_arrays, read_arrays, replace_arrays
@@ -57,15 +63,15 @@ class Pretrained(fg.Plugin):
         """
         if source.path is None:
             return None
-        if not is_weights(Path(source.path)):
-            _check_exists(source.path, engine)
+        path = expand_path(source.path)
+        if not is_weights(path):
+            _check_exists(path, engine)
             return None
         if source.map is not None or source.step != "latest":
             raise ConfigurationError(
                 f"{source.path} is not the checkpoint of a run: its names are mapped by "
                 "Pretrained(map=...), and it has no steps. Leave map and step of the reference out"
             )
-        path = Path(source.path)
         needed = list_arrays(module)
         with open_weights(path) as files:
             path_map, is_complete = self._find_map(path, module, files.arrays)
@@ -112,9 +118,9 @@ def is_weights(path: Path) -> bool:
     return path.name.endswith((".safetensors", INDEX_SUFFIX))
 
 
-def _check_exists(path: str | os.PathLike[str], engine: EngineView) -> None:
+def _check_exists(path: Path, engine: EngineView) -> None:
     """Raise a CheckpointError for a path that leads nowhere, unless a checkpointer may know it."""
-    if engine.plugins.hooks.restore_checkpoint.get_owner() is None and not Path(path).exists():
+    if engine.plugins.hooks.restore_checkpoint.get_owner() is None and not path.exists():
         text = os.fspath(path)
         raise CheckpointError(
             f"there is no file or folder {text}: check the path. A model on the hub is downloaded "

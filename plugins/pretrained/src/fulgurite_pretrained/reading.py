@@ -4,7 +4,6 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -12,9 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import CheckpointError, ConfigurationError, check_one_of
-from fulgurite.plugins import as_model_init, find_wholes, is_array_like, leaves_with_paths
+from fulgurite.plugins import (
+    as_model_init,
+    as_printable,
+    find_wholes,
+    is_array_like,
+    leaves_with_paths,
+)
 
-from fulgurite_pretrained.files import WeightFiles, open_weights
+from fulgurite_pretrained.files import WeightFiles, expand_path, open_weights
 from fulgurite_pretrained.matching import Casting, Matches, Source, check_faults, join_rows, match
 from fulgurite_pretrained.naming import PathMap, make_rules
 
@@ -63,15 +68,14 @@ def load_safetensors(
     """
     template = _as_template(into)
     needed = list_needed(template, shardings)
-    with open_weights(Path(path)) as files:
+    with open_weights(expand_path(path)) as files:
         loaded = read_arrays(
             files, needed, map, dtype=dtype, strict=strict, wholes=find_wholes(template)
         )
-    if isinstance(into, eqx.Module) or loaded.keys() >= needed.keys():
-        return replace_arrays(template, loaded)
-    # Only now, because what the file has is not to be made twice.
-    initial, _ = as_model_init(into).build(None, jax.random.key(0))
-    return replace_arrays(initial, loaded)
+    filled = replace_arrays(template, loaded)
+    if isinstance(into, eqx.Module):
+        return filled
+    return fill_shapes(filled, lambda: as_model_init(into).build(None, jax.random.key(0))[0])
 
 
 def read_arrays(
@@ -124,6 +128,20 @@ def replace_arrays(module: Any, arrays: Mapping[str, Any]) -> Any:
     paths, leaves = zip(*leaves_with_paths(module), strict=True)
     new = [arrays.get(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(module), new)
+
+
+def fill_shapes(module: Any, make: Callable[[], Any]) -> Any:
+    """Return a module with arrays of a new one in the place of shapes, such as those of random
+    keys, which no file holds.
+
+    Args:
+        module: the module.
+        make: returns a new one; it is called where there is a shape, and only then, because what a
+            file has is not to be made twice.
+    """
+    leaves = leaves_with_paths(module)
+    arrays = {path: leaf for path, leaf in leaves if not isinstance(leaf, jax.ShapeDtypeStruct)}
+    return module if len(arrays) == len(leaves) else replace_arrays(make(), arrays)
 
 
 def list_arrays(module: Any) -> dict[str, Any]:
@@ -235,12 +253,13 @@ def _cast(array: np.ndarray, dtype: Any, path: str, files: WeightFiles) -> np.nd
 
 def _check_copies(files: WeightFiles, matches: Matches) -> None:
     """Raise a CheckpointError if two arrays of a file that the map has for one differ."""
-    for name, other in matches.copies:
-        arrays = [
-            files.read(each, tuple(slice(0, size) for size in files.arrays[each].shape))
-            for each in (name, other)
-        ]
+    for copies in matches.copies:
+        if copies.path not in matches.sources:
+            continue
+        index = tuple(slice(0, size) for size in copies.shape)
+        arrays = [_read_source(files, source, index) for source in copies.sources]
         if arrays[0].dtype != arrays[1].dtype or arrays[0].tobytes() != arrays[1].tobytes():
+            name, other = (as_printable(source.name) for source in copies.sources)
             raise CheckpointError(
                 f"{files.path}: {name} and {other} are one array of the module, and they differ. "
                 "Give a module that has both"

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from fulgurite.errors import ConfigurationError, did_you_mean
+from fulgurite.errors import ConfigurationError, as_int, did_you_mean
 from fulgurite.plugins import is_array_like, leaves_with_paths
 
-from fulgurite_pretrained.files import INDEX_SUFFIX
+from fulgurite_pretrained.files import INDEX_SUFFIX, expand_path
 from fulgurite_pretrained.naming import PathMap, Rule, make_rules
 from fulgurite_pretrained.reading import list_arrays
 
@@ -38,7 +38,8 @@ def save_safetensors(
     """Write the arrays of a module into a safetensors file.
 
     `load_safetensors` reads it with the same map, and any program that reads safetensors without
-    one. A file that exists is replaced at once, when the new one is complete.
+    one. A file that exists is replaced at once, when the new one is complete; shards that an
+    earlier file of that name was divided into are removed.
 
     Args:
         module: the module.
@@ -60,7 +61,7 @@ def save_safetensors(
         names = {"fc.weight": "weight", "fc.bias": "bias"}
         save_safetensors(linear, "head.safetensors", map=names)
     """
-    write_weights(module, Path(path), map, max_shard_size, metadata)
+    write_weights(module, expand_path(path), map, max_shard_size, metadata)
 
 
 def write_weights(
@@ -69,18 +70,25 @@ def write_weights(
     path_map: PathMap | None,
     max_shard_size: int | str | None,
     metadata: Mapping[str, str] | None,
-) -> list[Path]:
-    """Do what `save_safetensors` does, with its arguments; return the paths of the new files."""
+) -> None:
+    """Do what `save_safetensors` does, with its arguments."""
     if path.suffix != ".safetensors":
         raise ConfigurationError(f"save_safetensors: {path} must end with .safetensors")
+    if not all(isinstance(text, str) for text in (metadata or {}).values()):
+        raise ConfigurationError(
+            f"save_safetensors: metadata is {metadata!r:.100}; its values must be strings, which "
+            "is all that the format has"
+        )
     arrays = list_arrays(module)
     _check_arrays(module, arrays)
     rules = make_rules(path_map, arrays)
     _check_named(arrays, rules)
     shards = _split_into_shards(_iter_items(arrays, rules), _as_bytes(max_shard_size))
+    path.parent.mkdir(parents=True, exist_ok=True)
     if len(shards) == 1:
         _write(path, shards[0], metadata)
-        return [path]
+        _remove_earlier(path, {path.name})
+        return
     weight_map = {}
     total = 0
     for number, shard in enumerate(shards, 1):
@@ -90,7 +98,25 @@ def write_weights(
         total += sum(item.num_bytes for item in shard)
     index_path = path.with_name(path.stem + INDEX_SUFFIX)
     write_json(index_path, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    return [index_path, *(path.with_name(name) for name in weight_map.values())]
+    _remove_earlier(path, {index_path.name, *weight_map.values()})
+
+
+def _remove_earlier(path: Path, written: set[str]) -> None:
+    """Remove the file, or the index and shards, that an earlier module was written to: they would
+    be read instead of the new ones.
+
+    Args:
+        path: as of `save_safetensors`.
+        written: the names of the new files.
+    """
+    shard = re.compile(rf"{re.escape(path.stem)}-\d{{5}}-of-\d{{5}}\.safetensors")
+    index_name = path.stem + INDEX_SUFFIX
+    if index_name not in written:  # first, as long as it names files that are there
+        path.with_name(index_name).unlink(missing_ok=True)
+    for other in path.parent.iterdir():
+        is_earlier = other.name == path.name or shard.fullmatch(other.name) is not None
+        if is_earlier and other.name not in written:
+            other.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -143,7 +169,7 @@ def _iter_items(arrays: Mapping[str, Any], rules: list[Rule]) -> Iterator[_Item]
         for numbers in _list_numbers(arrays, rule):
             slots = [target.find_slot(numbers) for target in rule.targets]
             keys = {(slot.path, slot.index) for slot in slots if slot is not None}
-            if None in slots or keys & written:
+            if None in slots or keys <= written:
                 continue
             written |= keys
             parts = tuple((arrays[slot.path], slot.index) for slot in slots if slot is not None)
@@ -210,6 +236,7 @@ def _split_into_shards(items: Iterator[_Item], max_bytes: int | None) -> list[li
 
 
 def _as_bytes(size: int | str | None) -> int | None:
+    size = as_int(size)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is not None:
         size = int(match[1]) * _UNITS[match[2]]
@@ -227,5 +254,8 @@ def _write(path: Path, items: list[_Item], metadata: Mapping[str, str] | None) -
 
     part = path.with_name(path.name + ".part")
     arrays = {item.name: item.make() for item in items}
+    part.touch()
+    mode = part.stat().st_mode
     save_file(arrays, part, metadata=None if metadata is None else dict(metadata))
+    part.chmod(mode)  # safetensors lets nobody else read its files
     os.replace(part, path)
