@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import fulgurite as fg
 import jax
@@ -67,15 +67,16 @@ class Rng(fg.Plugin):
 
         Args:
             seed: a seed, or the root key itself.
+
+        Raises:
+            ConfigurationError: `seed` is neither.
         """
-        root = as_int(seed)
-        root = make_root_key(root) if isinstance(root, int) else root
-        return fg.RngStreams(root, self._streams.values())
+        return fg.RngStreams(_as_root_key(seed, "make_streams"), self._streams.values())
 
 
 @contextmanager
 def rng_context(
-    seed: int | Key[Array, ""],
+    seed: SupportsIndex | Key[Array, ""],
     *streams: fg.RngStream,
     step: int | Int[Array, ""] | None = None,
 ) -> Iterator[fg.Context]:
@@ -100,21 +101,46 @@ def rng_context(
         step: folded into the keys, as an engine does; None to fold in none.
 
     Raises:
-        ConfigurationError: `seed` is neither.
+        ConfigurationError: `seed` is neither, or `step` is no integer of 32 bits.
     """
-    is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
-    is_key = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
-    if not is_seed and not (is_key and jnp.shape(seed) == ()):
-        raise ConfigurationError(
-            f"rng_context: {seed!r} is neither a seed nor one key: give an integer from 0 or "
-            "jax.random.key(0)"
-        )
-    step = None if step is None else jnp.asarray(step, jnp.int32)
+    root = _as_root_key(seed, "rng_context")
+    step = None if step is None else _as_step(step)
     context = fg.Context(
-        Rng(*streams).make_streams(seed),
+        Rng(*streams).make_streams(root),
         jnp.int32(0) if step is None else step,
         training=fg.is_training(),
         rng_step=step,
     )
     with provide_rngs(context):
         yield context
+
+
+def _as_root_key(seed: Any, where: str) -> Key[Array, ""]:
+    """Return the root key of a seed, or the key that it is.
+
+    Args:
+        seed: as an engine takes it, or a key.
+        where: who was given it, for the error.
+    """
+    seed = as_int(seed)
+    if type(seed) is int and 0 <= seed < 2**63:
+        return make_root_key(seed)
+    is_key = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
+    if is_key and jnp.shape(seed) == ():
+        return seed
+    raise ConfigurationError(
+        f"{where}: {seed!r} is neither a seed nor one key: give an integer from 0 or "
+        "jax.random.key(0)"
+    )
+
+
+def _as_step(step: Any) -> Int[Array, ""]:
+    step = as_int(step)
+    is_array = isinstance(step, jax.Array) and jnp.issubdtype(step.dtype, jnp.integer)
+    is_number = type(step) is int and 0 <= step < 2**31
+    if not is_number and not (is_array and jnp.shape(step) == ()):
+        raise ConfigurationError(
+            f"rng_context: step is {step!r}; give the number of updates before it, from 0 to "
+            "2**31 - 1"
+        )
+    return jnp.asarray(step, jnp.int32)
