@@ -32,6 +32,7 @@ from fulgurite_keys import (
     TreeMean,
     Value,
     keyed,
+    register_prefix,
 )
 from fulgurite_keys.fields import make_call_scope
 from fulgurite_keys.scope import Scope
@@ -82,6 +83,26 @@ def test_the_mask_of_the_batch_does_not_apply_to_parameters() -> None:
     scope = Scope({"module": {"a": {"weight": jnp.full(3, 2.0)}, "b": jnp.ones(1)}}, "losses")
     loss = L2("params.**.weight", weight=0.5)
     assert loss.evaluate(scope, jnp.array([True, False]), 0) == 2.0
+
+
+def test_the_mask_of_the_batch_applies_to_what_another_first_name_finds() -> None:
+    """Unless it is said not to begin with the examples."""
+    register_prefix("test_halves", lambda values: values["batch"] / 2)
+    register_prefix("test_rate", lambda values: jnp.full((3,), 0.5), per_example=False)
+    batch, mask = jnp.array([2.0, 4.0, 100.0]), jnp.array([True, True, False])
+    assert evaluate(L1("test_halves"), batch, mask) == 1.5
+    assert evaluate(L1("test_rate"), batch, mask[:2]) == 0.5
+    scope = Scope({"batch": batch}, "metrics")
+    mean = keyed(fg.metrics.Mean.from_values, "test_halves").evaluate(scope, mask)
+    assert mean.compute() == 1.5
+
+
+def test_losses_of_a_module_are_those_of_its_floats() -> None:
+    """Not of a counter or of a random key."""
+    module = {"weight": jnp.full(3, 2.0), "count": jnp.int32(7), "key": jax.random.key(0)}
+    assert L2("module").evaluate(Scope({"module": module}, "losses"), None, 0) == 4.0
+    with pytest.raises(ConfigurationError, match="in a module none of floats"):
+        L2("module.count").evaluate(Scope({"module": module}, "losses"), None, 0)
 
 
 @pytest.mark.full
