@@ -520,7 +520,7 @@ def test_anything_but_a_seed_or_one_key_is_refused():
     for wrong in (-1, 2**63, True, 1.5, jax.random.PRNGKey(0), keys):
         context = rng_context(wrong)  # pyright: ignore[reportArgumentType]
         with (
-            pytest.raises(ConfigurationError, match="rng_context.*neither a seed nor one"),
+            pytest.raises(ConfigurationError, match="(?s)rng_context.*neither a seed"),
             context,
         ):
             pass
