@@ -101,7 +101,7 @@ def rng_context(
         step: folded into the keys, as an engine does; None to fold in none.
 
     Raises:
-        ConfigurationError: `seed` is neither, or `step` is no integer of 32 bits.
+        ConfigurationError: `seed` is neither, or `step` not an integer of 32 bits.
     """
     root = _as_root_key(seed, "rng_context")
     step = None if step is None else _as_step(step)
