@@ -213,6 +213,26 @@ def test_a_run_by_keys_is_the_one_by_hand() -> None:
     assert {"loss", "l1", "metrics/top"} == second.keys() and second["metrics/top"] == 1
 
 
+@pytest.mark.full
+def test_a_mistyped_evaluator_is_told() -> None:
+    losses = Losses(ce=CROSS_ENTROPY).for_evaluators(frist={"l1": L1("preds.logits")})
+    metrics = Metrics(accuracy=ACCURACY).for_evaluators(first={"accuracy": None})
+    plugins = [losses, metrics, Evaluator("first", make_data())]
+    messages = fg.Engine(steps=1, plugins=plugins, autoload=False).fit(Net, make_data()).messages
+    (message,) = (text for text in messages if "for_evaluators" in text)
+    assert message.endswith(
+        "no evaluation of this fit is called 'frist', as Losses.for_evaluators names it. "
+        "Did you mean 'first'?"
+    )
+
+
+def test_a_metric_of_no_array_is_an_error() -> None:
+    """It would not be there, or divide by zero when it is computed."""
+    for measure in (TreeMean("preds"), keyed(fg.metrics.Mean.from_values, "preds")):
+        with pytest.raises(ConfigurationError, match="key finds no array"):
+            measure({"name": "x"}, None)
+
+
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
