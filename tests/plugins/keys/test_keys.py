@@ -32,6 +32,7 @@ from fulgurite_keys import (
     TreeMean,
     Value,
     keyed,
+    register_prefix,
 )
 from fulgurite_keys.fields import make_call_scope
 from fulgurite_keys.scope import Scope
@@ -82,6 +83,26 @@ def test_the_mask_of_the_batch_does_not_apply_to_parameters() -> None:
     scope = Scope({"module": {"a": {"weight": jnp.full(3, 2.0)}, "b": jnp.ones(1)}}, "losses")
     loss = L2("params.**.weight", weight=0.5)
     assert loss.evaluate(scope, jnp.array([True, False]), 0) == 2.0
+
+
+def test_the_mask_of_the_batch_applies_to_what_another_first_name_finds() -> None:
+    """Unless it is said not to begin with the examples."""
+    register_prefix("test_halves", lambda values: values["batch"] / 2)
+    register_prefix("test_rate", lambda values: jnp.full((3,), 0.5), per_example=False)
+    batch, mask = jnp.array([2.0, 4.0, 100.0]), jnp.array([True, True, False])
+    assert evaluate(L1("test_halves"), batch, mask) == 1.5
+    assert evaluate(L1("test_rate"), batch, mask[:2]) == 0.5
+    scope = Scope({"batch": batch}, "metrics")
+    mean = keyed(fg.metrics.Mean.from_values, "test_halves").evaluate(scope, mask)
+    assert mean.compute() == 1.5
+
+
+def test_losses_of_a_module_are_those_of_its_floats() -> None:
+    """Not of a counter or of a random key."""
+    module = {"weight": jnp.full(3, 2.0), "count": jnp.int32(7), "key": jax.random.key(0)}
+    assert L2("module").evaluate(Scope({"module": module}, "losses"), None, 0) == 4.0
+    with pytest.raises(ConfigurationError, match="in a module none of floats"):
+        L2("module.count").evaluate(Scope({"module": module}, "losses"), None, 0)
 
 
 @pytest.mark.full
@@ -190,6 +211,26 @@ def test_a_run_by_keys_is_the_one_by_hand() -> None:
     first, second = by_keys.metrics["first"], by_keys.metrics["second"]
     assert {"loss", "ce", "metrics/accuracy", "metrics/auc"} == first.keys()
     assert {"loss", "l1", "metrics/top"} == second.keys() and second["metrics/top"] == 1
+
+
+@pytest.mark.full
+def test_a_mistyped_evaluator_is_told() -> None:
+    losses = Losses(ce=CROSS_ENTROPY).for_evaluators(frist={"l1": L1("preds.logits")})
+    metrics = Metrics(accuracy=ACCURACY).for_evaluators(first={"accuracy": None})
+    plugins = [losses, metrics, Evaluator("first", make_data())]
+    messages = fg.Engine(steps=1, plugins=plugins, autoload=False).fit(Net, make_data()).messages
+    (message,) = (text for text in messages if "for_evaluators" in text)
+    assert message.endswith(
+        "no evaluation of this fit is called 'frist', as Losses.for_evaluators names it. "
+        "Did you mean 'first'?"
+    )
+
+
+def test_a_metric_of_no_array_is_an_error() -> None:
+    """It would not be there, or divide by zero when it is computed."""
+    for measure in (TreeMean("preds"), keyed(fg.metrics.Mean.from_values, "preds")):
+        with pytest.raises(ConfigurationError, match="key finds no array"):
+            measure({"name": "x"}, None)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ def test_attributes_and_keys_are_written_alike() -> None:
         ("tensor.shape", r"no tensor\.shape .* in tensor \(int32"),
         ("foo..bar", "cannot read the key"),
         ("foo[1.5]", "is not an index"),
+        ("foo.bar[-:]", "'-:' in the key .* is not an index"),
+        ("foo.bar[:1:-]", "':1:-' in the key .* is not an index"),
         ("odd-key", "is not an identifier"),
     ],
 )
@@ -128,7 +130,9 @@ def test_keys_are_read_where_the_object_is_made() -> None:
 
 
 def test_another_first_name() -> None:
-    register_prefix("test_pixels", lambda values: values["batch"]["image"].reshape(-1))
+    register_prefix(
+        "test_pixels", lambda values: values["batch"]["image"].reshape(-1), per_example=False
+    )
     scope = Scope({"batch": {"image": jnp.arange(4).reshape(2, 2)}}, "losses")
     assert scope.resolve(KeyPath.parse("test_pixels[3]", "")) == 3
     with pytest.raises(ConfigurationError, match="it is taken"):

@@ -75,6 +75,11 @@ def test_wrong_arguments_are_errors_at_once(arguments: dict[str, Any], words: li
     assert all(word in str(raised.value) for word in ["Sharding", *words]), raised.value
 
 
+def test_fsdp_takes_no_empty_mesh_for_the_default() -> None:
+    with pytest.raises(ConfigurationError, match="mesh is {}"):
+        FSDP(mesh={})
+
+
 def test_sizes_are_an_axis_and_a_number() -> None:
     wrong: list[dict[str, Any]] = [{"min_size": "2**14"}, {"min_size": None}, {"axis": 0}]
     for value in wrong:

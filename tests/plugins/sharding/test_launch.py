@@ -73,6 +73,9 @@ elif what == ["loud"]:
     for number in range(3000):
         print("x" * 100, flush=True)
     print("that was all", file=sys.stderr)
+elif what == ["bar"]:
+    sys.stdout.reconfigure(encoding="utf-8")
+    print("\\r10%\\r20%", "\\u2192" * 100_000, "the end", sep="\\n", flush=True)
 elif what == ["wait"]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(f"{mine}.pid", "x") as file:
@@ -155,6 +158,15 @@ def test_process_with_unread_output_continues(program: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "process 0 of 1: what it prints can no longer be passed on" in ended.stderr
     assert "that was all" in ended.stderr
+
+
+def test_output_is_unchanged_and_what_the_terminal_cannot_show_is_escaped(program: Path) -> None:
+    """A bar that overwrites itself, and an arrow. It hung when its pipe was full."""
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    command = [*FULGURITE, "launch", "--processes", "1", str(program), "bar"]
+    ended = subprocess.run(command, capture_output=True, timeout=120, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == b"\r10%\r20%\n" + b"\\u2192" * 100_000 + b"\nthe end\n"
 
 
 @pytest.mark.parametrize(

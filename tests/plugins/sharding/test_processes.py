@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -359,3 +360,72 @@ def test_a_loss_that_the_division_of_batches_changes_is_refused_by_all_processes
     # The first two of the numbers 1 to 6 are those of the first process.
     padded = first["padded"]["error"]
     assert "the loss of 2 examples is 1.5, and with as many rows of padding 0.75)" in padded
+
+
+@pytest.fixture(scope="module")
+def divided() -> list[dict[str, Any]]:
+    """What `divided.py` says on each of two processes of two devices."""
+    command = [*LAUNCH, "--processes", "2", PROGRAM.with_name("divided.py")]
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    lines = sorted((line for line in run.stdout.splitlines() if "{" in line), reverse=True)
+    first, second = (json.loads(line[line.index("{") :]) for line in lines)
+    return [second, first] if lines[0].startswith("[1]") else [first, second]
+
+
+def test_batches_with_typed_keys_are_divided_over_processes(divided: list[dict[str, Any]]) -> None:
+    """Also where JAX computes them as they are read, and where the data of one process ends
+    earlier."""
+
+    def draw(seed: int, size: int) -> list[float]:
+        keys = jax.random.split(jax.random.key(seed), size)
+        return [float(jax.random.uniform(key)) for key in keys]
+
+    for answers in divided:
+        loss, predictions = answers["keys"]
+        assert loss == pytest.approx((28 + 3 + 6) / 15)
+        np.testing.assert_allclose(predictions, [*draw(0, 8), *draw(10, 3), *draw(1, 4)], rtol=1e-6)
+        assert answers["trained on keys"] == pytest.approx(1.5)
+
+
+def test_what_batches_count_is_added_up_over_processes(divided: list[dict[str, Any]]) -> None:
+    """The means are 1.5 and 5.5, of 5 and 4 examples. Each process had a mean of its own."""
+    for answers in divided:
+        assert answers["counted"] == pytest.approx([(5 * 1.5 + 4 * 5.5) / 9] * 2)
+
+
+def test_numbers_in_batches_that_differ_between_processes_are_refused(
+    divided: list[dict[str, Any]],
+) -> None:
+    for answers in divided:
+        assert "differ in what is in scale, which is one number" in answers["numbers"]
+
+
+def test_gather_keeps_all_64_bits(divided: list[dict[str, Any]]) -> None:
+    for answers in divided:
+        assert answers["gathered"] == {"int": [2**40, 2**40 + 1], "float": [0.1, 0.1], "none": []}
+
+
+def test_copies_that_differ_on_one_process_are_an_error_on_all(
+    divided: list[dict[str, Any]],
+) -> None:
+    """The others waited for it."""
+    first, second = (answers["compared"] for answers in divided)
+    assert first == (
+        "ReplicaError: copies on the devices of process 1 differ; its error says which"
+    )
+    assert second.startswith("ReplicaError: a: the copy on ")
+
+
+def test_examples_keep_their_order_whatever_the_order_of_devices(
+    divided: list[dict[str, Any]],
+) -> None:
+    numbers = list(range(16))
+    for answers in divided:
+        predictions, evaluated, messages = answers["reversed"]
+        assert predictions == answers["network"] == numbers
+        assert evaluated == {"loss": 7.5, "bare": 7.5}
+        assert not messages  # whether the number is a mean could not be tried
+        assert "parts of a batch that are not next to each other" in answers["interleaved"]
+        assert "has no device of process 1" in answers["one process"]

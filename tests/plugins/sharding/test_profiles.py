@@ -73,6 +73,35 @@ def test_processes_here_get_variables_and_devices(
 
 
 @pytest.mark.parametrize(
+    ("environment", "variables"),
+    [
+        (
+            'JAX_PLATFORMS = "cpu"',
+            ["JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=2", "JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=2"],
+        ),
+        (
+            'CUDA_VISIBLE_DEVICES = "3,4,5,6"',
+            [f"CUDA_VISIBLE_DEVICES={part}" for part in ("3,4", "5,6")],
+        ),
+    ],
+)
+def test_the_environment_of_a_profile_says_which_devices_there_are(
+    environment: str,
+    variables: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    profile = f"[profiles.here]\nprocesses = 2\ndevices = 2\nenvironment = {{{environment}}}\n"
+    (folder / "fulgurite.toml").write_text(profile)
+    assert launch(["--profile", "here", "--print", "train.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(f" {sys.executable}")[0] for line in lines] == variables
+
+
+@pytest.mark.parametrize(
     ("options", "command"),
     [
         (["--profile", "side"], ["predict", "train.py", "--run", "r"]),

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtyping import Array, Bool
 
-from fulgurite_keys.scope import PER_EXAMPLE, UPDATE, KeyPath, Scope, list_key_fields
+from fulgurite_keys.scope import UPDATE, KeyPath, Scope, is_per_example, list_key_fields
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Keyed:
         """
         chosen = values.pop("mask", None)
         keys = self.get_keys()
-        has_examples = any(keys[name].prefix in PER_EXAMPLE for name in values if name in keys)
+        has_examples = any(is_per_example(keys[name].prefix) for name in values if name in keys)
         if mask is None or not has_examples:
             return chosen
         if chosen is None:

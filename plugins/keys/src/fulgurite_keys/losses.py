@@ -24,7 +24,8 @@ Weight = float | Callable[[Array], Any]
 class Loss(Keyed):
     """A loss by key. A subclass adds keys and settings, and `compute`.
 
-    What is a tree, such as a key with wildcards, gives the mean of the losses of its arrays.
+    What is a tree, such as a key with wildcards, gives the mean of the losses of its arrays; of a
+    module, of those of floats.
 
     Example:
         import dataclasses
@@ -86,7 +87,12 @@ class Loss(Keyed):
         example_weight = values.pop("example_weight")
         example_mask = self.make_mask(values, mask)
         names = [field.name for field in fields(self) if field.name in values]
-        inputs = [eqx.filter(values[name], eqx.is_array) for name in names]
+        inputs = [eqx.filter(values[name], self._get_filter(name)) for name in names]
+        for name, value in zip(names, inputs, strict=True):
+            if values[name] is not None and not jax.tree.leaves(value):
+                raise ConfigurationError(
+                    f"{self.describe()}: {name} finds no array, or in a module none of floats"
+                )
 
         def compute(*leaves: Any) -> Any:
             optional = iter(leaves)
@@ -99,14 +105,19 @@ class Loss(Keyed):
             jax.tree.map(compute, *[value for value in inputs if value is not None]),
             is_leaf=is_metric,
         )
-        if not losses:
-            raise ConfigurationError(f"{self.describe()}: its keys find no array")
         factor = self.weight(step) if callable(self.weight) else self.weight
         if len(losses) == 1:
             return scale_loss(self.describe(), losses[0], factor)
         # One mask for all, so that their weights have a constant ratio.
         numbers, weights = zip(*[split_loss(self.describe(), loss) for loss in losses], strict=True)
         return note_weight(factor * (sum_values(numbers) / len(losses)), weights[0])
+
+    def _get_filter(self, name: str) -> Callable[[Any], bool]:
+        """Return which leaves count of what a key finds: of a module the parameters alone, and not
+        its counters and random keys."""
+        key = self.get_keys().get(name)
+        is_module = key is not None and key.prefix == "module"
+        return eqx.is_inexact_array if is_module else eqx.is_array
 
     def __call__(self, preds: Any, batch: Any, mask: Any = None) -> Any:
         """Return the loss as an evaluator calls it, with keys in `batch` and `preds` only."""

@@ -105,6 +105,8 @@ class TreeMean(Measure):
 
     def compute(self, tree: Any, *, mask: Any) -> Any:
         leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+        if not leaves:
+            raise ConfigurationError(f"{self.describe()}: its key finds no array")
         return MeanOfMeans([fg.metrics.Mean.from_values(leaf, mask) for leaf in leaves])
 
 
@@ -132,7 +134,9 @@ class MeasureFunction(Measure):
             arguments = [eqx.filter(value, eqx.is_inexact_array) for value in arguments]
         if self.function not in _OF_ONE_ARRAY or is_array_like(arguments[0]):
             return self._call(arguments, mask)
-        arrays = leaves_with_paths(eqx.filter(arguments[0], eqx.is_array))
+        arrays = list(leaves_with_paths(eqx.filter(arguments[0], eqx.is_array)))
+        if not arrays:
+            raise ConfigurationError(f"{self.describe()}: its first key finds no array")
         return {path: self._call([array, *arguments[1:]], mask) for path, array in arrays}
 
     def describe(self) -> str:

@@ -19,7 +19,8 @@ ARRAY_ATTRIBUTES = ("T", "mT", "real", "imag")
 """What a key may read of an array besides its items."""
 MISSING = object()
 
-_SLICE = re.compile(r"(-?\d*):(-?\d*)(?::(-?\d*))?")
+_INTEGER = r"(-?\d+)?"
+_SLICE = re.compile(rf"{_INTEGER}:{_INTEGER}(?::{_INTEGER})?")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import equinox as eqx
 import fulgurite as fg
 import jax.numpy as jnp
-from fulgurite.errors import ConfigurationError, ModelError, error_context
+from fulgurite.errors import ConfigurationError, ModelError, did_you_mean, error_context
 from fulgurite.metrics import flatten_nested
 from fulgurite.plugins import hide_constructor_frames
 from fulgurite_logging import MediaLogger
@@ -66,6 +66,18 @@ class _KeyedPlugin(fg.Plugin, Generic[K]):
         if ctx.evaluation is None:
             return self._items
         return self._by_evaluator.get(ctx.evaluation, self._items)
+
+    @fg.hookimpl
+    def on_fit_start(self, run: fg.Run) -> None:
+        """Tell the user of evaluators that others were given for and that are not there."""
+        names = run.engine.evaluations
+        for name in self._by_evaluator:
+            if name not in names:
+                run.notify(
+                    self.plugin_name,
+                    f"no evaluation of this fit is called {name!r}, as "
+                    f"{type(self).__name__}.for_evaluators names it. {did_you_mean(name, names)}",
+                )
 
     @fg.hookimpl
     def around_forward(

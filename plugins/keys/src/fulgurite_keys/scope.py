@@ -27,15 +27,18 @@ PER_EXAMPLE = ("batch", "preds", "aux", "interms")
 
 ReadValue = Callable[[Mapping[str, Any]], Any]
 _registered: dict[str, ReadValue] = {}
+_registered_per_example: set[str] = set()
 
 
-def register_prefix(name: str, read: ReadValue) -> None:
+def register_prefix(name: str, read: ReadValue, *, per_example: bool = True) -> None:
     """Give keys another first name.
 
     Args:
         name: such as `teacher`.
         read: `read(values)` returns what is there, of what a forward pass has by first name: batch,
             preds, aux, module, model_state, step.
+        per_example: whether it begins with the example axis, as what is computed from a batch does,
+            so that the mask of a padded batch applies; not so of parameters.
 
     Raises:
         ConfigurationError: there is such a first name already.
@@ -43,13 +46,20 @@ def register_prefix(name: str, read: ReadValue) -> None:
     Example:
         from fulgurite_keys import register_prefix
 
-        register_prefix("pixels", lambda values: values["batch"]["image"].reshape(-1))
+        register_prefix("pixels", lambda values: values["batch"]["image"] / 255)
     """
     if name in (*FORWARD, *UPDATE, *ALIASES, *_registered) or not name.isidentifier():
         raise ConfigurationError(
             f"register_prefix({name!r}): it is taken, or no identifier; choose another name"
         )
     _registered[name] = read
+    if per_example:
+        _registered_per_example.add(name)
+
+
+def is_per_example(prefix: str) -> bool:
+    """Return whether what begins with a first name begins with the example axis."""
+    return prefix in PER_EXAMPLE or prefix in _registered_per_example
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,7 @@ def rng_context(
         ConfigurationError: `seed` is neither, or `step` is not the number of a step.
     """
     root = _as_root_key("rng_context", seed)
-    if step is not None:
-        step = jnp.asarray(_check_step(as_int(step)), jnp.int32)
+    step = None if step is None else _as_step(step)
     context = fg.Context(
         Rng(*streams).make_streams(root),
         jnp.int32(0) if step is None else step,
@@ -139,12 +138,14 @@ def _as_root_key(where: str, seed: Any) -> Key[Array, ""]:
     return seed
 
 
-def _check_step(step: Any) -> Any:
-    """Return a step; raise `ConfigurationError` unless it is an integer from 0, or an array."""
+def _as_step(step: Any) -> Int[Array, ""]:
+    """Return a step as an array; raise `ConfigurationError` unless it is an integer from 0."""
+    step = as_int(step)
     is_number = type(step) is int and 0 <= step < 2**31
-    is_array = isinstance(step, jax.Array | np.ndarray) and jnp.issubdtype(step.dtype, jnp.integer)
-    if not is_number and not is_array:
+    is_array = isinstance(step, jax.Array) and jnp.issubdtype(step.dtype, jnp.integer)
+    if not is_number and not (is_array and jnp.shape(step) == ()):
         raise ConfigurationError(
-            f"rng_context: step is {step!r}; it must be an integer from 0, of 31 bits at most"
+            f"rng_context: step is {step!r}; give the number of updates before it, from 0 to "
+            "2**31 - 1"
         )
-    return step
+    return jnp.asarray(step, jnp.int32)

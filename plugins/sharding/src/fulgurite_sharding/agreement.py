@@ -56,7 +56,9 @@ def iter_aligned_batches(batches: Iterator[Any], sync: fg.ProcessSync) -> Iterat
         failure = None
         info: dict[str, Any] = {"size": 0}
         try:
-            batch = next(batches, None)
+            # What data computes by JAX is this process's own, and not on the mesh of all.
+            with jax.set_mesh(None):
+                batch = next(batches, None)
             if batch is not None:
                 info = _describe_batch(batch)
         except Exception as error:
@@ -65,8 +67,10 @@ def iter_aligned_batches(batches: Iterator[Any], sync: fg.ProcessSync) -> Iterat
         size, is_masked = _get_common_size(infos)
         if not size:
             return
-        last = batch if batch is not None else jax.tree.map(lambda leaf: leaf[:0], last)
-        yield _pad_batch(last, size) if is_masked else last
+        with jax.set_mesh(None):
+            last = batch if batch is not None else _make_empty(last)
+            padded = _pad_batch(last, size) if is_masked else last
+        yield padded
         index += 1
 
 
@@ -82,7 +86,7 @@ def raise_on_any_process(sync: fg.ProcessSync, failure: Exception | None) -> Non
 
 def _describe_batch(batch: Any) -> dict[str, Any]:
     batch, mask = _split_mask(batch)
-    leaves, structure = jax.tree.flatten(batch)
+    leaves, structure = jax.tree.flatten(_drop_count(batch))
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         shapes = [list(leaf.shape) for leaf in leaves]
@@ -123,10 +127,24 @@ def _get_common_size(infos: list[dict[str, Any]]) -> tuple[int, bool]:
     return -(-max(sizes) // num_devices) * num_devices, True
 
 
+def _make_empty(batch: Any) -> Any:
+    """Return a batch without examples that is otherwise like another one."""
+    empty = jax.tree.map(lambda leaf: leaf[:0], _drop_count(batch))
+    if isinstance(batch, fg.Batch) and batch.num_examples is not None:
+        return replace(empty, num_examples=np.zeros_like(batch.num_examples))
+    return empty
+
+
+def _drop_count(batch: Any) -> Any:
+    """Return a batch without `num_examples`, which has no example axis."""
+    return replace(batch, num_examples=None) if isinstance(batch, fg.Batch) else batch
+
+
 def _pad_leaf(leaf: Any, num_missing: int) -> Any:
-    """Return an array with more examples: zeros, or of random keys the first of them."""
+    """Return an array with more examples, of zeros."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return leaf[jnp.arange(len(leaf) + num_missing) % len(leaf)] if len(leaf) else leaf
+        data = _pad_leaf(jax.random.key_data(leaf), num_missing)
+        return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(leaf))
     array = np.asarray(leaf)
     return np.pad(array, [(0, num_missing)] + [(0, 0)] * (array.ndim - 1))
 
@@ -141,10 +159,12 @@ def _split_mask(batch: Any) -> tuple[Any, Any]:
 
 def _pad_batch(batch: Any, size: int) -> fg.Batch:
     batch, mask = _split_mask(batch)
-    leaves, structure = jax.tree.flatten(batch)
+    leaves, structure = jax.tree.flatten(_drop_count(batch))
     num_missing = size - len(leaves[0])
     mask = np.ones(len(leaves[0]), bool) if mask is None else np.asarray(mask)
     padded = [_pad_leaf(leaf, num_missing) for leaf in leaves]
-    batch = structure.unflatten(padded)
     mask = np.pad(mask, (0, num_missing))
-    return replace(batch, mask=mask) if isinstance(batch, fg.Batch) else fg.Batch(batch, mask)
+    value = structure.unflatten(padded)
+    if not isinstance(batch, fg.Batch):
+        return fg.Batch(value, mask)
+    return replace(value, mask=mask, num_examples=batch.num_examples)

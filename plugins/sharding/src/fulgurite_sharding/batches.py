@@ -1,12 +1,14 @@
 """How the batches of one structure are divided by a mesh, over devices and over processes."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
+import fulgurite as fg
 import jax
+import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError, DataError, PluginError
 from fulgurite.plugins import ProcessShard, hash_tree, leaves_with_paths, shape_spec
@@ -103,7 +105,12 @@ class BatchSharding:
         """Return a batch as global arrays."""
         if self.shardings is None:
             return batch
-        return jax.tree.map(_put_global, batch, self.shardings)
+        on_devices = jax.tree.map(_put_global, batch, self.shardings)
+        count = _get_local_count(batch)
+        if count is None:
+            return on_devices
+        total = _sum_over_processes(count, self.shardings.num_examples)
+        return replace(on_devices, num_examples=total)
 
     def get_spec(self, batch: PyTree) -> PyTree:
         """Return shapes, dtypes and shardings of a batch that `put` gave."""
@@ -115,13 +122,16 @@ class BatchSharding:
 
     def get_fingerprint(self, batch: PyTree) -> dict[str, Any]:
         """Return what processes must have in common: the shapes of the whole batch, and a digest of
-        the rows that several of them hold, such as two that share a model."""
+        what several of them hold, such as numbers without an axis and the rows of two that share a
+        model."""
         if self.shardings is None:
             return {}
         shapes: list[str] = []
         facts: dict[str, Any] = {}
         for path, leaf, sharding in self._iter_leaves(batch):
             shape = list(leaf.shape)
+            if not shape and _is_local(leaf) and leaf is not _get_local_count(batch):
+                facts[f"what is in {path or 'the array'}, which is one number"] = hash_tree(leaf)
             if shape and _is_local(leaf):
                 parts = _get_process_offsets(sharding, leaf.ndim)
                 offsets = parts[jax.process_index()]
@@ -142,7 +152,8 @@ class BatchSharding:
             batch: a whole batch, or its shapes.
 
         Raises:
-            ConfigurationError: the parts overlap without being the same.
+            ConfigurationError: the parts overlap without being the same, or are not in the order of
+                the examples.
         """
         shardings = jax.tree.leaves(self.shardings)
         if not shardings:
@@ -158,6 +169,14 @@ class BatchSharding:
                 f"the mesh {dict(sharding.mesh.shape)} gives processes parts of a batch that "
                 "overlap without being the same; choose axis sizes that divide by the devices of a "
                 "process, or by which they divide"
+            )
+        if not _are_in_order(parts):
+            raise ConfigurationError(
+                f"the mesh {dict(sharding.mesh.shape)} gives a process parts of a batch that are "
+                "not next to each other, so that examples, their random keys and predictions "
+                "would be in another order than on one device: order its devices by process, as in "
+                "np.reshape(sorted(jax.devices(), key=lambda device: (device.process_index, "
+                "device.id)), shape)"
             )
         return parts.index(rows[jax.process_index()]), len(parts)
 
@@ -175,6 +194,19 @@ class BatchSharding:
         shardings = jax.tree.leaves(self.shardings)
         for (path, leaf), sharding in zip(leaves_with_paths(batch), shardings, strict=True):
             yield path, leaf, sharding
+
+
+def is_in_process_order(sharding: NamedSharding) -> bool:
+    """Return whether the first axis of an array is divided so that each process has rows that
+    follow each other."""
+    offsets = _get_process_offsets(sharding, 1)
+    return _are_in_order({frozenset(offset[0] for offset in part) for part in offsets.values()})
+
+
+def _are_in_order(parts: Collection[frozenset[int]]) -> bool:
+    """Return whether each part has rows that follow each other."""
+    rows = [row for part in sorted(parts, key=min) for row in sorted(part)]
+    return rows == sorted(rows)
 
 
 def _describe_sharding(leaf: Any, sharding: NamedSharding) -> str:
@@ -245,4 +277,38 @@ def _get_process_offsets(sharding: NamedSharding, rank: int) -> dict[int, set[tu
 def _put_global(leaf: Any, sharding: NamedSharding) -> jax.Array:
     if jax.process_count() == 1 or not _is_local(leaf):
         return jax.device_put(leaf, sharding)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        with jax.set_mesh(None):
+            data = np.asarray(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(_put_global(data, sharding), impl=jax.random.key_impl(leaf))
     return jax.make_array_from_process_local_data(sharding, np.asarray(leaf))
+
+
+def _get_local_count(batch: Any) -> Any:
+    """Return what one of several processes says that its part of a batch counts, or None."""
+    if jax.process_count() == 1 or not isinstance(batch, fg.Batch):
+        return None
+    is_local = batch.num_examples is not None and _is_local(batch.num_examples)
+    return batch.num_examples if is_local else None
+
+
+def _sum_over_processes(count: Any, sharding: NamedSharding) -> jax.Array:
+    """Return the sum of what each process counts, or of several such counts along a first axis.
+
+    Args:
+        count: of this process.
+        sharding: of the sum.
+    """
+    local = np.asarray(count)
+    mesh = sharding.mesh
+    # By the first device of each process.
+    parts = np.zeros((len(mesh.local_devices), *local.shape), local.dtype)
+    parts[0] = local
+    divided = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    add_up = _compile_sum(sharding)
+    return add_up(jax.make_array_from_process_local_data(divided, parts))
+
+
+@lru_cache(maxsize=64)
+def _compile_sum(sharding: NamedSharding) -> Any:
+    return jax.jit(lambda parts: parts.sum(0, dtype=parts.dtype), out_shardings=sharding)

@@ -65,9 +65,9 @@ def visualize_sharding(tree: PyTree, visualize: str | None = None) -> None:
 def gather(tree: PyTree) -> PyTree:
     """Return the tree with every array whole, as a NumPy array, in every process.
 
-    Every process must call it. Arrays local to a process (NumPy arrays and numbers, arrays on its
-    own devices) are concatenated over all processes along the first axis. Typed keys become their
-    data; leaves that are not arrays stay.
+    Every process must call it. Arrays local to a process (NumPy arrays and its scalars, arrays on
+    its own devices) are concatenated over all processes along the first axis, in their own dtypes.
+    Typed keys become their data; leaves that are not arrays stay, numbers of Python too.
     """
 
     def gather_leaf(leaf: Any) -> Any:
@@ -75,6 +75,9 @@ def gather(tree: PyTree) -> PyTree:
             return leaf
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
+        is_wide = leaf.dtype != jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if is_wide and not isinstance(leaf, jax.Array):
+            return _gather_wide(np.asarray(leaf))
         return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
     return jax.tree.map(gather_leaf, tree)
@@ -95,18 +98,68 @@ def check_replicas(tree: PyTree, *, atol: float = 0.0, rtol: float = 0.0) -> Non
             device and largest difference.
     """
     tolerances = (atol, rtol)
+    global_parts: dict[str, dict[tuple[int, ...], np.ndarray]] = {}
+    failure: ReplicaError | None = None
     for path, leaf in leaves_with_paths(tree):
         if not isinstance(leaf, jax.Array):
             continue
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        first: dict[tuple[int, ...], np.ndarray] = {}
-        for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device.id):
-            start = tuple(part.start or 0 for part in shard.index)
-            data = np.asarray(shard.data)
-            _compare(path, str(shard.device), first.setdefault(start, data), data, tolerances)
+        try:
+            parts = _get_parts(path, leaf, tolerances)
+        except ReplicaError as error:
+            failure = failure or error
+            parts = {}
         if not leaf.is_fully_addressable:
-            _check_processes(path, first, tolerances)
+            global_parts[path] = parts
+    if global_parts:
+        # All say whether theirs differ before any of them leaves: the others would wait for it.
+        _raise_on_all(failure)
+    elif failure is not None:
+        raise failure
+    for path, parts in global_parts.items():
+        _check_processes(path, parts, tolerances)
+
+
+def _get_parts(
+    path: str, leaf: jax.Array, tolerances: tuple[float, float]
+) -> dict[tuple[int, ...], np.ndarray]:
+    """Return the parts of an array that this process has, by where they begin; raise a
+    ReplicaError if two of its devices differ.
+
+    Args:
+        path: of the array, for the message.
+        leaf: the array.
+        tolerances: the absolute and the relative one.
+    """
+    parts: dict[tuple[int, ...], np.ndarray] = {}
+    for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device.id):
+        start = tuple(part.start or 0 for part in shard.index)
+        data = np.asarray(shard.data)
+        _compare(path, str(shard.device), parts.setdefault(start, data), data, tolerances)
+    return parts
+
+
+def _raise_on_all(failure: ReplicaError | None) -> None:
+    """Raise what one process has found on all of them; every process must call it."""
+    have_failed = multihost_utils.process_allgather(np.asarray(failure is not None))
+    if failure is not None:
+        raise failure
+    if have_failed.any():
+        raise ReplicaError(
+            f"copies on the devices of process {int(np.argmax(have_failed))} differ; its error "
+            "says which"
+        )
+
+
+def _gather_wide(array: np.ndarray) -> np.ndarray:
+    """Return local arrays of all processes along the first axis, as bytes while they travel: jax
+    would make 32 bits of 64."""
+    if jax.process_count() == 1:
+        return array
+    array = np.ascontiguousarray(np.atleast_1d(array))
+    all_bytes = multihost_utils.process_allgather(array.reshape(-1).view(np.uint8))
+    return np.concatenate([part.view(array.dtype).reshape(array.shape) for part in all_bytes])
 
 
 def _check_processes(

@@ -1,6 +1,7 @@
 """The command `fulgurite launch`: a program as several processes on this machine."""
 
 import argparse
+import io
 import os
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO
+from typing import IO, cast
 
 from fulgurite.errors import ConfigurationError
 from fulgurite.plugins import as_printable
@@ -146,7 +147,7 @@ def _run_here(profile: Profile, options: argparse.Namespace) -> int:
         raise ConfigurationError("give --processes N, or a profile with processes or a command")
     if count < 1 or options.timeout < 1 or options.heartbeat < 1:
         raise ConfigurationError("--processes, --timeout and --heartbeat are at least 1")
-    device_variables = _get_device_variables(count, profile.devices)
+    device_variables = _get_device_variables(count, profile)
     command = [
         sys.executable,
         "-P",  # nothing is imported from the current directory; the worker adds the program's
@@ -205,7 +206,7 @@ def _run_command(profile: Profile, where: str, options: argparse.Namespace) -> i
         command = [*words, "fulgurite", *command]
     else:
         command = [sys.executable, "-P", "-m", "fulgurite_cli", *command]
-        variables |= _get_device_variables(1, profile.devices)[0]
+        variables |= _get_device_variables(1, profile)[0]
     if options.print:
         print(as_printable(_format_command(variables, command)))
         return 0
@@ -259,14 +260,14 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
         self._prefix = f"[{number}] " if number else ""
-        self._log = log.open("w") if log else None
+        self._log = log.open("w", encoding="utf-8") if log else None
+        pipes = cast("tuple[IO[bytes], ...]", (self.process.stdout, self.process.stderr))
         streams = zip(
-            (self.process.stdout, self.process.stderr),
+            # A progress bar ends its lines with a carriage return, and shall do so here, too.
+            [io.TextIOWrapper(pipe, errors="replace", newline="") for pipe in pipes],
             (sys.stdout, sys.stderr),
             self._tails,
             strict=True,
@@ -315,11 +316,13 @@ class _Process:
         if self._log:
             outputs.append((self._log, ""))
         for line in source:
-            tail.append(line)
+            # What the next line overwrites is not among the last ones.
+            if not line.endswith("\r"):
+                tail.append(line)
             for output in tuple(outputs):
                 stream, prefix = output
                 try:
-                    stream.write(prefix + line)
+                    stream.write(_as_encodable(prefix + line, stream))
                     stream.flush()
                 except OSError as error:
                     # A closed pipe or a full disk. Go on reading: the process would else wait for
@@ -332,6 +335,12 @@ class _Process:
         message = f"{self.name}: {what} can no longer be passed on: {error}"
         with suppress(OSError):
             print(message, file=sys.stderr, flush=True)
+
+
+def _as_encodable(text: str, stream: IO[str]) -> str:
+    """Return a text with escapes for the characters that a stream cannot write."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _watch(
@@ -418,16 +427,19 @@ def _collect_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _get_device_variables(processes: int, devices: int | None) -> list[dict[str, str]]:
+def _get_device_variables(processes: int, profile: Profile) -> list[dict[str, str]]:
     """Return the environment variables that give each process an equal part of the GPUs, or on a
     machine without GPUs that many simulated devices.
 
     Args:
         processes: how many.
-        devices: how many each must get; None for what there is.
+        profile: says how many devices each must get, if it does, and by its environment which GPUs
+            there are.
     """
-    platform = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
-    gpus = _list_gpus() if platform in ("", "cuda", "gpu") else []
+    devices = profile.devices
+    environment = {**os.environ, **profile.environment}
+    platform = environment.get("JAX_PLATFORMS", "").partition(",")[0]
+    gpus = _list_gpus(environment) if platform in ("", "cuda", "gpu") else []
     if not gpus:
         variables = {} if devices is None else {"JAX_NUM_CPU_DEVICES": str(devices)}
         return [variables] * processes
@@ -446,9 +458,9 @@ def _get_device_variables(processes: int, devices: int | None) -> list[dict[str,
     return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
 
 
-def _list_gpus() -> list[str]:
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+def _list_gpus(environment: Mapping[str, str]) -> list[str]:
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        return [gpu for gpu in environment["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
     if not shutil.which("nvidia-smi"):
         return []
     listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)

@@ -51,9 +51,9 @@ def parallel(
         mesh: that of `engine.sharding.mesh`, or another; None for one device.
         in_axes: for each positional argument, for each parameter by name, or for all, where the
             axis of examples is; None for an argument that every device needs whole. A parameter
-            that is not named has it in front.
-        out_axes: where the axis of examples is in every array of the result; None for a result
-            that is the same on all devices, with `axis_name` only.
+            that is not named has it in front. As in `jax.vmap`, -1 is the last axis.
+        out_axes: where the axis of examples is in every array of the result, likewise; None for a
+            result that is the same on all devices, with `axis_name` only.
         mesh_axes: the axes of the mesh that divide the examples.
         axis_name: by which collectives in `fn` name the devices.
 
@@ -61,7 +61,7 @@ def parallel(
         ConfigurationError: the mesh has no such axis, or `in_axes` does not fit `fn`. When called:
             the arguments do not fit `in_axes`.
         DataError: when called, if the numbers of examples differ, or do not divide by the devices
-            where they must.
+            where they must, or an array has no such axis.
     """
     _check_out_axes(out_axes, axis_name)
     _check_names(fn, in_axes)
@@ -113,11 +113,20 @@ class _Division:
         """The number of devices that divide the examples."""
         return 1 if self.mesh is None else prod(self.mesh.shape[axis] for axis in self.mesh_axes)
 
-    def make_spec(self, axis: int | None) -> PartitionSpec:
-        """Return the spec of an array whose examples are divided along an axis."""
+    def make_spec(self, axis: int | None, ndim: int) -> PartitionSpec:
+        """Return the spec of an array whose examples are divided along an axis.
+
+        Args:
+            axis: where they are; negative to count from the end, None for nowhere.
+            ndim: the number of axes of the array.
+        """
         if axis is None:
             return PartitionSpec()
-        return PartitionSpec(*[None] * axis, tuple(self.mesh_axes))
+        return PartitionSpec(*[None] * (axis % ndim), tuple(self.mesh_axes))
+
+    def make_specs(self, axis: int | None, tree: PyTree) -> PyTree[PartitionSpec]:
+        """Return such a spec for each array of a tree."""
+        return jax.tree.map(lambda leaf: self.make_spec(axis, jnp.ndim(leaf)), tree)
 
     def call(
         self,
@@ -141,6 +150,7 @@ class _Division:
         if num_examples % self.num_parts == 0:
             return result
         axis = self.out_axes or 0
+        _check_axis(result, axis, "the result has")
         return jax.tree.map(
             lambda leaf: jax.lax.slice_in_dim(leaf, 0, num_examples, axis=axis), result
         )
@@ -169,7 +179,12 @@ class _Division:
             arg = jax.tree.map(lambda leaf: _repeat_last(leaf, axis, missing), arg)
         if self.mesh is None:
             return arg
-        return jax.device_put(arg, NamedSharding(self.mesh, self.make_spec(axis)))
+        return jax.tree.map(
+            lambda leaf: jax.device_put(
+                leaf, NamedSharding(self.mesh, self.make_spec(axis, jnp.ndim(leaf)))
+            ),
+            arg,
+        )
 
 
 def _compile(fn: Callable[..., Any], division: _Division) -> Callable[..., PyTree]:
@@ -186,13 +201,16 @@ def _compile(fn: Callable[..., Any], division: _Division) -> Callable[..., PyTre
         call_here = partial(call_part, num_args, names)
         if division.axis_name is None:
             return call_here(*values)
+        out_axis = division.out_axes
+        # From the end it is another axis in each array of the result.
+        moved_axis = out_axis if out_axis is None or out_axis >= 0 else 0
         mapped = jax.shard_map(
-            call_here,
+            lambda *values: _move_axis(call_here(*values), out_axis, moved_axis),
             mesh=division.mesh,
-            in_specs=tuple(map(division.make_spec, axes)),
-            out_specs=division.make_spec(division.out_axes),
+            in_specs=tuple(map(division.make_specs, axes, values)),
+            out_specs=division.make_spec(moved_axis, (moved_axis or 0) + 1),
         )
-        return mapped(*values)
+        return _move_axis(mapped(*values), moved_axis, out_axis)
 
     return run
 
@@ -225,8 +243,7 @@ def _list_axes(
 ) -> list[int | None]:
     """Return the axis of examples of each argument, those by keyword last."""
     if isinstance(in_axes, Mapping):
-        positional = list(inspect.signature(fn).parameters)[: len(args)]
-        names = [*positional, *kwargs]
+        names = [*_list_positional_names(fn, len(args)), *kwargs]
         return [in_axes.get(name, 0) for name in names]
     if not isinstance(in_axes, Sequence):
         return [in_axes] * (len(args) + len(kwargs))
@@ -236,6 +253,16 @@ def _list_axes(
             f"{len(kwargs)} by keyword: give one for each, or a dictionary by parameter"
         )
     return list(in_axes)
+
+
+def _list_positional_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Return the parameter of each of `count` positional arguments; that of `*args` repeats."""
+    names: list[str] = []
+    for parameter in inspect.signature(fn).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [parameter.name] * (count - len(names))
+        names.append(parameter.name)
+    return names[:count]
 
 
 def _name_devices(mesh: Mesh | None, mesh_axes: Sequence[str], axis_name: str) -> Mesh:
@@ -255,6 +282,9 @@ def _name_devices(mesh: Mesh | None, mesh_axes: Sequence[str], axis_name: str) -
 
 
 def _count_examples(args: Sequence[PyTree], axes: Sequence[int | None]) -> int:
+    for arg, axis in zip(args, axes, strict=True):
+        if axis is not None:
+            _check_axis(arg, axis, "the arguments have")
     sizes = {
         jnp.shape(leaf)[axis]
         for arg, axis in zip(args, axes, strict=True)
@@ -265,6 +295,24 @@ def _count_examples(args: Sequence[PyTree], axes: Sequence[int | None]) -> int:
         text = f"{sorted(sizes)} examples" if sizes else "no argument with an axis of examples"
         raise DataError(f"parallel: the arguments have {text}; give all of them equally many")
     return sizes.pop()
+
+
+def _check_axis(tree: PyTree, axis: int, who_has: str) -> None:
+    """Raise a DataError if an array of a tree does not have an axis."""
+    for leaf in jax.tree.leaves(tree):
+        if not -jnp.ndim(leaf) <= axis < jnp.ndim(leaf):
+            raise DataError(
+                f"parallel: {who_has} an array of shape {list(jnp.shape(leaf))}, which has no axis "
+                f"{axis} of examples: in_axes and out_axes say where it is, and in_axes None for "
+                "an argument that has none"
+            )
+
+
+def _move_axis(tree: PyTree, source: int | None, target: int | None) -> PyTree:
+    """Return a tree whose arrays have one axis elsewhere."""
+    if source is None or target is None or source == target:
+        return tree
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, source, target), tree)
 
 
 def _repeat_last(leaf: Any, axis: int, count: int) -> Any:

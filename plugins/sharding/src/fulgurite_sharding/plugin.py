@@ -8,6 +8,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
+import numpy as np
 from fulgurite.errors import (
     ConfigurationError,
     as_int,
@@ -15,8 +16,9 @@ from fulgurite.errors import (
     set_ints,
 )
 from fulgurite.plugins import SINGLE_PROCESS, hide_constructor_frames
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fulgurite_sharding.batches import is_in_process_order
 from fulgurite_sharding.distributed import get_client, is_connected
 from fulgurite_sharding.peers import describe_lost_peer
 from fulgurite_sharding.rule_strategy import RuleStrategy, get_optimizer_rules
@@ -126,7 +128,13 @@ class Sharding(fg.Plugin):
                 "size -1. For some of the devices give a jax.sharding.Mesh"
             )
         axis_types = tuple(AxisType.Auto for _ in sizes)
-        return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types)
+        mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types)
+        if is_in_process_order(NamedSharding(mesh, PartitionSpec(tuple(self.batch)))):
+            return mesh
+        # JAX follows the network of TPUs. Then examples would be in another order than on one
+        # device, because each process reads rows that follow each other.
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        return Mesh(np.reshape(devices, mesh.axis_sizes), mesh.axis_names, axis_types=axis_types)
 
     @fg.hookimpl
     def sharding_strategy(self) -> RuleStrategy:
@@ -241,7 +249,7 @@ class FSDP(Sharding):
         agree_every: int = 50,
     ) -> None:
         super().__init__(
-            mesh or {axis: -1},
+            {axis: -1} if mesh is None else mesh,
             (axis,),
             ShardBySize(axis, min_size),
             rules=rules,

@@ -42,12 +42,23 @@ class MeshStrategy(fg.ShardingStrategy):
     Args:
         mesh: the devices, with axes of type Auto.
         sync: how several processes agree; several of them need one.
+
+    Raises:
+        ConfigurationError: a process has no device in the mesh.
     """
 
     mesh: Mesh  # pyright: ignore[reportIncompatibleVariableOverride]
     replicated: NamedSharding  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, mesh: Mesh, sync: fg.ProcessSync = SINGLE_PROCESS) -> None:
+        members = {device.process_index for device in mesh.devices.flat}
+        missing = sorted(set(range(jax.process_count())) - members)
+        if missing:
+            raise ConfigurationError(
+                f"the mesh {dict(mesh.shape)} has no device of process {missing[0]}, and all "
+                f"{jax.process_count()} processes train together: make it of devices of each, such "
+                "as jax.devices()"
+            )
         self.mesh = mesh  # pyright: ignore[reportIncompatibleVariableOverride]
         self.sync = sync
         self.replicated = NamedSharding(mesh, PartitionSpec())  # pyright: ignore

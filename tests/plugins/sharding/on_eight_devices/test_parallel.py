@@ -77,3 +77,48 @@ def test_parallel_functions_call_collectives_and_take_arguments_by_name() -> Non
         with pytest.raises((ConfigurationError, DataError)) as caught:
             call()
         assert re.search(says, str(caught.value))
+
+
+def test_axes_of_examples_may_count_from_the_end() -> None:
+    """Each array of a tree has its last axis, whatever its number. With collectives the first axis
+    was divided, without a word."""
+    rng = np.random.default_rng(2)
+    mesh = engine(DataParallel()).sharding.mesh
+    tree = {"matrix": rng.normal(size=(8, 16)), "cube": rng.normal(size=(2, 8, 16))}
+    tree = {name: array.astype(np.float32) for name, array in tree.items()}
+    options: Any = {"in_axes": -1, "axis_name": "devices"}
+
+    def total(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.lax.psum(leaf.sum(-1), "devices"), tree)
+
+    totals = parallel(total, mesh, out_axes=None, **options)(tree)
+    doubled = parallel(
+        lambda tree: jax.tree.map(lambda leaf: 2 * leaf, tree), mesh, out_axes=-1, **options
+    )(tree)
+    for name, array in tree.items():
+        np.testing.assert_allclose(totals[name], array.sum(-1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(doubled[name], 2 * array)
+    uneven = parallel(lambda x: x.T, mesh, in_axes=-1)
+    np.testing.assert_array_equal(uneven(tree["matrix"][:, :13]), tree["matrix"][:, :13].T)
+
+
+def test_parameters_that_take_several_arguments_are_divided_alike() -> None:
+    rng = np.random.default_rng(3)
+    parts = [rng.normal(size=(3, 11)).astype(np.float32) for _ in range(2)]
+    mesh = engine(DataParallel()).sharding.mesh
+    add = parallel(
+        lambda *parts, scale: sum(parts) * scale,
+        mesh,
+        in_axes={"parts": 1, "scale": None},
+        out_axes=1,
+    )
+    np.testing.assert_allclose(add(*parts, scale=2.0), 2 * (parts[0] + parts[1]), rtol=1e-6)
+
+
+def test_an_array_without_an_axis_of_examples_is_an_error() -> None:
+    mesh = engine(DataParallel()).sharding.mesh
+    x = np.zeros((3, 2), np.float32)
+    with pytest.raises(DataError, match=r"the arguments have an array of shape \[\], .* axis 0"):
+        parallel(lambda x, scale: x * scale, mesh)(x, 2.0)
+    with pytest.raises(DataError, match=r"the result has an array of shape \[\], .* axis 0"):
+        parallel(lambda x: x.sum(), mesh)(x)

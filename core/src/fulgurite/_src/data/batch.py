@@ -37,7 +37,7 @@ class Batch:
         spec: something static that the step sees as `ctx.spec`, such as which task the batch is
             of; hashable, and compared by `==`.
         num_examples: how much the batch counts in means over batches, where its arrays do not all
-            begin with the axis of the examples.
+            begin with the axis of the examples. Several processes add up what each gives.
     """
 
     value: Any

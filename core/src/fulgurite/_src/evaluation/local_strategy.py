@@ -12,7 +12,7 @@ from fulgurite._src.sharding import SingleDevice
 
 
 class LocalStrategy(SingleDevice):
-    """Computes on the first device of this process, as its part of the mesh of all.
+    """Computes on the first device of this process in the mesh, as its part of the mesh of all.
 
     Args:
         mesh: of all processes, whose axes traced code may name; None without one.
@@ -38,5 +38,6 @@ def has_whole_arrays(tree: PyTree) -> bool:
 
 
 def _make_local_mesh(mesh: Mesh) -> Mesh:
-    device = np.array(jax.local_devices()[:1]).reshape((1,) * len(mesh.axis_names))
+    # Of the mesh, because `put_on_mesh` takes the parts that lie there.
+    device = np.array(mesh.local_devices[:1]).reshape((1,) * len(mesh.axis_names))
     return Mesh(device, mesh.axis_names, axis_types=mesh.axis_types)
