@@ -7,7 +7,6 @@ from typing import Any, SupportsIndex
 import fulgurite as fg
 import jax
 import jax.numpy as jnp
-import numpy as np
 from fulgurite.errors import ConfigurationError, as_int
 from fulgurite.plugins import hide_constructor_frames, make_root_key, provide_rngs
 from jaxtyping import Array, Int, Key
