@@ -48,7 +48,7 @@ from fulgurite_sharding.profiles import read_profile
 from fulgurite_tensorboard import TensorBoardLogger, read_events
 from fulgurite_tensorboard.events import truncate_events
 from fulgurite_wandb import read_run
-from fulgurite_wandb.backend import Backend, _iter_scalars
+from fulgurite_wandb.backend import Backend, _iter_records
 from fulgurite_wandb.runfile import find_last_step
 from fuzzed_formats import EVENTS, JSON, JSON_LINES, LOG, TABLE, TEXT, TOML, Frames, Values
 
@@ -308,7 +308,7 @@ def read_wandb(path: Path) -> Any:
 
 
 def send_missing(path: Path) -> Any:
-    return [record.step for record in _iter_scalars(path, path.stat().st_size)]
+    return [record.step for record in _iter_records(path, path.stat().st_size)]
 
 
 def read_captured(path: Path) -> Any:

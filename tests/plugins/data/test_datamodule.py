@@ -71,7 +71,7 @@ def test_parts_are_read_where_they_are_needed_and_prepared_once(tmp_path):
 def test_part_that_looks_for_a_missing_attribute_says_so_and_not_that_there_is_no_part(tmp_path):
     class Misspelt(Numbers):
         def make_train(self):
-            return self.exampels.batch(8)
+            return self.exampels.batch(8)  # type: ignore[attr-defined]
 
     data = Misspelt(tmp_path / "cache")
     with pytest.raises(DataError, match=r"Misspelt\.make_train failed: .*'exampels'"):

@@ -290,7 +290,7 @@ def test_items_that_are_read_together_are_a_list_with_one_for_each_number():
 
 def test_batches_are_read_by_integers_of_any_library():
     batches = count_to(5).batch(2)
-    assert batches.read(np.int64(1))["x"].tolist() == [2, 3]
+    assert batches.read(np.int64(1))["x"].tolist() == [2, 3]  # type: ignore[arg-type]
     for number in (-1, 3, 1.0, True):
         with pytest.raises(DataError, match="there is no batch .* an epoch has 3, from 0"):
             batches.read(number)  # type: ignore[arg-type]

@@ -89,11 +89,12 @@ def test_a_seed_of_numpy_is_a_seed(tmp_path: Path) -> None:
         return batch + jax.random.normal(ctx.key(), (batch.shape[0],))
 
     inputs = np.zeros(2, np.float32)
-    export(Sum(), tmp_path / "model", inputs, functions=[Function("draw", draw)], batch=np.int64(2))
+    size: Any = np.int64(2)
+    export(Sum(), tmp_path / "model", inputs, functions=[Function("draw", draw)], batch=size)
     model = load(tmp_path / "model")
     expected = model(inputs, seed=7)
     for seed in (np.int64(7), np.uint32(7), np.int8(7)):
-        np.testing.assert_array_equal(model(inputs, seed=seed), expected)
+        np.testing.assert_array_equal(model(inputs, seed=seed), expected)  # type: ignore[arg-type]
     for seed in (np.bool_(True), True, 7.0, np.int8(-1)):
         with pytest.raises(InputError, match="needs a whole number below"):
             model(inputs, seed=seed)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fulgurite.errors import ConfigurationError
 from fulgurite_cli import command
+from fulgurite_logging import LONGEST_LINE
 from fulgurite_logging.plot import load_series, main
-from fulgurite_logging.reading import LONGEST_LINE
 
 
 def logged(run: Path, factor: float = 1.0) -> Path:

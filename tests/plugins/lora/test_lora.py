@@ -497,6 +497,7 @@ class Normalized(Net):
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         normalize = jax.vmap(self.norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        assert ctx.model_state is not None
         x, state = normalize(batch[0], ctx.model_state)
         return super().training_step((x, batch[1]), ctx).replace(model_state=state)
 

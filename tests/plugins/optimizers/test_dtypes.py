@@ -107,7 +107,7 @@ def test_gradients_of_half_precision_are_clipped_by_their_norm(
 
 
 def test_floats_of_numpy_are_numbers() -> None:
-    half = np.float32(0.5)
+    half: Any = np.float32(0.5)
     assert GradientClip(max_norm=half).max_norm == 0.5
     assert WeightClip("weight", half).max_value == 0.5
     assert ReduceOnPlateau("test/loss", 1, factor=half, min_scale=half).factor == 0.5

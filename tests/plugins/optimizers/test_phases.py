@@ -150,6 +150,7 @@ class IsUpdate:
 
     @fg.hookimpl
     def step_metrics(self, output: fg.Output) -> dict[str, Any]:
+        assert output.is_update is not None
         return {"value": fg.metrics.LastValue.from_values(output.is_update)}
 
 

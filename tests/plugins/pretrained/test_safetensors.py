@@ -499,7 +499,8 @@ def test_what_was_written_last_is_read_however_it_is_divided(tmp_path: Path) -> 
     path.parent.mkdir()
     for name in others:
         (path.parent / name).write_bytes(b"")
-    for seed, size in enumerate((60, None, np.int64(60), 200, None)):
+    sizes: tuple[Any, ...] = (60, None, np.int64(60), 200, None)
+    for seed, size in enumerate(sizes):
         net = Net(key=jax.random.key(seed))
         save_safetensors(net, path, max_shard_size=size)
         for source in (path, path.parent):

@@ -253,7 +253,7 @@ def test_each_rate_is_that_of_an_update(plugins: Any, fields: Any, num_trained: 
 
 
 def test_a_search_that_is_not_defined_is_refused() -> None:
-    phases = {name: Phase(optax.sgd(0.1), name) for name in ("first", "second")}
+    phases: dict[str, Any] = {name: Phase(optax.sgd(0.1), name) for name in ("first", "second")}
     with pytest.raises(ConfigurationError, match=r"several optimizers \(first, second\)"):
         search_straight(MultiOptimizer(**phases))
     model = Straight(jnp.ones(()), jnp.ones(()))

@@ -52,9 +52,9 @@ class Sam(fg.Plugin):
 
     def __post_init__(self) -> None:
         for name in ("radius", "offset"):
-            value = getattr(self, name)
+            value: Any = getattr(self, name)
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number or not 0 <= value < math.inf:
+            if not is_number or not 0 <= float(value) < math.inf:
                 raise ConfigurationError(
                     f"Sam: {name} is {value!r}; it must be a number that is not negative"
                 )

@@ -180,7 +180,7 @@ class ExportedFunction:
                 raise InputError(f"{self.name} draws no random numbers: leave out seed")
             return []
         is_integer = hasattr(seed, "__index__") and not isinstance(seed, bool | np.bool_)
-        number = operator.index(seed) if is_integer else -1  # also of NumPy
+        number = operator.index(seed) if seed is not None and is_integer else -1  # also of NumPy
         if not 0 <= number < _MAX_SEED:
             raise InputError(
                 f"{self.name}: seed is {seed!r:.50}; it draws random numbers, and needs a whole "

@@ -98,9 +98,9 @@ def find_impossible(constraints: Iterable[str]) -> str | None:
     """
     by_name: dict[str, list[str]] = {}
     for constraint in constraints:
-        names = collect_names(constraint)
+        names = list(collect_names(constraint))
         if len(names) == 1:
-            by_name.setdefault(*names, []).append(constraint)
+            by_name.setdefault(names[0], []).append(constraint)
     for name, texts in by_name.items():
         candidates = _list_candidates(texts)
         if candidates is not None and not any(

@@ -103,4 +103,4 @@ def _clip_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def _is_positive_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0

@@ -82,7 +82,7 @@ class BackboneFinetuning(fg.Plugin):
         if not isinstance(self.where, Selector):
             object.__setattr__(self, "where", fg.select(self.where))
         is_number = isinstance(self.rate, Real) and not isinstance(self.rate, bool)
-        if not callable(self.rate) and not (is_number and 0 < self.rate < float("inf")):
+        if not callable(self.rate) and not (is_number and 0 < float(self.rate) < float("inf")):
             raise ConfigurationError(
                 f"BackboneFinetuning: rate is {self.rate!r}; give a positive fraction of the "
                 "learning rate, or a schedule"

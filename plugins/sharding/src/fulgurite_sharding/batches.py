@@ -302,7 +302,7 @@ def _sum_over_processes(count: Any, sharding: NamedSharding) -> jax.Array:
     local = np.asarray(count)
     mesh = sharding.mesh
     # By the first device of each process.
-    parts = np.zeros((len(mesh.local_devices), *local.shape), local.dtype)
+    parts = np.zeros((len(mesh.local_devices or []), *local.shape), local.dtype)
     parts[0] = local
     divided = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     add_up = _compile_sum(sharding)

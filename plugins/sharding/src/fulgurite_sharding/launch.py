@@ -339,7 +339,7 @@ class _Process:
 
 def _as_encodable(text: str, stream: IO[str]) -> str:
     """Return a text with escapes for the characters that a stream cannot write."""
-    encoding = stream.encoding or "utf-8"
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 

@@ -177,11 +177,12 @@ class _Division:
     def _place(self, arg: PyTree, axis: int | None, missing: int) -> PyTree:
         if axis is not None and missing:
             arg = jax.tree.map(lambda leaf: _repeat_last(leaf, axis, missing), arg)
-        if self.mesh is None:
+        mesh = self.mesh
+        if mesh is None:
             return arg
         return jax.tree.map(
             lambda leaf: jax.device_put(
-                leaf, NamedSharding(self.mesh, self.make_spec(axis, jnp.ndim(leaf)))
+                leaf, NamedSharding(mesh, self.make_spec(axis, jnp.ndim(leaf)))
             ),
             arg,
         )

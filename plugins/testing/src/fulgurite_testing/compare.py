@@ -97,7 +97,7 @@ def _has_same_bits(left: np.ndarray, right: np.ndarray) -> bool:
 def _unify_nan(array: np.ndarray) -> np.ndarray:
     """Return an array whose NaNs have the same bits: 0 / 0 has other ones than `np.nan`."""
     is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
-    parts = np.stack([array.real, array.imag]) if is_complex else np.array(array)
+    parts = np.stack([np.real(array), np.imag(array)]) if is_complex else np.array(array)
     parts[np.isnan(parts)] = np.nan
     return parts
 

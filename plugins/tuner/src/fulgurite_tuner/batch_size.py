@@ -23,7 +23,8 @@ from fulgurite_tuner.trial import make_trial_engine
 
 Search = Literal["power", "bisect"]
 
-_LONG_RANGE = fg.StepRange(0, 2**30, tuple(range(1, 1001)))
+_LONG_STOP = 2**30
+_LONG_RANGE = fg.StepRange(0, _LONG_STOP, tuple(range(1, 1001)))
 """The steps of a run of so many short epochs that whatever is to change in it has, at its end."""
 
 
@@ -228,7 +229,7 @@ def _measure_step(engine: fg.Engine, model: Any, examples: Any, size: int) -> in
     )
     state = trial.init_state(model, [batch])
     state, _ = trial.step(state, batch, step_range=_LONG_RANGE)
-    last: Any = jax.device_put(np.int32(_LONG_RANGE.stop), state.step.sharding)
+    last: Any = jax.device_put(np.int32(_LONG_STOP), state.step.sharding)
     # The same executable, if nothing changes in between.
     state, _ = trial.step(state.replace(step=last), batch, step_range=_LONG_RANGE)
     jax.block_until_ready(state.step)
