@@ -71,10 +71,10 @@ def test_the_best_the_slowest_and_the_cost_are_said(tmp_path: Path) -> None:
 
 def test_a_run_that_was_resumed_is_not_slow_because_of_what_it_restored(tmp_path: Path) -> None:
     runs = []
-    for name, restored in (("whole", 0.0), ("resumed", 30.0)):
+    for name, seconds in (("whole", 0.0), ("resumed", 30.0)):
         run = read_run(tmp_path, name, losses=[0.5, 0.4], seconds={})
         commit = run.path / "checkpoints" / "step-20" / "COMMIT"
-        timings = {"dispatch": 4.0, "checkpoints.restore_checkpoint": restored}
+        timings = {"dispatch": 4.0, "checkpoints.restore_checkpoint": seconds}
         commit.write_text(json.dumps(json.loads(commit.read_text()) | {"timings": timings}))
         runs.append(Run(run.path, name))
         runs[-1].refresh()
