@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fulgurite as fg
 import numpy as np
@@ -169,6 +170,43 @@ def test_attempts_have_their_times_and_what_was_done_again_counts_once(tmp_path:
     assert (first.began, first.seconds, first.last_step) == (100.0, 20.0, 20)
     assert (second.began, second.first_step, second.last_step) == (210.0, 10, 30)
     assert list(run.curves["train/rate"].values) == [1.0, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("step", [2**70, 10.5, "10", True, None])
+def test_a_step_that_is_none_is_damage_and_no_curve(tmp_path: Path, step: Any) -> None:
+    records = [("train", step, {"loss": 1.0}), ("train", 20, {"error": 2.0})]
+    run = read(write_run(tmp_path, records=records))
+    assert list(run.curves) == ["train/error"] and run.step == 20
+    assert [problem.partition(": ")[0] for problem in run.problems] == ["records.jsonl, line 1"]
+
+
+def test_a_link_to_a_run_is_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run-1", "run-2"):
+        write_run(tmp_path / name, records=[("train", 10, {"loss": 1.0})])
+    (tmp_path / "latest").symlink_to("run-2")
+    monkeypatch.chdir(tmp_path)
+    assert [run.name for run in find_runs(["."])] == ["run-1", "run-2"]
+    assert [run.name for run in find_runs(["run-1", tmp_path / "run-1"])] == ["run-1"]
+    assert [run.name for run in find_runs(["latest"])] == ["latest"]
+
+
+def test_results_of_a_file_that_was_replaced_are_gone(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    file = tmp_path / "evaluations" / "group.jsonl"
+    file.parent.mkdir()
+
+    def write(*losses: float) -> None:
+        results = [
+            {"evaluator": "side", "step": step, "commit": "x", "metrics": {"loss": loss}}
+            for step, loss in enumerate(losses, 1)
+        ]
+        file.write_text("".join(json.dumps(result) + "\n" for result in results))
+
+    write(1.0, 2.0)
+    run = read(tmp_path)
+    write(3.0)
+    run.refresh()
+    assert list(run.curves["side/loss"].values) == [3.0]
 
 
 def test_a_value_of_telemetry_takes_no_exact_one_back(tmp_path: Path) -> None:

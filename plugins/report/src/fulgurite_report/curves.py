@@ -10,6 +10,8 @@ import numpy as np
 _LINEAR = 4 / 5
 """The share of the parts of equal width; the others are of equal width on a logarithmic axis."""
 
+_LARGEST_STEP = 2**63
+
 
 class Curve:
     """The values of one name, by step.
@@ -136,6 +138,9 @@ def add_values(curves: dict[str, Curve], record: dict[str, Any], stream: str) ->
     """
     source = record["source"]
     step = record["step"]
+    # Before there is a curve of it.
+    if type(step) is not int or abs(step) >= _LARGEST_STEP:
+        raise ValueError(f"its step is {step!r}")
     for name, value in record["values"].items():
         key = f"{source}/{name}"
         # Nearly all are plain numbers, and there may be millions.

@@ -13,7 +13,7 @@ from fulgurite_report.run import Run
 from fulgurite_report.text import as_printable
 
 MOST_POINTS = 400_000
-"""How many points a page holds: at most 16 bytes each in base64, so that it has less than 10 MB."""
+"""How many points a page of up to 8,000 curves holds: at most 16 bytes each in base64."""
 MOST_OF_A_CURVE = 2_500
 _FEWEST_OF_A_CURVE = 50
 _MOST_TIMES = 500

@@ -37,10 +37,12 @@ class EvaluationFiles:
     def read_new(self) -> bool:
         """Read what is new, and return whether there was anything."""
         num_results = 0
+        if any(file.was_replaced() for file in self._files.values()):
+            self._results.clear()
+            for file in self._files.values():
+                file.rewind()
         for path in sorted(self._run.glob("evaluations/*.jsonl")):
             file = self._files.setdefault(path, GrowingFile(path))
-            if file.was_replaced():
-                file.rewind()
             for line in file.iter_new():
                 try:
                     result = _read_result(line)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -252,7 +252,7 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
                 f"{path} is not a run and holds none: give the directory of a run, or one of runs"
             )
         folders += runs or [path]  # of an empty one a run may be made at any moment
-    folders = list(dict.fromkeys(folders))
+    folders = drop_repeated(folders)
     return [Run(folder, name) for folder, name in zip(folders, name_folders(folders), strict=True)]
 
 
@@ -265,6 +265,16 @@ def list_folders(path: Path) -> list[Path]:
         return []
     entries = sorted(path.iterdir(), key=_get_place)
     return [entry for entry in entries if entry.is_dir() and is_run(entry)]
+
+
+def drop_repeated(folders: Iterable[Path]) -> list[Path]:
+    """Return the directories without those that are another one by another name, such as a link to
+    the latest run: its time would count twice."""
+    places = list(dict.fromkeys(folders))
+    kept: dict[Path, Path] = {}
+    for place in sorted(places, key=Path.is_symlink):
+        kept.setdefault(place.resolve(), place)
+    return [place for place in places if place in kept.values()]
 
 
 def name_folders(folders: Sequence[Path]) -> list[str]:

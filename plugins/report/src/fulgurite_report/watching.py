@@ -12,7 +12,14 @@ from rich.live import Live
 from fulgurite_report.errors import ReportError
 from fulgurite_report.keyboard import Keyboard
 from fulgurite_report.lines_of_runs import LinePrinter
-from fulgurite_report.run import Run, is_run, list_folders, make_name, name_folders
+from fulgurite_report.run import (
+    Run,
+    drop_repeated,
+    is_run,
+    list_folders,
+    make_name,
+    name_folders,
+)
 from fulgurite_report.text import as_printable
 from fulgurite_report.view import View
 
@@ -77,16 +84,17 @@ class WatchedRuns:
             ReportError: a path is a file.
         """
         self.waiting.clear()
-        folders: dict[Path, None] = {}
+        folders: list[Path] = []
         for path in self._paths:
             folders_there = list_folders(path)
-            folders |= dict.fromkeys(folders_there)
+            folders += folders_there
             if not folders_there:
                 self.waiting.append(_describe_wait(path))
+        folders = drop_repeated(folders)
         known = {run.path: run for run in self.runs}
-        if known.keys() != folders.keys():
+        if known.keys() != set(folders):
             self.runs[:] = [known.get(folder) or Run(folder) for folder in folders]
-            for run, name in zip(self.runs, name_folders(list(folders)), strict=True):
+            for run, name in zip(self.runs, name_folders(folders), strict=True):
                 run.name = make_name(name)
         for run in self.runs:
             run.refresh()
