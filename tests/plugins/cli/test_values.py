@@ -43,6 +43,7 @@ def gather(
     items: list = [],  # noqa: B006
     table: dict[str, float] = {},  # noqa: B006
     either: int | tuple[int, ...] | str = 0,
+    choice: list[int] | list[str] | None = None,
 ) -> dict[str, Any]:
     return locals()
 
@@ -235,6 +236,9 @@ def test_an_item_of_an_argument_has_the_type_that_the_annotation_says() -> None:
     assert repr([change.new for change in changes]) == repr([3.0, Kind.B, 2.0, 5])
     apply_values(config, {"call.table": {"a": 4}, "**.rates[0]": 5})
     assert repr((config.call.table, config.call.rates)) == "({'a': 4.0}, [5.0, 3.0])"
+    # One of the lists that the annotation allows.
+    config.call.choice = [1]
+    assert apply_overrides(config, ["call.choice[0]=x"])[0].new == "x"
     for override in ("call.rates[0]=fast", "**.rates[0]=fast", "call.table.a=x", "call.kinds[0]=C"):
         with pytest.raises(ConfigError, match="=.* is not (float|A)"):
             apply_overrides(config, [override])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache, partial
 from pathlib import PurePath
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fulgurite_config.errors import ConfigError, NotLoadedError, suggest
 from fulgurite_config.evaluation import Evaluation
@@ -425,14 +425,11 @@ def _find_annotation(parent: Any, key: Key, annotation: Any) -> Any:
     """
     if isinstance(parent, Node):
         return get_annotation(parent, key)
-    for member in flatten_union(annotation):
-        origin = get_origin(member)
-        types = get_args(member)
-        if origin is list and isinstance(parent, list):
-            return types[0]
-        if origin is dict and isinstance(parent, dict):
-            return types[1]
-    return None
+    kind = list if isinstance(parent, list) else dict
+    members = [member for member in flatten_union(annotation) if get_origin(member) is kind]
+    if not members or kind in flatten_union(annotation):
+        return None
+    return Union[tuple(get_args(member)[-1] for member in members)]  # noqa: UP007
 
 
 def get_annotation(parent: Any, key: Key) -> Any:
