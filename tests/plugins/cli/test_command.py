@@ -267,6 +267,11 @@ def test_what_an_output_has_no_characters_for_is_escaped(tmp_path: Path):
     assert (done.stdout, done.stderr) == ('name: "\\xe9" -> (nothing)\n', "")
 
 
+def test_explain_says_that_its_program_is_missing(capsys: pytest.CaptureFixture[str]):
+    assert exit_code("explain") == 2
+    assert capsys.readouterr().err.endswith("arguments are required: PROGRAM\n")
+
+
 def test_mistakes_in_overrides_end_with_2(program: str, capsys: pytest.CaptureFixture[str]):
     assert exit_code("fit", program, "stesp=2") == 2
     assert "experiment has no argument 'stesp'. Did you mean 'steps'?" in capsys.readouterr().err

@@ -68,6 +68,8 @@ def folder(tmp_path: Path) -> Path:
         ("fit ~/arguments.py r", {"rate="}),
         ("fit config.py part", {"part.size="}),
         ("fit returned.py ", {"steps=", "part.size="}),
+        ("fit returned.py --print ", {"steps=", "part.size="}),
+        ("fit returned.py --run ", set[str]()),
         ("evaluate --st", {"--step"}),
         ("launch --profile a evaluate config.py --gr", {"--group"}),
         ("config ", {"diff"}),

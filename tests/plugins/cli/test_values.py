@@ -43,6 +43,7 @@ def gather(
     items: list = [],  # noqa: B006
     table: dict[str, float] = {},  # noqa: B006
     either: int | tuple[int, ...] | str = 0,
+    choice: list[int] | list[str] | None = None,
 ) -> dict[str, Any]:
     return locals()
 
@@ -226,3 +227,18 @@ def test_a_path_or_a_member_in_a_section_stays_one() -> None:
         apply_overrides(config, ["kind=C"])
     apply_overrides(config, ["folder=none"])
     assert config.folder is None
+
+
+def test_an_item_of_an_argument_has_the_type_that_the_annotation_says() -> None:
+    config = L(call=L(gather, rates=[1.0, 2.0], kinds=[Kind.A], table={"a": 1.0}, items=["x"]))
+    overrides = ["call.rates[1]=3", "call.kinds[0]=B", "call.table.a=2", "call.items[0]=5"]
+    changes = apply_overrides(config, overrides)
+    assert repr([change.new for change in changes]) == repr([3.0, Kind.B, 2.0, 5])
+    apply_values(config, {"call.table": {"a": 4}, "**.rates[0]": 5})
+    assert repr((config.call.table, config.call.rates)) == "({'a': 4.0}, [5.0, 3.0])"
+    # One of the lists that the annotation allows.
+    config.call.choice = [1]
+    assert apply_overrides(config, ["call.choice[0]=x"])[0].new == "x"
+    for override in ("call.rates[0]=fast", "**.rates[0]=fast", "call.table.a=x", "call.kinds[0]=C"):
+        with pytest.raises(ConfigError, match="=.* is not (float|A)"):
+            apply_overrides(config, [override])

@@ -87,9 +87,10 @@ def _list_candidates(words: Sequence[str]) -> list[str]:
     if command == "launch":  # what follows a program or another command is for that
         command = next((word for word in former[1:] if word in LAUNCHED), command)
         command = "fit" if command == "launch" and programs else command
+    options = read_options(commands[command][0]) if command in commands else {}
     if last.startswith("-"):
-        return read_options(commands[command][0]) if command in commands else []
-    if not programs:  # the shell completes files
+        return list(options)
+    if not programs or options.get(former[-1]):  # the shell completes files
         return []
     names = read_argument_names(programs[0]) or read_config_paths(programs[0])
     return [f"{name}=" for name in names]

@@ -37,7 +37,11 @@ def run_explain(arguments: list[str]) -> int:
         "program", metavar="PROGRAM", help="a Python file that defines `experiment`"
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="name=value", help="arguments of the experiment"
+        "overrides",
+        nargs="*",
+        default=[],  # without, they count as required
+        metavar="name=value",
+        help="arguments of the experiment",
     )
     parser.add_argument("--run", metavar="DIR", help="the run directory, where plugins write")
     options = parser.parse_intermixed_args(arguments)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 Definition = ast.FunctionDef | ast.ClassDef
 
+_FLAGS = ("store_true", "store_false", "count", "help", "version")
+"""The actions of options that no value follows."""
 _TRANSPARENT_DECORATORS = {"hide_internal_frames"}
 """Those of Fulgurite that leave the arguments of a function as they are."""
 
@@ -24,14 +26,18 @@ def read_description(entry: EntryPoint) -> str:
     return " ".join(paragraph.split()).removesuffix(".")
 
 
-def read_options(entry: EntryPoint) -> list[str]:
-    """Return the options, such as `--run`, that a command adds to its parser: in its function, in
-    those of its module that it calls, and in functions `add_...` that the module imports."""
-    return sorted({"--help", *_iter_options(entry.module, entry.attr, set())})
+def read_options(entry: EntryPoint) -> dict[str, bool]:
+    """Return the options, such as `--run`, that a command adds to its parser, each with whether a
+    value follows it: in its function, in those of its module that it calls, and in functions
+    `add_...` that the module imports."""
+    options = {"--help": False, **dict(_iter_options(entry.module, entry.attr, set()))}
+    return dict(sorted(options.items()))
 
 
-def _iter_options(module: str, name: str, visited: set[tuple[str, str]]) -> Iterator[str]:
-    """Yield the options that a function adds.
+def _iter_options(
+    module: str, name: str, visited: set[tuple[str, str]]
+) -> Iterator[tuple[str, bool]]:
+    """Yield the options that a function adds, each with whether a value follows it.
 
     Args:
         module: of the function.
@@ -53,10 +59,12 @@ def _iter_options(module: str, name: str, visited: set[tuple[str, str]]) -> Iter
                 yield from _iter_options(*imports[node.id], visited)
 
 
-def _iter_option_names(call: ast.Call) -> Iterator[str]:
+def _iter_option_names(call: ast.Call) -> Iterator[tuple[str, bool]]:
+    actions = [keyword.value for keyword in call.keywords if keyword.arg == "action"]
+    is_flag = any(isinstance(node, ast.Constant) and node.value in _FLAGS for node in actions)
     for argument in call.args:
         if isinstance(argument, ast.Constant) and str(argument.value).startswith("--"):
-            yield str(argument.value)
+            yield str(argument.value), not is_flag
 
 
 def read_parameters(target: str) -> set[str] | None:

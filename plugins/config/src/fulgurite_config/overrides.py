@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache, partial
 from pathlib import PurePath
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fulgurite_config.errors import ConfigError, NotLoadedError, suggest
 from fulgurite_config.evaluation import Evaluation
@@ -52,7 +52,20 @@ class Change(NamedTuple):
     new: Any
 
 
-Match = tuple[Any, Key, tuple[Key, ...]]
+class Match(NamedTuple):
+    """A place that a path leads to.
+
+    Attributes:
+        parent: the node, list or dictionary that has the value.
+        key: of the value there.
+        path: of the value.
+        annotation: the type of the value; None where nothing says it.
+    """
+
+    parent: Any
+    key: Key
+    path: tuple[Key, ...]
+    annotation: Any
 
 
 def apply_overrides(config: Any, overrides: Sequence[str]) -> list[Change]:
@@ -113,12 +126,12 @@ def _apply_nested(
                 f"{place}: values by name are constants. A call can only stand in a whole "
                 f"configuration, as to_json writes it"
             )
-        for parent, key, place in _find_matches(config, name, above, budget):
-            current = Evaluation(budget=budget).compute(_read(parent, key))
+        for match in _find_matches(config, name, above, budget):
+            current = Evaluation(budget=budget).compute(_read(match.parent, match.key))
             if isinstance(value, dict) and isinstance(current, Node):
-                yield from _apply_nested(current, value, place, source, budget)
+                yield from _apply_nested(current, value, match.path, source, budget)
             else:
-                yield _apply((parent, key, place), partial(fit_value, value), source, budget)
+                yield _apply(match, partial(fit_value, value), source, budget)
 
 
 def _find_matches(config: Node, text: str, above: tuple[Key, ...], budget: Budget) -> list[Match]:
@@ -135,7 +148,7 @@ def _find_matches(config: Node, text: str, above: tuple[Key, ...], budget: Budge
     places: set[tuple[int, Key]] = set()
     text = f"{format_path(above)}.{text}" if above else text
     for match in _Search(text, budget).iter_matches(config, pattern, above):
-        place = (id(match[0]), match[1])
+        place = (id(match.parent), match.key)
         if place not in places:
             matches.append(match)
         places.add(place)
@@ -161,13 +174,16 @@ class _Search:
         # With the value, so that no other one gets its identity.
         self._visited: dict[tuple[int, Pattern], Any] = {}
 
-    def iter_matches(self, value: Any, pattern: Pattern, path: tuple[Key, ...]) -> Iterator[Match]:
+    def iter_matches(
+        self, value: Any, pattern: Pattern, path: tuple[Key, ...], annotation: Any = None
+    ) -> Iterator[Match]:
         """Yield what a path leads to, some of it perhaps twice.
 
         Args:
             value: where the path begins.
             pattern: the path.
             path: where that value is.
+            annotation: the type of that value; None where nothing says it.
         """
         if (id(value), pattern) in self._visited:
             return
@@ -175,17 +191,18 @@ class _Search:
         self._evaluation.budget.spend()
         key, *rest = pattern
         if isinstance(key, Wildcard):
-            yield from self._iter_wildcard(value, pattern, path)
+            yield from self._iter_wildcard(value, pattern, path, annotation)
             return
         _check_key(value, key, path, self._text)
+        child_annotation = _find_annotation(value, key, annotation)
         if rest:
             child = _enter(value, key, (*path, key), self._evaluation)
-            yield from self.iter_matches(child, tuple(rest), (*path, key))
+            yield from self.iter_matches(child, tuple(rest), (*path, key), child_annotation)
         else:
-            yield value, key, (*path, key)
+            yield Match(value, key, (*path, key), child_annotation)
 
     def _iter_wildcard(
-        self, value: Any, pattern: Pattern, path: tuple[Key, ...]
+        self, value: Any, pattern: Pattern, path: tuple[Key, ...], annotation: Any
     ) -> Iterator[Match]:
         wildcard: Any = pattern[0]
         rest = pattern[1:]
@@ -193,13 +210,15 @@ class _Search:
         if not wildcard.is_deep:
             for key in (key for key, _ in children if wildcard.matches(key)):
                 child = _enter(value, key, (*path, key), self._evaluation)
-                yield from self.iter_matches(child, rest, (*path, key))
+                child_annotation = _find_annotation(value, key, annotation)
+                yield from self.iter_matches(child, rest, (*path, key), child_annotation)
             return
         if self._leads_somewhere(value, rest):
-            yield from self.iter_matches(value, rest, path)
+            yield from self.iter_matches(value, rest, path, annotation)
         for key, child in children:
             if isinstance(child, Node | dict | list | tuple):
-                yield from self.iter_matches(child, pattern, (*path, key))
+                child_annotation = _find_annotation(value, key, annotation)
+                yield from self.iter_matches(child, pattern, (*path, key), child_annotation)
 
     def _leads_somewhere(self, value: Any, pattern: Pattern) -> bool:
         """Return whether there is what follows a `**`, up to the next wildcard."""
@@ -285,9 +304,8 @@ def _apply(
         source: what sets it.
         budget: counts what is computed.
     """
-    parent, key, path = match
+    parent, key, path, annotation = match
     old = _read(parent, key)
-    annotation = get_annotation(parent, key)
     if annotation is None:
         annotation = _guess_annotation(parent, old)
     value = convert(annotation, path)
@@ -394,6 +412,24 @@ def _find_all_names(config: Any) -> set[str]:
             names.add(str(key))
             waiting.append(child)
     return names
+
+
+def _find_annotation(parent: Any, key: Key, annotation: Any) -> Any:
+    """Return the type of a value, or None where nothing says it: of an argument, or of an item of a
+    list or dictionary.
+
+    Args:
+        parent: what has the value.
+        key: of the value there.
+        annotation: the type of the parent, or None.
+    """
+    if isinstance(parent, Node):
+        return get_annotation(parent, key)
+    kind = list if isinstance(parent, list) else dict
+    members = [member for member in flatten_union(annotation) if get_origin(member) is kind]
+    if not members or kind in flatten_union(annotation):
+        return None
+    return Union[tuple(get_args(member)[-1] for member in members)]  # noqa: UP007
 
 
 def get_annotation(parent: Any, key: Key) -> Any:

@@ -92,7 +92,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "program", metavar="PROGRAM", help="the Python file that defines `experiment`"
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="name=value", help="arguments of the program"
+        "overrides", nargs="*", default=[], metavar="name=value", help="arguments of the program"
     )
     parser.add_argument("--evaluation", metavar="NAME", help="the data of this evaluation instead")
     parser.add_argument(

@@ -105,7 +105,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "program", metavar="PROGRAM", help="the Python file that defines `experiment`"
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="name=value", help="arguments of the program"
+        "overrides", nargs="*", default=[], metavar="name=value", help="arguments of the program"
     )
     rate = parser.add_argument_group("lr")
     rate.add_argument("--optimizer", default="adam", metavar="NAME", help="of optax (default adam)")
