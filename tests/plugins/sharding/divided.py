@@ -24,8 +24,8 @@ class Sums(fg.Module):
 
     weight: jax.Array
 
-    def __init__(self) -> None:
-        self.weight = jnp.ones(())
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = jnp.asarray(weight)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         return fg.Output(fg.metrics.Mean.from_values(batch["x"] * self.weight, ctx.mask))
@@ -105,6 +105,11 @@ def train_on_numbers() -> Any:
     return make_engine(DataParallel()).fit(Sums(), [batch] * 2).metrics
 
 
+def evaluate_model(weight: float) -> Any:
+    data = fg.ArrayData({"x": NUMBERS}, 8)
+    return make_engine(DataParallel()).evaluate(Sums(weight), data)
+
+
 def compare_devices() -> Any:
     """Compare an array of which one device of the second process has another copy."""
     numbers = [[0.0, 0.0], [0.0, 1.0]][jax.process_index()]
@@ -140,6 +145,7 @@ def main() -> None:
         "trained on keys": train_keys(),
         "counted": count(),
         "numbers": catch(train_on_numbers),
+        "models": catch(lambda: evaluate_model(float(process))),
         "gathered": {name: array.tolist() for name, array in gather(wide).items()},
         "compared": catch(compare_devices),
         "reversed": use_mesh([3, 2, 1, 0]),

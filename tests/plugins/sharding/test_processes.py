@@ -402,6 +402,13 @@ def test_numbers_in_batches_that_differ_between_processes_are_refused(
         assert "differ in what is in scale, which is one number" in answers["numbers"]
 
 
+def test_a_model_that_differs_between_processes_is_not_evaluated(
+    divided: list[dict[str, Any]],
+) -> None:
+    for answers in divided:
+        assert "differ in the arrays of a model" in answers["models"]
+
+
 def test_gather_keeps_all_64_bits(divided: list[dict[str, Any]]) -> None:
     for answers in divided:
         assert answers["gathered"] == {"int": [2**40, 2**40 + 1], "float": [0.1, 0.1], "none": []}
