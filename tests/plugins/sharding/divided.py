@@ -100,6 +100,12 @@ def count() -> Any:
     return trained, engine.evaluate(Lengths(), batches)["bare"]
 
 
+def count_on_one() -> Any:
+    """Two batches that count on the first process, and one on the second."""
+    batches = [fg.Batch({"x": NUMBERS[:4]}, num_examples=2)] * (2 - jax.process_index())
+    return make_engine(DataParallel()).evaluate(Lengths(), batches)
+
+
 def train_on_numbers() -> Any:
     batch = {"x": NUMBERS[:4], "scale": np.float32(jax.process_index())}
     return make_engine(DataParallel()).fit(Sums(), [batch] * 2).metrics
@@ -144,6 +150,7 @@ def main() -> None:
         "keys": predict_keys(),
         "trained on keys": train_keys(),
         "counted": count(),
+        "counted on one": catch(count_on_one),
         "numbers": catch(train_on_numbers),
         "models": catch(lambda: evaluate_model(float(process))),
         "gathered": {name: array.tolist() for name, array in gather(wide).items()},

@@ -393,6 +393,7 @@ def test_what_batches_count_is_added_up_over_processes(divided: list[dict[str, A
     """The means are 1.5 and 5.5, of 5 and 4 examples. Each process had a mean of its own."""
     for answers in divided:
         assert answers["counted"] == pytest.approx([(5 * 1.5 + 4 * 5.5) / 9] * 2)
+        assert "batch 1 of an evaluation says num_examples, and is" in answers["counted on one"]
 
 
 def test_numbers_in_batches_that_differ_between_processes_are_refused(
