@@ -24,8 +24,8 @@ class Sums(fg.Module):
 
     weight: jax.Array
 
-    def __init__(self) -> None:
-        self.weight = jnp.ones(())
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = jnp.asarray(weight)
 
     def training_step(self, batch: Any, ctx: fg.Context) -> fg.Output:
         return fg.Output(fg.metrics.Mean.from_values(batch["x"] * self.weight, ctx.mask))
@@ -101,9 +101,20 @@ def count() -> Any:
     return trained, engine.evaluate(model, batches)["bare"]
 
 
+def count_on_one() -> Any:
+    """Two batches that count on the first process, and one on the second."""
+    batches = [fg.Batch({"x": NUMBERS[:4]}, num_examples=2)] * (2 - jax.process_index())
+    return make_engine(DataParallel()).evaluate(Lengths(), batches)
+
+
 def train_on_numbers() -> Any:
     batch = {"x": NUMBERS[:4], "scale": np.float32(jax.process_index())}
     return make_engine(DataParallel()).fit(Sums(), [batch] * 2).metrics
+
+
+def evaluate_model(weight: float) -> Any:
+    data = fg.ArrayData({"x": NUMBERS}, 8)
+    return make_engine(DataParallel()).evaluate(Sums(weight), data)
 
 
 def compare_devices() -> Any:
@@ -140,7 +151,9 @@ def main() -> None:
         "keys": predict_keys(),
         "trained on keys": train_keys(),
         "counted": count(),
+        "counted on one": catch(count_on_one),
         "numbers": catch(train_on_numbers),
+        "models": catch(lambda: evaluate_model(float(process))),
         "gathered": {name: array.tolist() for name, array in gather(wide).items()},
         "compared": catch(compare_devices),
         "reversed": use_mesh([3, 2, 1, 0]),

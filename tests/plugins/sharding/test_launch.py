@@ -396,6 +396,24 @@ def test_invalid_environment_variable_is_an_error(text: str) -> None:
         ProcessGroup.parse(text)
 
 
+def test_patience_is_that_of_the_variable_or_else_that_of_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups: list[ProcessGroup] = []
+
+    def connect(group: ProcessGroup) -> None:
+        groups.append(group)
+        raise ConnectionError
+
+    monkeypatch.setattr("fulgurite_sharding.distributed._connect", connect)
+    monkeypatch.setattr("jax._src.xla_bridge.backends_are_initialized", lambda: False)
+    for text in ("10.0.0.1:4000 1/2", "10.0.0.1:4000 1/2 timeout=5"):
+        monkeypatch.setenv("FULGURITE_DISTRIBUTED", text)
+        with pytest.raises(ConnectionError):
+            initialize_distributed(timeout=20, heartbeat=30)
+    assert [(group.timeout, group.heartbeat) for group in groups] == [(20, 30), (5, 30)]
+
+
 def test_environment_variable_round_trips() -> None:
     assert ProcessGroup.parse("auto heartbeat=7") == ProcessGroup(heartbeat=7)
     group = ProcessGroup("[::1]:4000", 3, 1, 20, 30)

@@ -393,6 +393,7 @@ def test_what_batches_count_is_added_up_over_processes(divided: list[dict[str, A
     """The means are 1.5 and 5.5, of 5 and 4 examples. Each process had a mean of its own."""
     for answers in divided:
         assert answers["counted"] == pytest.approx([(5 * 1.5 + 4 * 5.5) / 9] * 2)
+        assert "batch 1 of an evaluation says num_examples, and is" in answers["counted on one"]
 
 
 def test_numbers_in_batches_that_differ_between_processes_are_refused(
@@ -400,6 +401,13 @@ def test_numbers_in_batches_that_differ_between_processes_are_refused(
 ) -> None:
     for answers in divided:
         assert "differ in what is in scale, which is one number" in answers["numbers"]
+
+
+def test_a_model_that_differs_between_processes_is_not_evaluated(
+    divided: list[dict[str, Any]],
+) -> None:
+    for answers in divided:
+        assert "differ in the arrays of a model" in answers["models"]
 
 
 def test_gather_keeps_all_64_bits(divided: list[dict[str, Any]]) -> None:

@@ -67,6 +67,12 @@ def iter_aligned_batches(batches: Iterator[Any], sync: fg.ProcessSync) -> Iterat
         size, is_masked = _get_common_size(infos)
         if not size:
             return
+        if is_masked and any(info.get("counts") for info in infos):
+            raise DataError(
+                f"batch {index} of an evaluation says num_examples, and is smaller on some "
+                "processes or not there: what fills it up needs a mask, by which it would count. "
+                "Give each process as many batches of one size, or a mask instead"
+            )
         with jax.set_mesh(None):
             last = batch if batch is not None else _make_empty(last)
             padded = _pad_batch(last, size) if is_masked else last
@@ -94,7 +100,13 @@ def _describe_batch(batch: Any) -> dict[str, Any]:
             f"all arrays of a batch must begin with the same example axis, and these are {shapes}"
         )
     spec = [f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves]
-    return {"size": lengths.pop(), "masked": mask is not None, "spec": f"{spec} in {structure}"}
+    return {
+        "size": lengths.pop(),
+        "masked": mask is not None,
+        # With a mask it counts by that.
+        "counts": mask is None and isinstance(batch, fg.Batch) and batch.num_examples is not None,
+        "spec": f"{spec} in {structure}",
+    }
 
 
 def _gather_batch_infos(

@@ -60,7 +60,7 @@ class BatchSharding:
     def find_divisibility_error(self, batch: PyTree) -> str | None:
         """Return what of this process's part of a batch does not divide by its devices, or None."""
         for path, leaf, sharding in self._iter_leaves(batch):
-            if not _is_local(leaf):
+            if not is_local(leaf):
                 continue
             num_parts_by_axis = _count_parts(leaf, sharding)
             for axis, num_parts in enumerate(num_parts_by_axis):
@@ -130,9 +130,9 @@ class BatchSharding:
         facts: dict[str, Any] = {}
         for path, leaf, sharding in self._iter_leaves(batch):
             shape = list(leaf.shape)
-            if not shape and _is_local(leaf) and leaf is not _get_local_count(batch):
+            if not shape and is_local(leaf) and leaf is not _get_local_count(batch):
                 facts[f"what is in {path or 'the array'}, which is one number"] = hash_tree(leaf)
-            if shape and _is_local(leaf):
+            if shape and is_local(leaf):
                 parts = _get_process_offsets(sharding, leaf.ndim)
                 offsets = parts[jax.process_index()]
                 name = f"what is in {path or 'the array'} at {sorted(offsets)} of the mesh"
@@ -245,14 +245,14 @@ def _count_parts(leaf: Any, sharding: NamedSharding) -> list[int]:
     The parts of other processes count only for a global array: a local one is this process's own.
     """
     offsets = _get_process_offsets(sharding, leaf.ndim)
-    if _is_local(leaf):
+    if is_local(leaf):
         parts = offsets[jax.process_index()]
     else:
         parts = set().union(*offsets.values())
     return [len({offset[axis] for offset in parts}) for axis in range(leaf.ndim)]
 
 
-def _is_local(leaf: Any) -> bool:
+def is_local(leaf: Any) -> bool:
     """Return whether a leaf is this process's part, instead of a global array."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
@@ -275,7 +275,7 @@ def _get_process_offsets(sharding: NamedSharding, rank: int) -> dict[int, set[tu
 
 
 def _put_global(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    if jax.process_count() == 1 or not _is_local(leaf):
+    if jax.process_count() == 1 or not is_local(leaf):
         return jax.device_put(leaf, sharding)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         with jax.set_mesh(None):
@@ -288,8 +288,8 @@ def _get_local_count(batch: Any) -> Any:
     """Return what one of several processes says that its part of a batch counts, or None."""
     if jax.process_count() == 1 or not isinstance(batch, fg.Batch):
         return None
-    is_local = batch.num_examples is not None and _is_local(batch.num_examples)
-    return batch.num_examples if is_local else None
+    count = batch.num_examples
+    return count if count is not None and is_local(count) else None
 
 
 def _sum_over_processes(count: Any, sharding: NamedSharding) -> jax.Array:

@@ -68,12 +68,14 @@ class ProcessGroup:
             raise ConfigurationError("distributed: timeout and heartbeat are seconds, at least 1")
 
     @classmethod
-    def parse(cls, text: str) -> "ProcessGroup":
+    def parse(cls, text: str, timeout: int = 300, heartbeat: int = 100) -> "ProcessGroup":
         """Return the group that a value of FULGURITE_DISTRIBUTED describes.
 
         Args:
             text: `auto`, or `HOST:PORT PROCESS/PROCESSES`, perhaps followed by `timeout=SECONDS`
                 and `heartbeat=SECONDS`.
+            timeout: of the group, unless the text says it.
+            heartbeat: likewise.
 
         Raises:
             ConfigurationError: it is neither.
@@ -81,8 +83,8 @@ class ProcessGroup:
         words = [word for word in text.split() if "=" not in word]
         options = dict(word.split("=", 1) for word in text.split() if "=" in word)
         try:
-            timeout = int(options.pop("timeout", 300))
-            heartbeat = int(options.pop("heartbeat", 100))
+            timeout = int(options.pop("timeout", timeout))
+            heartbeat = int(options.pop("heartbeat", heartbeat))
             if options:
                 raise ValueError(f"unknown {', '.join(options)}")
             if words == ["auto"]:
@@ -113,10 +115,11 @@ def initialize_distributed(
 ) -> None:
     """Connect this process with the others: `jax.devices()` are then the devices of all of them.
 
-    Call it before anything touches a device. Without arguments it reads the variable
-    FULGURITE_DISTRIBUTED, and without that JAX detects SLURM, Open MPI, Kubernetes and cloud TPUs.
-    `fulgurite launch` calls it, and so do `fulgurite fit` and `fulgurite_cli.run` where that
-    variable is set; a second call does nothing.
+    Call it before anything touches a device. Where no argument says which processes there are, it
+    reads the variable FULGURITE_DISTRIBUTED, whose `timeout=` and `heartbeat=` take precedence, and
+    without that JAX detects SLURM, Open MPI, Kubernetes and cloud TPUs. `fulgurite launch` calls
+    it, and so do `fulgurite fit` and `fulgurite_cli.run` where that variable is set; a second call
+    does nothing.
 
     After it, an exception that nobody catches ends the process at once, without the functions that
     `atexit` registered: JAX would wait there for the other processes, which wait for this one.
@@ -136,7 +139,7 @@ def initialize_distributed(
     """
     has_arguments = any(value is not None for value in (coordinator, processes, process))
     if not has_arguments and os.environ.get(VARIABLE):
-        group = ProcessGroup.parse(os.environ[VARIABLE])
+        group = ProcessGroup.parse(os.environ[VARIABLE], timeout, heartbeat)
     else:
         group = ProcessGroup(coordinator, processes, process, timeout, heartbeat)
     if jax.distributed.is_initialized():

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from fulgurite.errors import ConfigurationError
-from fulgurite.plugins import SINGLE_PROCESS, ProcessShard
+from fulgurite.plugins import SINGLE_PROCESS, ProcessShard, hash_tree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -19,7 +19,7 @@ from fulgurite_sharding.agreement import (
     iter_aligned_batches,
     raise_on_any_process,
 )
-from fulgurite_sharding.batches import BatchSharding
+from fulgurite_sharding.batches import BatchSharding, is_local
 
 
 class MeshStrategy(fg.ShardingStrategy):
@@ -141,6 +141,11 @@ class MeshStrategy(fg.ShardingStrategy):
         return jax.tree.map(self._replicate_leaf, tree)
 
     def put_on_mesh(self, tree: PyTree) -> PyTree:
+        if jax.process_count() > 1:
+            local = [leaf for leaf in jax.tree.leaves(tree) if is_local(leaf)]
+            if local:
+                facts = {"the arrays of a model": hash_tree(local)}
+                assert_equal_across_processes(self.sync, "arrays of a model", facts)
         return jax.tree.map(self._put_leaf_on_mesh, tree)
 
     def process_shard(self, get_batch_spec: Callable[[], PyTree | None]) -> ProcessShard:
