@@ -100,6 +100,21 @@ def test_a_seed_of_numpy_is_a_seed(tmp_path: Path) -> None:
             model(inputs, seed=seed)  # type: ignore[arg-type]
 
 
+def test_names_in_a_folder_reach_no_terminal_as_they_are(tmp_path: Path) -> None:
+    name = "x\n\x1b[31mred"
+    copy = Function("copy", lambda module, batch: {name: batch[name]})
+    export(Sum(), tmp_path / "model", {name: LENGTHS}, functions=[copy])
+    model = load(tmp_path / "model")
+    assert str(model).splitlines() == [
+        "copy:",
+        r"  'x\n\x1b[31mred': int32 (batch,)",
+        r"  -> 'x\n\x1b[31mred': int32 (batch,)",
+    ]
+    with pytest.raises(InputError) as raised:
+        model({})
+    assert str(raised.value).isprintable()
+
+
 def test_constraints_that_no_size_satisfies_are_told_from_others() -> None:
     impossible = [
         ["b <= 4", "b >= 8"],

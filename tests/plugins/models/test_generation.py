@@ -253,6 +253,7 @@ def test_samples_without_a_tokenizer_are_numbers_and_need_a_language_model() -> 
     for prompts in ("text", []):  # each letter would be a prompt, or there would be none
         with pytest.raises(ConfigurationError, match="give a list of at least one prompt"):
             TextSamples(prompts, every=1, encode=lambda text: [1])
+    assert len(TextSamples((row for row in [[1], [2]]), every=1).prompts) == 2  # type: ignore[arg-type]
     other = fg.Task(
         eqx.nn.MLP(8, 1, 4, 1, key=jax.random.key(0)),
         loss=lambda preds, batch: preds[:, 0] ** 2,

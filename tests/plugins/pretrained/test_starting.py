@@ -122,6 +122,19 @@ def test_what_a_file_has_not_is_refused(
     assert loss == pytest.approx(compute_loss(make_mlp(3)), rel=1e-6)
 
 
+def test_a_file_without_a_map_fills_a_list_or_an_item_of_it(tmp_path: Path) -> None:
+    mlp = make_mlp(3)
+    save_safetensors(mlp.layers, tmp_path / "list.safetensors")
+    save_safetensors(mlp.layers[1], tmp_path / "item.safetensors")
+    for into, file in (("model.layers", "list"), ("model.layers[1]", "item")):
+        engine = fg.Engine(plugins=[Pretrained(into=into)])
+        state = engine.load_weights(make_task, tmp_path / f"{file}.safetensors")
+        assert eqx.tree_equal(state.module.model.layers[1], mlp.layers[1])
+    wrong = fg.Engine(plugins=[Pretrained(into="modle")])
+    with pytest.raises(ConfigurationError, match="Task has no arrays below into='modle'"):
+        wrong.load_weights(make_task, tmp_path / "list.safetensors")
+
+
 def test_without_the_plugin_an_error_names_it(file: Path, tmp_path: Path) -> None:
     """With a checkpointer and without; also where transformers wrote a pickle."""
     for plugins in ([], [Checkpointer(1)]):

@@ -50,11 +50,13 @@ class TextSamples(fg.Plugin):
         as_trigger(self.every)
         set_ints(self, "max_new_tokens")
         check_positive_int(self.max_new_tokens, "TextSamples: max_new_tokens")
-        if isinstance(self.prompts, str) or not len(self.prompts):
+        prompts = () if isinstance(self.prompts, str) else tuple(self.prompts)
+        if not prompts:
             raise ConfigurationError(
                 f"TextSamples: prompts is {self.prompts!r:.100}; give a list of at least one "
                 "prompt, such as ['Once']"
             )
+        object.__setattr__(self, "prompts", prompts)  # a generator would be used up
         if self.encode is None and any(isinstance(prompt, str) for prompt in self.prompts):
             raise ConfigurationError(
                 "TextSamples: a prompt is a string, and encode= is missing, which makes tokens of "

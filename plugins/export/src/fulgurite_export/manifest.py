@@ -94,12 +94,12 @@ class FunctionSpec:
         """
         lines = [f"{name}:"]
         for spec in self.read_inputs:
-            lines.append(f"  {spec.name or 'input'}: {spec}")
+            lines.append(f"  {_as_printable(spec.name) or 'input'}: {spec}")
         lines += [f"  {constraint}" for constraint in self.constraints]
         if self.takes_seed:
             lines.append("  seed: a whole number")
         for spec in self.outputs:
-            lines.append(f"  -> {spec.name or 'output'}: {spec}")
+            lines.append(f"  -> {_as_printable(spec.name) or 'output'}: {spec}")
         return "\n".join(lines)
 
 
@@ -292,6 +292,11 @@ def _decode_arrays(content: Any, what: str) -> tuple[ArraySpec, ...]:
             raise ExportError(f"an array of {what} has no name or no known dtype")
         specs.append(ArraySpec(name, dtype, _decode_tuple(shape, f"the shape of {what}", _is_size)))
     return tuple(specs)
+
+
+def _as_printable(name: str) -> str:
+    """Return a name as a terminal shows it, and does not obey it."""
+    return name if name.isprintable() else repr(name)
 
 
 def _is_version(text: Any) -> bool:

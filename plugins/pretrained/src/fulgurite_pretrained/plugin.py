@@ -8,7 +8,7 @@ from typing import Any
 
 import fulgurite as fg
 import jax
-from fulgurite.errors import CheckpointError, ConfigurationError
+from fulgurite.errors import CheckpointError, ConfigurationError, did_you_mean
 from fulgurite.plugins import EngineView, find_wholes, hide_constructor_frames, path_from_keys
 
 from fulgurite_pretrained.families import is_of_family
@@ -100,10 +100,7 @@ class Pretrained(fg.Plugin):
         if not (path / CONFIG_NAME).is_file():
             if self.into is None:
                 return None, True
-            paths = list_arrays(module)
-            start = f"{self.into}."
-            below = {name.removeprefix(start): name for name in paths if name.startswith(start)}
-            return below, False
+            return _list_below(module, self.into), False
         family, _ = read_config(path)
         place, model = _find_model(module, lambda node: is_of_family(node, family), self.into)
         return _put_below(family.make_map_for(model.config, names), place), False
@@ -150,6 +147,31 @@ def _find_model(module: Any, is_model: Callable[[Any], bool], place: str | None)
             "Pretrained(into=...), or give the names by Pretrained(map=...)"
         )
     return next(iter(models.items()))
+
+
+def _list_below(module: Any, place: str) -> dict[str, str]:
+    """Return the paths of the arrays in a part of a module, each with that in the module.
+
+    Args:
+        module: the module.
+        place: the path of the part.
+
+    Raises:
+        ConfigurationError: there is no array in it.
+    """
+    paths = list_arrays(module)
+    starts = (f"{place}.", f"{place}[")  # of a module, and of a list or dictionary
+    below = {
+        path.removeprefix(place).removeprefix("."): path
+        for path in paths
+        if path.startswith(starts)
+    }
+    if not below:
+        raise ConfigurationError(
+            f"Pretrained: {type(module).__name__} has no arrays below into={place!r}. "
+            f"{did_you_mean(place, paths.keys() - {place})}"
+        )
+    return below
 
 
 def _put_below(path_map: PathMap, place: str) -> PathMap:
