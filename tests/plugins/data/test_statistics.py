@@ -95,7 +95,7 @@ def test_statistics_of_the_user_are_lists_or_arrays_and_must_make_sense():
     assert dataset.normalize(known).get(0)["x"].tolist() == [1, 6]
     for mean, std in (({"x": 0.0}, {}), ({"x": 0.0}, {"x": -1.0}), ({"x": np.nan}, {"x": 1.0})):
         with pytest.raises(DataError, match="Statistics: "):
-            Statistics(mean, std, {"x": 1})
+            Statistics(mean, std, {"x": 1})  # type: ignore[arg-type]
     with pytest.raises(DataError, match="beyond float64"), np.errstate(over="ignore"):
         compute_statistics(Arrays({"x": np.array([1e200, -1e200])}), "x")
 

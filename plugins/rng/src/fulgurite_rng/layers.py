@@ -51,7 +51,7 @@ class Dropout(eqx.Module):
     def __init__(self, p: float | Array = 0.5, *, axis_name: str | None = None) -> None:
         if not isinstance(p, jax.Array) and not 0 <= p <= 1:
             raise ConfigurationError(f"Dropout: p is {p!r}; it must be a number from 0 to 1")
-        self.dropout = eqx.nn.Dropout(p)
+        self.dropout = eqx.nn.Dropout(p)  # type: ignore[arg-type]
         self.axis_name = axis_name
 
     def __call__(
