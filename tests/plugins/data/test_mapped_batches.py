@@ -90,6 +90,15 @@ class Mean(fg.Module):
         return optax.sgd(0.1)
 
 
+def test_numbers_of_examples_that_a_function_says_weigh_its_batches():
+    values = np.arange(10.0) ** 2
+    batches = Arrays({"y": values}).batch(4)
+    said = batches.map(lambda batch: fg.Batch(batch, num_examples=len(batch["y"])))
+    engine = fg.Engine(autoload=False)
+    loss = engine.evaluate(Mean(jnp.zeros(())), said)["loss"]
+    assert loss == pytest.approx(np.mean(values**2), rel=1e-6)
+
+
 def test_a_map_on_the_device_that_forgets_to_return_is_named():
     plugin = MapOnDevice(lambda batch: None)
     engine = fg.Engine(steps=1, plugins=[plugin], autoload=False)

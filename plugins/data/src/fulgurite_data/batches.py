@@ -219,7 +219,8 @@ def _finish(node: BatchNode, batch: Any) -> Any:
     """Return a batch as a fit reads it: arrays of numbers in dtypes that jax keeps."""
     with error_context(lambda: f"in a batch of {'.'.join(node.stages)}"):
         if isinstance(batch, fg.Batch):
-            return replace(batch, value=as_arrays(batch.value))
+            value, num_examples = as_arrays(batch.value), as_arrays(batch.num_examples)
+            return replace(batch, value=value, num_examples=num_examples)
         return as_arrays(batch)
 
 

@@ -51,7 +51,7 @@ def iter_in_threads(node: BatchNode, jobs: Iterable[Job], count: int) -> Iterato
         count: the number of threads.
     """
     remaining = iter(jobs)
-    has_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    has_x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     with ThreadPoolExecutor(count, thread_name_prefix="fulgurite-data") as executor:
         waiting: deque[Future[Any]] = deque()
         try:
@@ -159,8 +159,8 @@ class WorkerPool:
     def _send(self, job: Job) -> tuple[int, Job]:
         ticket = self._num_sent
         self._num_sent += 1
-        has_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        self._get_worker(ticket).send(ticket, bool(has_x64), job)
+        has_x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        self._get_worker(ticket).send(ticket, has_x64, job)
         return ticket, job
 
 
