@@ -316,8 +316,8 @@ def measure_window(
             totals[name] = totals.get(name, 0) + float(total)
             sizes[name] = sizes.get(name, 0) + (1.0 if size is None else float(size))
     values = {name: total / (sizes[name] or np.nan) for name, total in totals.items()}
-    terms = [value for name, value in values.items() if sizes[name]]
-    return {**values, "loss": sum(terms) if terms else np.nan}
+    numbers = [value for name, value in values.items() if sizes[name]]
+    return {**values, "loss": sum(numbers) if numbers else np.nan}
 
 
 def average(params: Sequence[Params], decay: float | None) -> Params:

@@ -306,6 +306,15 @@ def test_unknown_group_is_an_error(trained: Path, capsys) -> None:
     assert "no evaluator is in the group 'slwo'. Did you mean 'slow'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [["--json"], ["--output", "elsewhere"]])
+def test_what_is_of_one_checkpoint_is_refused_for_a_group(
+    trained: Path, option: list[str], capsys
+) -> None:
+    with pytest.raises(SystemExit):
+        evaluate(trained, "--group", "slow", *option)
+    assert f"{option[0]} is for a checkpoint" in capsys.readouterr().err
+
+
 # --- one checkpoint, once -------------------------------------------------------------------------
 
 

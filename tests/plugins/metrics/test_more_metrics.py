@@ -129,6 +129,10 @@ def test_reciprocal_rank_of_ties_and_of_lists_without_an_answer() -> None:
     assert fm.MeanReciprocalRank.from_scores(scores, relevance).compute() == pytest.approx(1 / 3)
     first = fm.MeanReciprocalRank.from_scores(scores[2:], relevance[2:]).compute()
     assert first == 0.5
+    unknown = jnp.array([[1, NAN, 0]])
+    assert math.isnan(fm.MeanReciprocalRank.from_scores(scores[:1], unknown).compute())
+    mask = jnp.array([[True, False, True]])
+    assert fm.MeanReciprocalRank.from_scores(scores[:1], unknown, mask).compute() == 1
 
 
 @pytest.mark.full

@@ -30,6 +30,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if options.group is not None and options.output is not None:
         parser.error("--output is for a checkpoint; the results of a group are in the run")
+    if options.group is not None and options.json:
+        parser.error(
+            "--json is for a checkpoint; fulgurite_evaluators.read_results reads those of a group"
+        )
     run = RunDirectory(options.run)
     try:
         if options.group is not None:

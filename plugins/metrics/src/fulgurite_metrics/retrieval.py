@@ -62,8 +62,8 @@ class NDCG(Metric):
 
 class MeanReciprocalRank(Metric):
     """The mean over the queries of 1 / the position of the first relevant item; 0 for a query
-    without one. NaN without queries. Of equal scores the first in the list stands higher, and a NaN
-    stands nowhere.
+    without one. NaN without queries, and with a NaN in the relevance. Of equal scores the first in
+    the list stands higher, and a NaN stands nowhere.
 
     Example:
         from fulgurite_metrics import MeanReciprocalRank
@@ -95,6 +95,9 @@ class MeanReciprocalRank(Metric):
         is_before = present & ((scores > best) | ((scores == best) & (index < first)))
         rank = 1 + jnp.sum(is_before, axis=-1)
         values = jnp.where(jnp.any(is_relevant, axis=-1), 1 / rank.astype(scores.dtype), 0)
+        # Such an item may be the first relevant one, or not.
+        is_unknown = jnp.any(present & jnp.isnan(relevance), axis=-1)
+        values = jnp.where(is_unknown, jnp.nan, values)
         return MeanReciprocalRank(Mean.from_values(values, jnp.any(present, axis=-1)))
 
     def compute(self) -> Value:
