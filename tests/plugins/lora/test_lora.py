@@ -514,7 +514,7 @@ def test_statistics_of_frozen_layers_are_said_to_stay(plugins: Any, num_kept: in
     engine = make_engine(*plugins, autoload=False)
     state = engine.init_state(eqx.nn.make_with_state(Normalized), make_data())
     hook: Any = engine.plugins.hooks.get("list_kept_state")
-    kept = {index.marker for _, indices in hook.each(module=state.module) for index in indices}
+    markers = {index.marker for _, indices in hook.each(module=state.module) for index in indices}
     # Mean and variance, and whether there are any yet.
-    assert len(kept) == 2 * num_kept
-    assert num_kept == 0 or state.module.norm.ema_state_index.marker in kept
+    assert len(markers) == 2 * num_kept
+    assert num_kept == 0 or state.module.norm.ema_state_index.marker in markers

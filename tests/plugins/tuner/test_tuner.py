@@ -246,10 +246,10 @@ def search_straight(*plugins: Any, **fields: Any) -> LearningRates:
 def test_each_rate_is_that_of_an_update(plugins: Any, fields: Any, num_trained: int) -> None:
     """Each lowers the loss by the rate for each weight that is trained, however many steps wait."""
     rates = np.geomspace(0.01, 0.08, 4)
-    found = search_straight(*plugins, **fields)
-    np.testing.assert_allclose(found.rates, rates)
+    search = search_straight(*plugins, **fields)
+    np.testing.assert_allclose(search.rates, rates)
     expected = 2 - num_trained * np.cumsum([0, *rates[:-1]])
-    np.testing.assert_allclose(found.losses, expected, rtol=1e-6)
+    np.testing.assert_allclose(search.losses, expected, rtol=1e-6)
 
 
 def test_a_search_that_is_not_defined_is_refused() -> None:
@@ -266,19 +266,19 @@ def test_a_search_that_is_not_defined_is_refused() -> None:
 
 @pytest.mark.full
 def test_a_search_ends_where_no_step_is_finite() -> None:
-    found = search_straight(bad_steps=(*range(2, 200),))
-    np.testing.assert_allclose(found.losses, [2, 1.98])
+    search = search_straight(bad_steps=(*range(2, 200),))
+    np.testing.assert_allclose(search.losses, [2, 1.98])
 
 
 @pytest.mark.full
 def test_a_model_without_an_optimizer_is_searched() -> None:
     task = fg.Task(eqx.nn.Linear(1, 1, key=jax.random.key(0)), lambda preds, batch: preds.mean())
     data = [(np.ones((2, 1), np.float32),)]
-    found = find_learning_rate(
+    search = find_learning_rate(
         fg.Engine(steps=1, autoload=False), task, data, optax.sgd, low=0.01, high=0.08, steps=2
     )
     # Weight and bias fall by the rate each.
-    assert found.losses[0] - found.losses[1] == pytest.approx(0.02, rel=1e-5)
+    assert search.losses[0] - search.losses[1] == pytest.approx(0.02, rel=1e-5)
 
 
 class Weighed(fg.Module):
