@@ -110,6 +110,10 @@ def test_floats_of_numpy_are_numbers() -> None:
     half: Any = np.float32(0.5)
     assert GradientClip(max_norm=half).max_norm == 0.5
     assert WeightClip("weight", half).max_value == 0.5
+    assert WeightClip("weight", half)(jnp.ones(2, jnp.float16)).dtype == jnp.float16
+    clip: Any = GradientClip(max_value=half).gradient_transform("default")
+    clipped, _ = clip.update(jnp.ones(2, jnp.bfloat16), clip.init(jnp.ones(2)))
+    assert clipped.dtype == jnp.bfloat16
     assert ReduceOnPlateau("test/loss", 1, factor=half, min_scale=half).factor == 0.5
     assert BackboneFinetuning("weight", 1, rate=half).rate == 0.5
     with pytest.raises(ConfigurationError, match="rate is '0.5'"):

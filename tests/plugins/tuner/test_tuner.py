@@ -246,10 +246,10 @@ def search_straight(*plugins: Any, **fields: Any) -> LearningRates:
 def test_each_rate_is_that_of_an_update(plugins: Any, fields: Any, num_trained: int) -> None:
     """Each lowers the loss by the rate for each weight that is trained, however many steps wait."""
     rates = np.geomspace(0.01, 0.08, 4)
-    found = search_straight(*plugins, **fields)
-    np.testing.assert_allclose(found.rates, rates)
+    search = search_straight(*plugins, **fields)
+    np.testing.assert_allclose(search.rates, rates)
     expected = 2 - num_trained * np.cumsum([0, *rates[:-1]])
-    np.testing.assert_allclose(found.losses, expected, rtol=1e-6)
+    np.testing.assert_allclose(search.losses, expected, rtol=1e-6)
 
 
 def test_a_search_that_is_not_defined_is_refused() -> None:

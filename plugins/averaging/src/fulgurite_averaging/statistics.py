@@ -19,7 +19,7 @@ from fulgurite_averaging.padding import leave_out_padding
 class _Moments(fg.metrics.Metric):
     """Mean and variance of the inputs of a layer, by channel.
 
-    Moments about zero are not added up: the difference of two large ones is not a variance.
+    Moments about zero are not added up: the difference of two large ones has few digits.
     Source: the pairwise update of Chan, Golub and LeVeque, Algorithms for Computing the Sample
     Variance (1983).
 

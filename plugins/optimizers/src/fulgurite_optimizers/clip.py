@@ -52,9 +52,9 @@ class GradientClip(fg.Plugin):
             return None
         transforms = []
         if self.max_value is not None:
-            transforms.append(_clip_values(self.max_value))
+            transforms.append(_clip_values(float(self.max_value)))
         if self.max_norm is not None:
-            transforms.append(_clip_norm(self.max_norm))
+            transforms.append(_clip_norm(float(self.max_norm)))
         return optax.chain(*transforms)
 
     @fg.hookimpl

@@ -149,7 +149,9 @@ class WeightClip(Constraint):
 
     def __call__(self, weight: Inexact[Array, "..."]) -> Inexact[Array, "..."]:
         _check_real(weight, "WeightClip")
-        return jnp.clip(weight, -self.max_value, self.max_value)
+        # A float of NumPy would make float32 of half precision.
+        limit = float(self.max_value)
+        return jnp.clip(weight, -limit, limit)
 
 
 class ModuleConstraints(fg.Plugin):
