@@ -462,6 +462,31 @@ def test_a_loop_that_continues_keeps_its_run_and_sends_each_step_once(tmp_path: 
         offline().rewind_logger({"id": "../x"})
 
 
+@pytest.mark.full
+def test_other_runs_of_the_process_are_left_alone(tmp_path: Path):
+    import wandb
+
+    (tmp_path / "own").mkdir()
+    own_run = wandb.init(project="own", mode="offline", dir=tmp_path / "own")
+    own_run.log({"x": 1}, step=0)
+
+    def fit_within(run: fg.Run) -> None:
+        deadline = time.monotonic() + 30
+        while not files(tmp_path / "outer") and time.monotonic() < deadline:
+            time.sleep(0.05)  # until the other logger has begun its run
+        fit(tmp_path / "inner", offline(), steps=4)
+
+    result = fit(tmp_path / "outer", offline(), fg.LambdaPlugin(every={fg.At(3): fit_within}))
+    assert not result.failures
+    own_run.log({"x": 2}, step=9)
+    own_run.finish()
+    wandb.teardown()  # after which its files are whole
+    expected = {"own": [0, 9], "outer": [2, 4, 6, 8], "inner": [2, 4]}
+    for name, steps in expected.items():
+        (file,) = files(tmp_path / name)
+        assert [step for step, _ in rows(file)] == steps
+
+
 def test_run_from_the_checkpoint_of_another_is_a_separate_run(tmp_path: Path):
     memory, first, second = Memory(), offline(), offline()
     fit(tmp_path / "a", first, memory)

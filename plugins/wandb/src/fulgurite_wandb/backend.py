@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from fulgurite_runs import dumps, loads
 
 from fulgurite_wandb.runfile import find_last_step
 from fulgurite_wandb.values import convert_value
+
+_CONNECTING = threading.Lock()
+"""Held while a logger begins its run, lest another one take the same for its own."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class Backend:
             earlier_files = sorted(
                 self._folder.glob(f"wandb/*run-*-{self._settings['id']}/*.wandb")
             )
-        with _limit_processor_use():
+        with _CONNECTING, _limit_processor_use():
             self._connect()
         if self._resume_point is not None:
             self._last_arrived_step = self._find_last_arrived_step(earlier_files)
@@ -153,6 +157,9 @@ class Backend:
             "settings": quiet_settings,
             **self._settings,
         }
+        if wandb.setup().most_recent_active_run is not None:
+            # A run of the program itself, or of another fit. wandb would return that one.
+            arguments = {"reinit": "create_new", **arguments}
         try:
             with _never_prompt(quiet_settings):
                 mode: Any = self._mode

@@ -50,7 +50,8 @@ class WandbLogger(RunPlugin):
     is taken from `records.jsonl` (of fulgurite-logging), and what has already arrived is not sent
     again. A run that starts from the checkpoint of another run gets its own id. Without a key or a
     network it continues offline and says so; `wandb sync` sends the records later. wandb shows a
-    run that an exception or a signal ended as failed.
+    run that an exception or a signal ended as failed. Other runs of the process, of `wandb.init` in
+    the program or of fits at the same time, are left alone.
 
     Standalone evaluators have a run of their own, of the job type `evaluation`; wandb does not let
     two processes write to one. Its group is the name of the run's directory, as that of the
