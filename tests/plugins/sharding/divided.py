@@ -104,7 +104,8 @@ def count() -> Any:
 def count_on_one() -> Any:
     """Two batches that count on the first process, and one on the second."""
     batches = [fg.Batch({"x": NUMBERS[:4]}, num_examples=2)] * (2 - jax.process_index())
-    return make_engine(DataParallel()).evaluate(Lengths(), batches)
+    model: Any = Lengths()  # type: ignore[call-arg]
+    return make_engine(DataParallel()).evaluate(model, batches)
 
 
 def train_on_numbers() -> Any:

@@ -271,10 +271,10 @@ def drop_repeated(folders: Iterable[Path]) -> list[Path]:
     """Return the directories without those that are another one by another name, such as a link to
     the latest run: its time would count twice."""
     places = list(dict.fromkeys(folders))
-    kept: dict[Path, Path] = {}
+    place_by_target: dict[Path, Path] = {}
     for place in sorted(places, key=Path.is_symlink):
-        kept.setdefault(place.resolve(), place)
-    return [place for place in places if place in kept.values()]
+        place_by_target.setdefault(place.resolve(), place)
+    return [place for place in places if place in place_by_target.values()]
 
 
 def name_folders(folders: Sequence[Path]) -> list[str]:
