@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from fulgurite_checkpoint.commands import checkpoints
 
-pytestmark = pytest.mark.full
-
 PROGRAM = Path(__file__).with_name("keyed_programs.py")
 NAMES = ("game", "transformer", "normed")
 
@@ -28,7 +26,7 @@ def read_arrays(path: Path) -> list[np.ndarray]:
         return [file[name] for name in file.files]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_losses_and_metrics_on_layers_are_those_by_hand_and_resume_exactly(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("by-hand", "whole", "killed")]
     for folder in folders:

@@ -50,7 +50,7 @@ def test_a_line_that_is_no_result_is_an_error_naming_it(
         read_results(tmp_path)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_result_that_cannot_be_written_or_read_again_is_an_error_naming_it(
     results: Path, tmp_path: Path
 ) -> None:

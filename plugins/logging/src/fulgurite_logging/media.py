@@ -130,7 +130,8 @@ class Histogram(Media):
         places = jnp.searchsorted(edges, jnp.where(finite, flat, low), side="right") - 1
         # As integers, which `jnp.histogram` does not: from 2**24 on, which are fewer than the zeros
         # of a large model, adding 1 changes no float32.
-        counts = jnp.zeros(bins, jnp.int32).at[jnp.clip(places, 0, bins - 1)].add(finite.astype(jnp.int32))
+        bin_counts = jnp.zeros(bins, jnp.int32)
+        counts = bin_counts.at[jnp.clip(places, 0, bins - 1)].add(finite.astype(jnp.int32))
         return Histogram(counts, edges)
 
 
