@@ -90,7 +90,7 @@ def make_function(call: Any) -> Function:
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_generate_is_exported_with_the_tokens_that_it_gives_here(tmp_path: Path) -> None:
     """The most probable tokens, up to an end token, and drawn ones, after prompts of several
     lengths, where neither Equinox nor Fulgurite can be imported."""

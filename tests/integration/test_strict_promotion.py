@@ -182,7 +182,7 @@ def measure() -> Any:
     "compute",
     [
         pytest.param(train_with_conditions, marks=pytest.mark.slow),
-        pytest.param(train_with_microbatches, marks=pytest.mark.full),
+        pytest.param(train_with_microbatches, marks=pytest.mark.slow),
         pytest.param(train_with_accumulation_over_steps, marks=pytest.mark.slow),
         pytest.param(train_with_phases, marks=pytest.mark.slow),
         pytest.param(train_in_bfloat16, marks=pytest.mark.slow),

@@ -106,6 +106,7 @@ class Outsider:
 }
 
 
+@pytest.mark.slow
 def test_core_alone_installs_only_its_dependencies(core_alone: Path):
     installed = {
         str(canonicalize_name(distribution.name)): distribution
@@ -124,6 +125,7 @@ def test_core_alone_installs_only_its_dependencies(core_alone: Path):
     assert set(installed) - {"pip"} == needed
 
 
+@pytest.mark.slow
 def test_core_alone_trains(core_alone: Path):
     where, trained = run(core_alone, "train([])").stdout.splitlines()
     assert Path(where).is_relative_to(core_alone)

@@ -36,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "run", whole
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_process_that_resumes_compiles_while_it_reads(
     trained: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -50,7 +50,7 @@ def template_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_run_that_may_not_be_read_is_a_row_and_an_error_elsewhere(
     template_run: Path, tmp_path: Path, without_rights: list[str]
 ) -> None:

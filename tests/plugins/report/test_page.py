@@ -390,7 +390,7 @@ def iter_edited(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield content | {name: value}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_files_that_were_edited_are_no_error(tmp_path: Path) -> None:
     """Whatever JSON they hold."""
     run = write_run(tmp_path / "run", records=[("train", 1, {"loss": 1.0})])

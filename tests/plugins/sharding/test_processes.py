@@ -374,6 +374,7 @@ def divided() -> list[dict[str, Any]]:
     return [second, first] if lines[0].startswith("[1]") else [first, second]
 
 
+@pytest.mark.slow
 def test_batches_with_typed_keys_are_divided_over_processes(divided: list[dict[str, Any]]) -> None:
     """Also where JAX computes them as they are read, and where the data of one process ends
     earlier."""
