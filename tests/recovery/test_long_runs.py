@@ -18,6 +18,7 @@ each save, and some native memory for each array: 28 KB for a save of this progr
 them. The same run without a checkpointer grows by 0.04 KB a step."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "num_evaluators"),
     [

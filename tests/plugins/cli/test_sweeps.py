@@ -144,7 +144,7 @@ def test_mistakes_in_a_sweep_end_with_2_before_anything_runs(
     assert not Path(folder).exists()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_sweep_runs_what_is_not_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,7 +97,7 @@ def test_a_killed_run_goes_on_with_its_run_and_has_each_record_once(
         assert len(expected) == 20
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [-1, pytest.param(-2, marks=pytest.mark.slow)])
 def test_a_run_killed_before_its_id_is_noted_leaves_no_second_run_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: int

@@ -169,7 +169,7 @@ def test_eight_classifiers_are_killed_and_resumed_with_the_same_bits(tmp_path):
     assert best.value > 0.9
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_members_are_divided_among_devices():
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     program = Path(__file__).with_name("on_four.py")

@@ -382,7 +382,7 @@ OF_ALL = ("batch_loss", "loss_average")
 RATES = "lr=0.1,1e30,0.2"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_three_trials_are_one_population_with_the_bits_of_their_runs_alone(tmp_path: Path) -> None:
     """One of them is not finite, and has failed (7S8)."""
     arguments = [RATES, "--sampler", "grid", "--workers"]
