@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fulgurite.errors import ConfigurationError
 from fulgurite.metrics import resolve_mode
 from fulgurite_report import ReportError, Run
 from fulgurite_report.command import watch
@@ -107,6 +108,10 @@ def test_names_of_metrics_say_here_what_they_say_where_checkpoints_are_chosen(
     for word in words:
         name = f"test/{word}_at_5"
         assert find_mode(name) == resolve_mode(name, None, "a test")
+        # Neither can tell of the opposite of a metric, such as that of scikit-learn.
+        assert find_mode(f"test/neg_{word}") is None
+        with pytest.raises(ConfigurationError, match="cannot be inferred"):
+            resolve_mode(f"test/neg_{word}", None, "a test")
 
 
 def test_a_pipe_gets_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

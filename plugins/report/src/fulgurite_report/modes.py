@@ -33,11 +33,15 @@ HIGHER_IS_BETTER = {
     "spearman",
     "ssim",
 }
+NEGATED = {"neg", "negative", "negated"}
+"""In the name of a metric of which the opposite is measured, such as `neg_mean_squared_error`."""
 
 
 def find_mode(name: str) -> str | None:
     """Return `min` or `max` for a metric `SOURCE/NAME`; None if its name does not tell."""
     words = set(re.split(r"[^a-z0-9]+", name.rpartition("/")[2].lower()))
+    if words & NEGATED:
+        return None
     is_lower = bool(words & LOWER_IS_BETTER)
     if is_lower == bool(words & HIGHER_IS_BETTER):
         return None
