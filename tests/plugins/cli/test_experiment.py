@@ -263,7 +263,7 @@ def test_arguments_that_no_name_sets_are_left_out_and_a_partial_is_an_error() ->
     assert (built.model, built.engine.config) == ((2.0, (), {}), {"lr": 2.0})
     with pytest.raises(ConfigurationError, match="has no argument 'options'. There are: lr"):
         build_experiment(experiment, ["options=2"])
-    with pytest.raises(ConfigurationError, match="is not a function, of which the types"):
+    with pytest.raises(ConfigurationError, match="is not a function, so that the types"):
         build_experiment(partial(experiment, lr=3.0), [])
 
 

@@ -203,13 +203,13 @@ def look_up(
 
 
 def is_index(indices: Integer[Array, "*shape"], size: int) -> Bool[Array, "*shape"]:
-    """Return which integers are indices of so many things.
+    """Return which integers are valid indices.
 
     JAX compares with a number in the dtype of the array, in which 256 is 0 for bytes.
 
     Args:
         indices: the integers, of any dtype.
-        size: how many things there are.
+        size: of the axis that is indexed.
     """
     last = min(size - 1, jnp.iinfo(indices.dtype).max)
     return (indices >= 0) & (indices <= last)

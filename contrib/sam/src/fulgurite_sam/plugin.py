@@ -42,7 +42,7 @@ class Sam(fg.Plugin):
         engine.fit(model, data)
     """
 
-    # Within the loss scale of low precision: or else small gradients would vanish in the ascent.
+    # Within the loss scale of low precision: without it small gradients vanish in the ascent.
     before = ("precision",)
 
     radius: float = 0.05

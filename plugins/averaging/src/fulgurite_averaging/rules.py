@@ -101,7 +101,7 @@ class EMA:
         return -math.expm1(self._log_decay)
 
     def _sum_weights(self, count: Float[Array, ""]) -> Float[Array, ""]:
-        """Return how much all weights but the initial ones count together after so many updates of
+        """Return how much all weights but the initial ones count together after `count` updates of
         the average: 1 minus the product of the decays."""
         if not self.warmup:
             return -jnp.expm1(self._log_decay * count)

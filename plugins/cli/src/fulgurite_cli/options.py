@@ -40,7 +40,7 @@ class _OnlyOnce(argparse.Action):
 
 
 def print_to_pipe(text: str) -> None:
-    """Print; where nobody reads any more, as behind `| head`, that is not an error. What the output
+    """Print; a reader that has stopped, such as `| head`, is not an error. What the output
     has no characters for, as of a locale without UTF-8, is escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:

@@ -45,8 +45,8 @@ def get_parameters(experiment: Callable[..., Any]) -> dict[str, Parameter]:
         hints = read_type_hints(experiment)
     except TypeError as error:
         raise ConfigurationError(
-            f"{experiment!r} is not a function, of which the types of arguments are known: define "
-            "one, `def experiment(lr: float = 1e-3): ...`, that calls it"
+            f"{experiment!r} is not a function, so that the types of its arguments are not known: "
+            "define `def experiment(lr: float = 1e-3): ...`, and call it there"
         ) from error
     parameters = {}
     for name, parameter in inspect.signature(experiment).parameters.items():

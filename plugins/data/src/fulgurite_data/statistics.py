@@ -171,7 +171,7 @@ def _join(name: str, by_shape: dict[tuple[int, ...], _Moments], node: Node, per:
     num_axes = leaf.values.ndim if isinstance(leaf, Ragged) else leaf.ndim - 1
     if per == "element" or num_axes > 1:
         raise ConfigurationError(
-            f"compute_statistics: examples of {name} have several shapes, so that there is no mean "
+            f"compute_statistics: examples of {name} have several shapes and therefore no mean "
             f"per {per}: choose per='array', or map() them to one shape"
         )
     joined = _Moments()
@@ -191,7 +191,7 @@ def _get_numbers(rows: Any, name: str, node: Node, per: Per) -> np.ndarray:
         leaf = leaf.values
     if is_ragged and per == "element":
         raise ConfigurationError(
-            f"compute_statistics: examples of {name} have unequal lengths, so there is no mean "
+            f"compute_statistics: examples of {name} have unequal lengths and therefore no mean "
             "of each element: choose per='channel' or 'array'"
         )
     if not is_real(leaf.dtype):

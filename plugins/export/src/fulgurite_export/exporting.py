@@ -259,7 +259,7 @@ def _write_files(
             )
         _write_file(folder / get_program_file(name), program)
         functions[name] = _make_function_spec(function, program, positions)
-        # safetensors lets nobody else read its files.
+        # safetensors makes files that only their owner may read.
         shutil.copymode(folder / get_program_file(name), folder / WEIGHTS_FILE)
     with open(folder / WEIGHTS_FILE, "rb") as file:
         os.fsync(file.fileno())

@@ -136,7 +136,7 @@ def _find_batch_axis(function: ExportedFunction, specs: Sequence[ArraySpec]) -> 
 def _choose_batch_size(
     function: ExportedFunction, example: Any, axis: int | str, count: int
 ) -> int | None:
-    """Return the size of the batch in which a function takes so many examples, or the most of them
+    """Return the size of the batch in which a function takes `count` examples, or the most of them
     that it takes together; None if it takes none.
 
     Args:
@@ -166,7 +166,7 @@ def _choose_batch_size(
 
 
 def _iter_batch_sizes(count: int) -> Iterator[int]:
-    """Yield sizes of batches in the order in which they suit so many examples."""
+    """Yield sizes of batches, the best one for `count` examples first."""
     smallest = 1 << (count - 1).bit_length()
     yield from (smallest << doublings for doublings in range(_MAX_DOUBLINGS))
     yield from range(count, count + _MAX_TRIES)

@@ -91,7 +91,7 @@ def collect_names(text: str | int) -> set[str]:
 
 def find_impossible(constraints: Iterable[str]) -> str | None:
     """Return a name for which no size satisfies the constraints on it alone; None where there is
-    no such name, or where nobody knows.
+    no such name, or where that cannot be decided.
 
     Args:
         constraints: which `is_satisfied` takes.

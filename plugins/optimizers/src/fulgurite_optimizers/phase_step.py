@@ -170,7 +170,7 @@ class PhaseStep:
         if self.phase.split and ctx.num_examples is not None:
             raise DataError(
                 f"the phase {self.name!r} has split=True, and a fg.Batch with num_examples cannot "
-                "be split, because nobody knows how many examples each share has: leave split out"
+                "be split, because the examples of each share are not counted: leave split out"
             )
         shares = _divide_batch(self.phase, self.batch, ctx.mask)
         has_examples = None

@@ -257,5 +257,5 @@ def _write(path: Path, items: list[_Item], metadata: Mapping[str, str] | None) -
     part.touch()
     mode = part.stat().st_mode
     save_file(arrays, part, metadata=None if metadata is None else dict(metadata))
-    part.chmod(mode)  # safetensors lets nobody else read its files
+    part.chmod(mode)  # safetensors gives only the owner access
     os.replace(part, path)

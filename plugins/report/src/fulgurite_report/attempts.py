@@ -45,7 +45,7 @@ class Attempt:
 
     @property
     def first_known_step(self) -> int | None:
-        """The step that it began with, or else the first one that is known."""
+        """The step that it began with; where that is not known, the first one that is."""
         return self.first_step if self.start_step is None else self.start_step
 
     def note_step(self, step: int) -> None:

@@ -25,7 +25,7 @@ Search = Literal["power", "bisect"]
 
 _LONG_STOP = 2**30
 _LONG_RANGE = fg.StepRange(0, _LONG_STOP, tuple(range(1, 1001)))
-"""The steps of a run of so many short epochs that whatever is to change in it has, at its end."""
+"""The steps of a run of many short epochs: whatever changes during it has changed at its end."""
 
 
 @dataclass(frozen=True)

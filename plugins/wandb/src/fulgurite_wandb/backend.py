@@ -20,7 +20,7 @@ from fulgurite_wandb.runfile import find_last_step
 from fulgurite_wandb.values import convert_value
 
 _CONNECTING = threading.Lock()
-"""Held while a logger begins its run, lest another one take the same for its own."""
+"""Held while a logger begins its run, so that no other logger takes it for its own."""
 
 
 @dataclass(frozen=True)

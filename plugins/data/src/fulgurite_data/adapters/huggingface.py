@@ -63,7 +63,7 @@ class HuggingFaceNode(Node):
     def __init__(self, dataset: Any) -> None:
         if dataset.format["type"] == "custom":
             raise ConfigurationError(
-                "HuggingFace: this dataset has a transform, which nobody would call here: give "
+                "HuggingFace: this dataset has a transform, which is not called here: give "
                 "HuggingFace(dataset.with_format(None)).map(function) a function of one example"
             )
         self.length = len(dataset)
