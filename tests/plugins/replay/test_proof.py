@@ -350,3 +350,17 @@ def make_digest(array: np.ndarray) -> str:
     module = {"weight": jnp.asarray(array)}
     state = fg.TrainState(nothing, module, None, None, jax.random.key(0), nothing, nothing, {})
     return next(value for path, value in digest_state(state).items() if "weight" in path)
+
+
+@pytest.mark.parametrize("attempt", [[], {}, "1", True, 1.0])
+def test_a_line_of_digests_whose_attempt_is_not_a_number_is_an_error(
+    tmp_path: Path, attempt: Any
+) -> None:
+    path = tmp_path / "digests.jsonl"
+    lines = [{"step": 1, "attempt": 1, "digests": {"a": "0"}}, {"step": 2, "digests": {"a": "1"}}]
+    path.write_text("".join(f"{dumps(line)}\n" for line in lines))
+    assert read_digests(tmp_path) == {1: {"a": "0"}, 2: {"a": "1"}}
+    with path.open("a") as file:
+        file.write(f"{dumps({'step': 3, 'attempt': attempt, 'digests': {}})}\n")
+    with pytest.raises(CheckpointError, match="line 3.*an attempt that is not a number"):
+        read_digests(tmp_path)

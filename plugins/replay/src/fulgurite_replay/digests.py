@@ -212,11 +212,12 @@ def read_digests(run: Path) -> dict[int, Digests]:
 def _iter_digests(path: Path) -> Iterator[tuple[Any, int, Digests]]:
     """Yield attempt, step and digests of each line of a file."""
     for entry in iter_entries(path, "StateDigest"):
-        step, digests = entry.get("step"), entry.get("digests")
-        if type(step) is not int or not isinstance(digests, dict):
-            error = ValueError("it has no step and digests")
+        step, digests, attempt = (entry.get(name) for name in ("step", "digests", "attempt"))
+        is_attempt = attempt is None or type(attempt) is int
+        if type(step) is not int or not isinstance(digests, dict) or not is_attempt:
+            error = ValueError("it has no step and digests, or an attempt that is not a number")
             raise make_line_error(path, entry["line"], "StateDigest", error)
-        yield entry.get("attempt"), step, digests
+        yield attempt, step, digests
 
 
 @jax.jit
